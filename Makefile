@@ -1,0 +1,89 @@
+# Everything runs from a virtual environment in .venv, made on first use.
+# Each target installs only what it needs; stamp files keep later calls free of pip.
+# Another interpreter beside the usual one: make PYTHON=python3.13 VENV=.venv-3.13 test
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
+PIP := $(PY) -m pip --quiet --quiet
+SHELL := /bin/sh
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help test check format docs demo bench clean FORCE
+
+help: ## list the targets
+	@echo "usage: make <target>"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+
+test: $(VENV)/.stamp-test ## run the tests with branch coverage
+	@$(PY) -m pytest --cov --cov-report=term
+
+check: $(VENV)/.stamp-test $(VENV)/.stamp-docs ## lint, formatting, types and docs (not the tests)
+	@echo "ruff check";    $(PY) -m ruff check --quiet .
+	@echo "ruff format";   $(PY) -m ruff format --check --quiet .
+	@echo "mypy";          $(PY) -m mypy
+	@echo "basedpyright";  $(PY) -m basedpyright
+	@echo "mkdocs";        $(PY) -m mkdocs build --strict --quiet
+
+format: $(VENV)/.stamp-lint ## format the code and apply safe lint fixes
+	@$(PY) -m ruff check --fix-only --quiet .
+	@$(PY) -m ruff format .
+
+docs: $(VENV)/.stamp-docs ## build the documentation into site/
+	@$(PY) -m mkdocs build --strict
+
+demo: $(VENV)/.stamp-core ## run the demo; needs no model and no key
+	@$(PY) examples/demo.py
+
+bench: $(VENV)/.stamp-core ## run the benchmarks
+	@$(PY) benchmarks/run.py
+
+clean: ## remove .venv and everything generated
+	@rm -rf $(VENV) site dist htmlcov .coverage .coverage.* .hypothesis \
+		.mypy_cache .pytest_cache .ruff_cache
+	@find src tests examples benchmarks -name __pycache__ -type d -prune \
+		-exec rm -rf {} + 2>/dev/null || true
+
+# The environment. A stamp is written last, so an interrupted step is done again. The
+# first one holds the directory it was made in: an environment that was moved, or whose
+# interpreter no longer starts, is made anew.
+
+ifneq ($(shell $(PY) -c "" 2>/dev/null && cat $(VENV)/.stamp-venv 2>/dev/null),$(CURDIR))
+$(VENV)/.stamp-venv: FORCE
+endif
+
+$(VENV)/.stamp-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 | head -n 1)." >&2; \
+		echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "creating $(VENV) ..."
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade "pip>=25.1"
+	@pwd -P > $@
+
+$(VENV)/.stamp-core: $(VENV)/.stamp-venv pyproject.toml src/clark_agent/_version.py
+	@echo "installing clark-agent ..."
+	@$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.stamp-lint: $(VENV)/.stamp-core
+	@echo "installing the linters and type checkers ..."
+	@$(PIP) install --group lint
+	@touch $@
+
+# The typing tests run the type checkers, and the type checkers read the tests.
+$(VENV)/.stamp-test: $(VENV)/.stamp-lint
+	@echo "installing the test tools ..."
+	@$(PIP) install --group test
+	@touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-core
+	@echo "installing the documentation tools ..."
+	@$(PIP) install --group docs
+	@touch $@

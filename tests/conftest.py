@@ -1,0 +1,12 @@
+"""Settings shared by all tests."""
+
+import os
+
+from hypothesis import settings
+
+# dev looks for new counterexamples on every run. ci repeats the same examples, so a red
+# build is red again when it is run again; the printed blob reproduces it locally.
+# pytest --hypothesis-profile=NAME overrides the choice.
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
