@@ -1,0 +1,136 @@
+"""Cancellation that any thread, and any signal handler, may ask for.
+
+A token is a flag that goes up once. Whoever works under it either looks at ``cancelled`` now and
+then, awaits `wait`, or leaves a callback with `subscribe`. A child token is cancelled with its
+parent, never the other way round.
+
+There is no lock: a signal handler may run `cancel` in the middle of `subscribe` on the same thread,
+where a lock would hang. The order of steps does the work instead: `cancel` raises the flag and then
+drains the callbacks, `subscribe` leaves its callback and then looks at the flag, and whoever takes
+an entry out (one atomic ``pop``) is the one to run it. A child holds nothing in its parent until
+somebody subscribes, and nothing after; so tokens cost nothing to make and cannot leak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+__all__ = ["CancellationToken", "Subscription"]
+
+logger = logging.getLogger(__name__)
+
+
+class Subscription:
+    """A callback left with a token. ``close()`` takes it back; closing twice is harmless."""
+
+    __slots__ = ("_callback", "_token")
+
+    def __init__(self, token: CancellationToken, callback: Callable[[], object]) -> None:
+        self._token = token
+        self._callback = [callback]
+
+    def close(self) -> None:
+        """Take the callback back. If it has not started by now it never will."""
+        self._callback.clear()
+        token: CancellationToken | None = self._token
+        while token is not None:
+            token._subscriptions.pop(id(self), None)
+            token = token._parent
+
+    def _fire(self) -> None:
+        try:
+            callback = self._callback.pop()
+        except IndexError:  # closed, or fired by a token further up
+            return
+        finally:
+            self.close()
+        try:
+            callback()
+        except Exception:
+            logger.exception("a cancellation callback raised; the others still run")
+
+
+class CancellationToken:
+    """Tells work to stop. ``cancel()`` may be called from any thread, any number of times."""
+
+    __slots__ = ("_cancelled", "_parent", "_reason", "_subscriptions")
+
+    def __init__(self) -> None:
+        self._parent: CancellationToken | None = None
+        self._cancelled = False
+        self._reason: str | None = None
+        self._subscriptions: dict[int, Subscription] = {}
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Cancel this token and its children. The first reason stays."""
+        if not self._cancelled:
+            self._reason = reason
+            self._cancelled = True
+        while self._subscriptions:
+            try:
+                _, subscription = self._subscriptions.popitem()
+            except KeyError:
+                return
+            subscription._fire()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this token or one above it was cancelled."""
+        return self._cancelled or (self._parent is not None and self._parent.cancelled)
+
+    @property
+    def reason(self) -> str | None:
+        """What the nearest ``cancel`` gave as its reason."""
+        if self._cancelled or self._parent is None:
+            return self._reason
+        return self._parent.reason
+
+    def child(self) -> CancellationToken:
+        """A token that is cancelled with this one and can be cancelled on its own."""
+        token = CancellationToken()
+        token._parent = self
+        return token
+
+    def subscribe(self, callback: Callable[[], object]) -> Subscription:
+        """Have ``callback`` called once, on the thread that cancels; at once if that has happened.
+
+        Contract: the callback is quick and does not block; an exception is logged.
+        """
+        subscription = Subscription(self, callback)
+        token: CancellationToken | None = self
+        while token is not None:
+            token._subscriptions[id(subscription)] = subscription
+            token = token._parent
+        if self.cancelled:
+            subscription._fire()
+        return subscription
+
+    async def wait(self) -> None:
+        """Return as soon as the token is cancelled."""
+        if self.cancelled:
+            return
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def wake() -> None:
+            if not done.done():
+                done.set_result(None)
+
+        def wake_from_any_thread() -> None:
+            try:
+                loop.call_soon_threadsafe(wake)
+            except RuntimeError:  # the loop has closed in the meantime; nobody is waiting
+                logger.debug("cancelled after the waiting event loop was closed")
+
+        subscription = self.subscribe(wake_from_any_thread)
+        try:
+            await done
+        finally:
+            subscription.close()
+
+    def __repr__(self) -> str:
+        if not self.cancelled:
+            return "<CancellationToken>"
+        return f"<CancellationToken cancelled{f': {self.reason}' if self.reason else ''}>"

@@ -1,0 +1,51 @@
+"""Time and identity, behind one seam.
+
+The loop reads the clock, sleeps and makes ids only through a `Clock`, so that tests and replay can
+bring their own: retries then take no real time and ids repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import time_ns
+from typing import Protocol
+from uuid import uuid4
+
+__all__ = ["Clock", "SystemClock", "now_ms"]
+
+
+def now_ms() -> int:
+    """Milliseconds since the Unix epoch, by the system's clock."""
+    return time_ns() // 1_000_000
+
+
+class Clock(Protocol):
+    """Contract: none of these raises, except that ``sleep`` may be cancelled."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after ``seconds``."""
+        ...
+
+    def new_id(self) -> str:
+        """An id that no other call of this clock has given."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock, real sleep and random UUIDs."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return now_ms()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the running event loop."""
+        await asyncio.sleep(seconds)
+
+    def new_id(self) -> str:
+        """A random UUID."""
+        return str(uuid4())

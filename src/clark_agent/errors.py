@@ -1,0 +1,174 @@
+"""Everything this package raises on purpose.
+
+    ClarkAgentError
+    ├── DecodeError               stored or received JSON is not what it should be
+    ├── LoopError                 a run ended without a result; carries what it had
+    │   ├── StreamError           the model could not be asked, or did not answer
+    │   ├── RunAborted            the caller cancelled, or a tool did
+    │   ├── ToolFatalError        a tool said that the run cannot go on
+    │   ├── InvalidContinuationError
+    │   └── EmptyOutcomeError     the model kept stopping without calling a tool
+    └── ToolError                 raised by tools
+        ├── ToolExecutionError    this call failed; the model is told and goes on
+        ├── ToolAborted           end the run as aborted
+        ├── ToolFatal             end the run as failed
+        └── ToolValidationError   these arguments will not do; the model is told what to change
+            ├── InvalidArgumentsError
+            └── MissingFieldError
+
+A failing tool is no error of the run: its result says so and the model decides. Only the branches
+under `LoopError` leave `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clark_agent.stream import StreamErrorKind
+from clark_agent.types import AgentMessage, AssistantMessage, Usage
+
+__all__ = [
+    "ClarkAgentError",
+    "DecodeError",
+    "EmptyOutcomeError",
+    "InvalidArgumentsError",
+    "InvalidContinuationError",
+    "LoopError",
+    "MissingFieldError",
+    "RunAborted",
+    "StreamError",
+    "ToolAborted",
+    "ToolError",
+    "ToolExecutionError",
+    "ToolFatal",
+    "ToolFatalError",
+    "ToolValidationError",
+]
+
+
+class ClarkAgentError(Exception):
+    """The root of all errors of this package."""
+
+
+class DecodeError(ClarkAgentError, ValueError):
+    """JSON that cannot be read: ``path`` says where (``$`` is the whole), ``reason`` why."""
+
+    def __init__(self, reason: str, *, path: str = "$") -> None:
+        super().__init__(f"{reason} (at {path})")
+        self.path = path
+        self.reason = reason
+
+
+# --- errors of a run --------------------------------------------------------------------------
+
+
+class LoopError(ClarkAgentError):
+    """A run ended without a result. Nothing that it had is lost."""
+
+    messages: tuple[AgentMessage, ...]
+    """The run's messages so far. Every tool call among them is answered."""
+    partial: AssistantMessage | None
+    """An assistant message that was cut off in mid-stream. It is not among ``messages``."""
+    usage: Usage
+    """The tokens of the run so far."""
+    undelivered: tuple[AgentMessage, ...]
+    """Steering that was accepted and did not reach the model."""
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        messages: Sequence[AgentMessage] = (),
+        partial: AssistantMessage | None = None,
+        usage: Usage | None = None,
+        undelivered: Sequence[AgentMessage] = (),
+    ) -> None:
+        super().__init__(text)
+        self.messages = tuple(messages)
+        self.partial = partial
+        self.usage = usage or Usage()
+        self.undelivered = tuple(undelivered)
+
+
+class StreamError(LoopError):
+    """The transport failed for good. ``kind`` says how, ``message`` what it said."""
+
+    def __init__(self, kind: StreamErrorKind, message: str) -> None:
+        super().__init__(f"the model's stream failed ({kind}): {message}")
+        self.kind = kind
+        self.message = message
+
+
+class RunAborted(LoopError):
+    """The run was cancelled through its token, or by a tool that raised `ToolAborted`."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(f"the run was aborted: {reason}" if reason else "the run was aborted")
+        self.reason = reason
+
+
+class ToolFatalError(LoopError):
+    """A tool raised `ToolFatal`."""
+
+    def __init__(self, tool: str, reason: str) -> None:
+        super().__init__(f"the tool {tool!r} cannot go on, and ended the run: {reason}")
+        self.tool = tool
+        self.reason = reason
+
+
+class InvalidContinuationError(LoopError):
+    """`run_continue` has nothing that a model could answer."""
+
+
+class EmptyOutcomeError(LoopError):
+    """The model stopped without a tool call once more often than it may."""
+
+    def __init__(self, budget: int, observed: int) -> None:
+        super().__init__(
+            f"the model stopped {observed} times without calling a tool; "
+            f"empty_outcome_retry_budget allows {budget}"
+        )
+        self.budget = budget
+        self.observed = observed
+
+
+# --- errors of a tool -------------------------------------------------------------------------
+
+
+class ToolError(ClarkAgentError):
+    """What a tool raises to say how its failure is meant. Any other exception fails the call."""
+
+
+class ToolExecutionError(ToolError):
+    """The call failed. The model gets the text as an error result."""
+
+
+class ToolAborted(ToolError):
+    """The call was cancelled and the run should end as aborted."""
+
+
+class ToolFatal(ToolError):
+    """The run cannot go on. Use sparingly: most failures are for the model to handle."""
+
+
+class ToolValidationError(ToolError):
+    """The arguments will not do. The model gets the text and may try again."""
+
+
+class InvalidArgumentsError(ToolValidationError):
+    """Arguments of the wrong type or value."""
+
+    def __init__(self, tool: str, reason: str) -> None:
+        super().__init__(f"invalid arguments for {tool!r}: {reason}")
+        self.tool = tool
+        self.reason = reason
+
+
+class MissingFieldError(ToolValidationError):
+    """An argument is missing that the chosen action needs."""
+
+    def __init__(self, tool: str, action: str, field: str) -> None:
+        super().__init__(f"{tool!r} needs the argument {field!r} for the action {action!r}")
+        self.tool = tool
+        self.action = action
+        self.field = field

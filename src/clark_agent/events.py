@@ -1,0 +1,304 @@
+"""What a run tells its listeners: the event union and the sinks that take it.
+
+Events are observations; a listener cannot change a run through them. Their order is a grammar
+(see `AgentEvent`). A sink is any callable that takes an event, plain or async; the loop awaits it,
+so a slow listener slows the run instead of falling behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from clark_agent.stream import StreamChunk, ToolSchema
+from clark_agent.tools import ToolResult
+from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolResultMessage
+
+__all__ = [
+    "AgentEnd",
+    "AgentEvent",
+    "AgentStart",
+    "ChannelSink",
+    "ContextTransformApplied",
+    "EventSink",
+    "FanOutSink",
+    "MessageDiscarded",
+    "MessageEnd",
+    "MessageStart",
+    "MessageUpdate",
+    "OutputTokensEscalation",
+    "ProviderRequestPrepared",
+    "RunIdentified",
+    "ToolExecutionEnd",
+    "ToolExecutionStart",
+    "ToolExecutionUpdate",
+    "ToolGateApplied",
+    "ToolGateConflictResolved",
+    "TurnEnd",
+    "TurnStart",
+]
+
+logger = logging.getLogger(__name__)
+
+
+# --- the events -------------------------------------------------------------------------------
+
+
+class _Event(Struct, frozen=True, gc=False, tag_field="type"):
+    """Base of all events."""
+
+
+class AgentStart(_Event, frozen=True, gc=False, tag="agent_start"):
+    """A run begins."""
+
+
+class RunIdentified(_Event, frozen=True, gc=False, tag="run_identified"):
+    """Whose run it is; follows `AgentStart` when the context has an identity."""
+
+    identity: RunIdentity
+
+
+class AgentEnd(_Event, frozen=True, gc=False, tag="agent_end"):
+    """The run is over, well or badly. Carries the messages of this run."""
+
+    messages: Sequence[AgentMessage]
+
+
+class TurnStart(_Event, frozen=True, gc=False, tag="turn_start"):
+    """A turn begins: one answer of the model and the tools it asks for."""
+
+
+class TurnEnd(_Event, frozen=True, gc=False, tag="turn_end"):
+    """The turn is over: its answer, and the results in the order of the calls."""
+
+    message: AgentMessage
+    tool_results: Sequence[ToolResultMessage]
+
+
+class MessageStart(_Event, frozen=True, gc=False, tag="message_start"):
+    """A message begins. An assistant message is still a placeholder here."""
+
+    message: AgentMessage
+
+
+class MessageUpdate(_Event, frozen=True, gc=False, tag="message_update"):
+    """A delta of the assistant message. ``partial`` is the placeholder of its start, unchanged."""
+
+    partial: AssistantMessage
+    chunk: StreamChunk
+
+
+class MessageEnd(_Event, frozen=True, gc=False, tag="message_end"):
+    """The message is whole."""
+
+    message: AgentMessage
+
+
+class MessageDiscarded(_Event, frozen=True, gc=False, tag="message_discarded"):
+    """The assistant message that has just ended does not enter the transcript."""
+
+    reason: str
+
+
+class ToolExecutionStart(_Event, frozen=True, gc=False, tag="tool_execution_start"):
+    """The tool is about to run: the call was found, allowed and valid."""
+
+    tool_call_id: str
+    tool_name: str
+    args: Any
+
+
+class ToolExecutionUpdate(_Event, frozen=True, gc=False, tag="tool_execution_update"):
+    """A running tool reports progress."""
+
+    tool_call_id: str
+    tool_name: str
+    partial: ToolResult
+
+
+class ToolExecutionEnd(_Event, frozen=True, gc=False, tag="tool_execution_end"):
+    """The call has its result. A call that was refused has no start, only this."""
+
+    tool_call_id: str
+    tool_name: str
+    result: ToolResult
+    is_error: bool
+
+
+class OutputTokensEscalation(_Event, frozen=True, gc=False, tag="output_tokens_escalation"):
+    """A cut-off answer was thrown away; the model is asked again with a larger cap."""
+
+    attempt: int
+    prev_cap: int
+    new_cap: int
+
+
+class ContextTransformApplied(_Event, frozen=True, gc=False, tag="context_transform_applied"):
+    """A plugin has worked on what the model will see."""
+
+    iteration: int
+    plugin: str
+    before: Sequence[AgentMessage]
+    after: Sequence[AgentMessage]
+
+
+class ToolGateApplied(_Event, frozen=True, gc=False, tag="tool_gate_applied"):
+    """What one gate allows for the next call, sorted; None: it does not narrow."""
+
+    iteration: int
+    plugin: str
+    allow: Sequence[str] | None
+
+
+class ToolGateConflictResolved(_Event, frozen=True, gc=False, tag="tool_gate_conflict_resolved"):
+    """The gates together left no tool, so one of them (or none) was chosen."""
+
+    iteration: int
+    plugins: Sequence[str]
+    chosen_plugin: str | None
+    allow: Sequence[str]
+    reason: str
+
+
+class ProviderRequestPrepared(_Event, frozen=True, gc=False, tag="provider_request_prepared"):
+    """Exactly what the model is about to see."""
+
+    iteration: int
+    model_id: str | None
+    system_prompt: str
+    messages: Sequence[AgentMessage]
+    tools: Sequence[ToolSchema]
+    temperature: float | None
+    max_output_tokens: int | None
+
+
+AgentEvent: TypeAlias = (
+    AgentStart
+    | RunIdentified
+    | AgentEnd
+    | TurnStart
+    | TurnEnd
+    | MessageStart
+    | MessageUpdate
+    | MessageEnd
+    | MessageDiscarded
+    | ToolExecutionStart
+    | ToolExecutionUpdate
+    | ToolExecutionEnd
+    | OutputTokensEscalation
+    | ContextTransformApplied
+    | ToolGateApplied
+    | ToolGateConflictResolved
+    | ProviderRequestPrepared
+)
+"""Everything that happens in a run, told apart by ``type``. In order::
+
+    agent_start [run_identified] turn_start (message_start message_end)*prompts
+    turn := [turn_start, except the first] (message_start message_end)*steering
+            attempt+
+            tool events: start? update* end per call, interleaved in a parallel batch
+            (message_start message_end)*results and runtime notes
+            turn_end
+    attempt := context_transform_applied* tool_gate_applied* [tool_gate_conflict_resolved]
+            provider_request_prepared message_start message_update* message_end
+            and, when the loop asks again: message_discarded
+            [output_tokens_escalation | context_transform_applied by the overflow recovery]
+    (message_start message_end)*follow-up notes at the cap
+    agent_end
+
+Brackets close whatever happens.
+"""
+
+
+# --- sinks ------------------------------------------------------------------------------------
+
+EventSink: TypeAlias = Callable[[AgentEvent], Awaitable[None] | None]
+"""Where a run's events go.
+
+Contract: may be plain or async; an exception is logged and the run goes on.
+"""
+
+
+class FanOutSink:
+    """Hands every event to several sinks in order, also when one of them raises."""
+
+    def __init__(self, *sinks: EventSink) -> None:
+        self._sinks = sinks
+
+    async def __call__(self, event: AgentEvent) -> None:
+        """Pass the event on."""
+        for sink in self._sinks:
+            try:
+                if isawaitable(pending := sink(event)):
+                    await pending
+            except Exception:
+                logger.exception("an event sink raised; the event still goes to the others")
+
+
+class ChannelSink:
+    """A sink to iterate over from another task.
+
+    ``async for event in channel`` ends with the run that it began with; a new loop goes on with the
+    next run. At most ``max_buffered`` events wait, then the run waits for the reader. A reader that
+    leaves early closes the channel (used as a context manager it does so by itself): a closed
+    channel takes every event and keeps none, so the run goes on.
+    """
+
+    def __init__(self, max_buffered: int = 256) -> None:
+        if max_buffered < 1:
+            raise ValueError(f"max_buffered must be at least 1, not {max_buffered}")
+        self._max_buffered = max_buffered
+        self._buffer: deque[AgentEvent] = deque()
+        self._room = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._closed = False
+        self._open_runs = 0
+        self._run_ended = False
+
+    async def __call__(self, event: AgentEvent) -> None:
+        """Hand over an event; waits while the buffer is full."""
+        while len(self._buffer) >= self._max_buffered and not self._closed:
+            self._room.clear()
+            await self._room.wait()
+        if not self._closed:
+            self._buffer.append(event)
+            self._ready.set()
+
+    def close(self) -> None:
+        """Take no more events. A reader still gets those that wait."""
+        self._closed = True
+        self._room.set()
+        self._ready.set()
+
+    def __enter__(self) -> ChannelSink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __aiter__(self) -> ChannelSink:
+        self._run_ended = False
+        return self
+
+    async def __anext__(self) -> AgentEvent:
+        if self._run_ended:
+            raise StopAsyncIteration
+        while not self._buffer:
+            if self._closed:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        event = self._buffer.popleft()
+        self._room.set()
+        if isinstance(event, AgentStart):
+            self._open_runs += 1
+        elif isinstance(event, AgentEnd):
+            self._open_runs = max(0, self._open_runs - 1)
+            self._run_ended = self._open_runs == 0
+        return event

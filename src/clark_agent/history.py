@@ -1,0 +1,241 @@
+"""Makes any transcript one that a provider will take.
+
+Providers want every tool call answered exactly once, directly behind the message that made it, and
+every id to be used once. Crashes, truncation, merges and servers that hand out one id for all calls
+break that. `repair_history` mends it, tells what it did, and finds nothing to do the second time.
+
+A call and its result belong together by id within their turn, first come first served, because
+some servers reuse ids from turn to turn. Only a result that strayed out of its turn is matched
+across the transcript, and only when no other call has its id.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from itertools import count
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    TextContent,
+    ToolCall,
+    ToolResultMessage,
+)
+
+__all__ = [
+    "HistoryChange",
+    "HistoryChangeKind",
+    "RepairedHistory",
+    "repair_history",
+    "unique_tool_call_ids",
+]
+
+MISSING_RESULT = "No result of this call was recorded. It may or may not have run."
+
+
+class HistoryChangeKind(StrEnum):
+    """What was mended."""
+
+    SYNTHESIZED_RESULT = "synthesized_result"
+    """A call had no result and got one that says so."""
+    DROPPED_RESULT = "dropped_result"
+    """A result answered no call, or one that was answered already."""
+    MOVED_RESULT = "moved_result"
+    """A result was not where its call needed it."""
+    RENAMED_CALL = "renamed_call"
+    """A call's id was empty or taken; its result got the new one too."""
+
+
+class HistoryChange(Struct, frozen=True):
+    """One repair: ``index`` is the place in the given transcript of the message it is about."""
+
+    kind: HistoryChangeKind
+    index: int
+    tool_call_id: str
+    tool_name: str
+    new_id: str | None = None
+
+
+class RepairedHistory(Struct, frozen=True):
+    """The mended transcript and what was done to it, nothing when it was sound."""
+
+    messages: tuple[AgentMessage, ...]
+    changes: tuple[HistoryChange, ...]
+
+
+def repair_history(messages: Iterable[AgentMessage]) -> RepairedHistory:
+    """A transcript that a provider will take, with as much of the given one as can be kept."""
+    given = tuple(messages)
+    answers = _pair(given)
+    paired = set(answers.values())
+    ids = _Ids(given)
+    changes: list[HistoryChange] = []
+    kept: list[AgentMessage] = []
+    for index, message in enumerate(given):
+        if isinstance(message, ToolResultMessage):
+            if index not in paired:
+                changes.append(_about(message, HistoryChangeKind.DROPPED_RESULT, index))
+        elif isinstance(message, AssistantMessage) and (calls := message.tool_calls):
+            new_ids = [ids.claim(call.id) if call.id else ids.fresh() for call in calls]
+            changes += _renames(index, calls, new_ids)
+            kept.append(_with_call_ids(message, new_ids))
+            sources = [answers.get((index, position)) for position in range(len(calls))]
+            in_place = range(index + 1, _end_of_results(given, index + 1))
+            for position in _answer_order(sources, in_place):
+                call, new_id, source = calls[position], new_ids[position], sources[position]
+                if source is None:
+                    kept.append(_missing_result(call, new_id))
+                    kind = HistoryChangeKind.SYNTHESIZED_RESULT
+                    changes.append(HistoryChange(kind, index, call.id, call.name))
+                    continue
+                result = given[source]
+                assert isinstance(result, ToolResultMessage)
+                kept.append(_with_result_id(result, new_id))
+                if source not in in_place:
+                    changes.append(_about(result, HistoryChangeKind.MOVED_RESULT, source))
+        else:
+            kept.append(message)
+    return RepairedHistory(tuple(kept) if changes else given, tuple(changes))
+
+
+def unique_tool_call_ids(messages: Iterable[AgentMessage]) -> RepairedHistory:
+    """The transcript with every repeated call id renamed, together with its result.
+
+    Unlike `repair_history` this touches nothing else: the first use of an id keeps it, orphans
+    stay orphans.
+    """
+    given = tuple(messages)
+    ids = _Ids(given)
+    changes: list[HistoryChange] = []
+    kept: list[AgentMessage] = []
+    renamed: dict[str, deque[str]] = {}
+    for index, message in enumerate(given):
+        if isinstance(message, ToolResultMessage):
+            new = renamed.get(message.tool_call_id)
+            kept.append(_with_result_id(message, new.popleft()) if new else message)
+            continue
+        renamed = {}
+        if isinstance(message, AssistantMessage) and (calls := message.tool_calls):
+            new_ids = [ids.claim(call.id) for call in calls]
+            changes += _renames(index, calls, new_ids)
+            for call, new_id in zip(calls, new_ids, strict=True):
+                renamed.setdefault(call.id, deque()).append(new_id)
+            message = _with_call_ids(message, new_ids)
+        kept.append(message)
+    return RepairedHistory(tuple(kept) if changes else given, tuple(changes))
+
+
+def _pair(given: Sequence[AgentMessage]) -> dict[tuple[int, int], int]:
+    """Which result answers which call: (message, position of the call in it) → message."""
+    answers: dict[tuple[int, int], int] = {}
+    strays: list[tuple[int, str]] = []
+    calls_of_id: dict[str, list[tuple[int, int]]] = {}
+    waiting: dict[str, deque[tuple[int, int]]] = {}
+    for index, message in enumerate(given):
+        if isinstance(message, AssistantMessage):
+            waiting = {}
+            for position, call in enumerate(message.tool_calls):
+                waiting.setdefault(call.id, deque()).append((index, position))
+                calls_of_id.setdefault(call.id, []).append((index, position))
+        elif isinstance(message, ToolResultMessage):
+            if queue := waiting.get(message.tool_call_id):
+                answers[queue.popleft()] = index
+            else:
+                strays.append((index, message.tool_call_id))
+    for index, call_id in strays:
+        candidates = calls_of_id.get(call_id, [])
+        if len(candidates) == 1 and candidates[0] not in answers:
+            answers[candidates[0]] = index
+    return answers
+
+
+class _Ids:
+    """Hands out every id once."""
+
+    def __init__(self, messages: Iterable[AgentMessage]) -> None:
+        self._occurring: set[str] = set()
+        for message in messages:
+            if isinstance(message, AssistantMessage):
+                self._occurring.update([call.id for call in message.tool_calls])
+            elif isinstance(message, ToolResultMessage):
+                self._occurring.add(message.tool_call_id)
+        self._claimed: set[str] = set()
+        self._number = count(1)
+
+    def claim(self, wanted: str) -> str:
+        """The wanted id if it is free, else a fresh one."""
+        if wanted in self._claimed:
+            return self.fresh()
+        self._claimed.add(wanted)
+        return wanted
+
+    def fresh(self) -> str:
+        """An id that occurs nowhere."""
+        return next(
+            new_id
+            for number in self._number
+            if (new_id := f"clark_agent_call_{number}") not in self._occurring
+        )
+
+
+def _end_of_results(given: Sequence[AgentMessage], start: int) -> int:
+    """Where the results that stand together from ``start`` on end."""
+    while start < len(given) and isinstance(given[start], ToolResultMessage):
+        start += 1
+    return start
+
+
+def _answer_order(sources: Sequence[int | None], in_place: range) -> list[int]:
+    """In which order the calls of one message are answered.
+
+    Results that stand where they should keep their order; the others follow in that of the calls.
+    """
+
+    def key(position: int) -> int:
+        source = sources[position]
+        return in_place.stop if source is None or source not in in_place else source
+
+    return sorted(range(len(sources)), key=key)
+
+
+def _about(result: ToolResultMessage, kind: HistoryChangeKind, index: int) -> HistoryChange:
+    return HistoryChange(kind, index, result.tool_call_id, result.tool_name)
+
+
+def _renames(index: int, calls: Sequence[ToolCall], new_ids: Sequence[str]) -> list[HistoryChange]:
+    return [
+        HistoryChange(HistoryChangeKind.RENAMED_CALL, index, call.id, call.name, new_id)
+        for call, new_id in zip(calls, new_ids, strict=True)
+        if call.id != new_id
+    ]
+
+
+def _missing_result(call: ToolCall, call_id: str) -> ToolResultMessage:
+    return ToolResultMessage(
+        call_id,
+        call.name,
+        (TextContent(MISSING_RESULT),),
+        is_error=True,
+        details={"kind": "missing_tool_result"},
+    )
+
+
+def _with_result_id(result: ToolResultMessage, call_id: str) -> ToolResultMessage:
+    return result if result.tool_call_id == call_id else replace(result, tool_call_id=call_id)
+
+
+def _with_call_ids(message: AssistantMessage, new_ids: Sequence[str]) -> AssistantMessage:
+    if [call.id for call in message.tool_calls] == new_ids:
+        return message
+    fresh = iter(new_ids)
+    return replace(
+        message,
+        content=tuple(
+            [replace(b, id=next(fresh)) if isinstance(b, ToolCall) else b for b in message.content]
+        ),
+    )

@@ -1,0 +1,361 @@
+"""The seam to the model: what a transport is asked, what it answers, and how answers are folded.
+
+A transport is any callable of the shape of `StreamFn`; an async-generator function is one. The loop
+hands it a `StreamRequest` and reads `Start`, `Chunk`…, and one of `Done` and `Error`. Transports
+fold their provider's deltas with a `MessageAssembler`, so that all of them agree on what a tool
+call is and what becomes of arguments that are not JSON.
+
+This module knows no provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.clock import SystemClock
+from clark_agent.types import (
+    AgentMessage,
+    AssistantBlock,
+    AssistantMessage,
+    NonNegativeInt,
+    ReasoningContent,
+    ReasoningDetailsContent,
+    StopReason,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    Usage,
+    arg_parse_error,
+)
+
+__all__ = [
+    "Chunk",
+    "Done",
+    "Error",
+    "MessageAssembler",
+    "ReasoningChunk",
+    "ReasoningDetailsChunk",
+    "ReasoningEffort",
+    "Start",
+    "StreamChunk",
+    "StreamErrorKind",
+    "StreamEvent",
+    "StreamFn",
+    "StreamRequest",
+    "TextChunk",
+    "ThinkingChunk",
+    "ToolCallChunk",
+    "ToolSchema",
+    "parse_arguments",
+]
+
+
+# --- the request ------------------------------------------------------------------------------
+
+
+class ReasoningEffort(StrEnum):
+    """How much a model should think. Each transport maps it to its provider's words."""
+
+    NONE = "none"
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    XHIGH = "xhigh"
+
+
+class ToolSchema(Struct, frozen=True):
+    """A tool as the model sees it."""
+
+    name: str
+    description: str
+    parameters: Any
+
+
+class StreamRequest(Struct, frozen=True, kw_only=True):
+    """One call to the model.
+
+    ``messages`` may be a view of the live transcript that is cheap to pass on and never changes;
+    a transport that wants a list makes one.
+    """
+
+    system_prompt: str
+    messages: Sequence[AgentMessage]
+    tools: Sequence[ToolSchema] = ()
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+    reasoning: ReasoningEffort = ReasoningEffort.MINIMAL
+    provider_extras: Any = None
+    force_tool_call: bool = False
+
+
+# --- the answer -------------------------------------------------------------------------------
+
+
+class TextChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="text"):
+    """More visible text."""
+
+    delta: str
+
+
+class ThinkingChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="thinking"):
+    """More of a thought that the model writes between tags."""
+
+    delta: str
+
+
+class ReasoningChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="reasoning"):
+    """More readable reasoning from the provider's own channel."""
+
+    delta: str
+
+
+class ReasoningDetailsChunk(
+    Struct, frozen=True, gc=False, tag_field="kind", tag="reasoning_details"
+):
+    """More structured reasoning items."""
+
+    delta: tuple[Any, ...]
+
+
+class ToolCallChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="tool_call_delta"):
+    """More of the tool call at ``index``. The index alone says which call is meant."""
+
+    index: NonNegativeInt
+    id_delta: str | None = None
+    name_delta: str | None = None
+    arguments_delta: str | None = None
+
+
+StreamChunk: TypeAlias = (
+    TextChunk | ThinkingChunk | ReasoningChunk | ReasoningDetailsChunk | ToolCallChunk
+)
+
+
+class StreamErrorKind(StrEnum):
+    """What kind of failure ended a stream, as far as the loop must know to recover."""
+
+    TRANSIENT = "transient"
+    """It may work later."""
+    PROVIDER_RATE_LIMITED = "provider_rate_limited"
+    """The provider asks for patience."""
+    ZERO_OUTPUT_TRANSPORT = "zero_output_transport"
+    """The connection failed before the model had said anything that could be used."""
+    FATAL = "fatal"
+    """It will not work: authentication, a bad request, a bug in the transport."""
+    EMPTY = "empty"
+    """The model said nothing at all."""
+    ABORTED = "aborted"
+    """The caller cancelled."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The request is larger than the model's window."""
+
+
+class Start(Struct, frozen=True, gc=False):
+    """The provider has begun. ``partial`` is a placeholder for listeners, normally empty."""
+
+    partial: AssistantMessage
+
+
+class Chunk(Struct, frozen=True, gc=False):
+    """A delta for listeners; the loop itself waits for `Done`."""
+
+    chunk: StreamChunk
+
+
+class Done(Struct, frozen=True, gc=False):
+    """The whole message. Ends the stream."""
+
+    message: AssistantMessage
+
+
+class Error(Struct, frozen=True, gc=False):
+    """The stream failed, with what had come so far. Ends the stream."""
+
+    partial: AssistantMessage
+    kind: StreamErrorKind
+    message: str
+
+
+StreamEvent: TypeAlias = Start | Chunk | Done | Error
+
+
+class StreamFn(Protocol):
+    """The transport.
+
+    Contract: yields exactly one `Done` or `Error`, as its last event; tells failures of model and
+    network by `Error` and does not raise (a transport that raises anyway counts as an `Error` of
+    kind ``fatal`` with that cause); stops soon after ``signal`` is cancelled; closes what it
+    opened when its iterator is closed.
+    """
+
+    def __call__(
+        self, request: StreamRequest, signal: CancellationToken, /
+    ) -> AsyncIterator[StreamEvent]:
+        """Ask the model."""
+        ...
+
+
+# --- putting a message together ---------------------------------------------------------------
+
+
+class _Text:
+    """A run of deltas of one kind. It becomes one block."""
+
+    __slots__ = ("deltas", "kind")
+
+    def __init__(self, kind: type[TextContent | ThinkingContent | ReasoningContent]) -> None:
+        self.kind = kind
+        self.deltas: list[str] = []
+
+    def build(self) -> AssistantBlock:
+        return self.kind(_well_formed("".join(self.deltas)))
+
+
+class _Details:
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+    def build(self) -> AssistantBlock:
+        return ReasoningDetailsContent(tuple(self.values))
+
+
+class _Call:
+    __slots__ = ("arguments", "id", "name", "new_id")
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self.new_id = new_id
+        self.id: list[str] = []
+        self.name: list[str] = []
+        self.arguments: list[str] = []
+
+    def build(self) -> AssistantBlock:
+        return ToolCall(
+            _well_formed("".join(self.id)) or self.new_id(),
+            _well_formed("".join(self.name)),
+            parse_arguments("".join(self.arguments)),
+        )
+
+
+class MessageAssembler:
+    """Folds chunks into the assistant message that they spell, in linear time.
+
+    A delta goes on with the newest block when that is of its kind and opens a new one otherwise; a
+    tool-call delta goes to the call of its index, wherever that stands. Empty deltas count for
+    nothing, so the message does not depend on how a provider cuts its answer. Arguments are parsed
+    once, at the end. A call that got no id gets one from ``new_id``.
+    """
+
+    __slots__ = ("_blocks", "_calls", "_new_id")
+
+    def __init__(self, new_id: Callable[[], str] | None = None) -> None:
+        self._new_id = new_id or SystemClock().new_id
+        self._blocks: list[_Text | _Details | _Call] = []
+        self._calls: dict[int, _Call] = {}
+
+    def feed(self, chunk: StreamChunk) -> None:
+        """Take the next chunk."""
+        match chunk:
+            case TextChunk():
+                self._extend(TextContent, chunk.delta)
+            case ThinkingChunk():
+                self._extend(ThinkingContent, chunk.delta)
+            case ReasoningChunk():
+                self._extend(ReasoningContent, chunk.delta)
+            case ReasoningDetailsChunk():
+                self._extend_details(chunk.delta)
+            case ToolCallChunk():
+                self._extend_call(chunk)
+            case _:
+                assert_never(chunk)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has come yet."""
+        return not self._blocks
+
+    def message(
+        self,
+        stop_reason: StopReason | None = None,
+        *,
+        error_message: str | None = None,
+        timestamp: int | None = None,
+        usage: Usage | None = None,
+    ) -> AssistantMessage:
+        """The message so far; the reason defaults to what the content says: tools or the end."""
+        content = tuple([block.build() for block in self._blocks])
+        if stop_reason is None:
+            stop_reason = StopReason.TOOL_USE if self._calls else StopReason.END_TURN
+        return AssistantMessage(content, stop_reason, error_message, timestamp, usage)
+
+    def _extend(
+        self, kind: type[TextContent | ThinkingContent | ReasoningContent], delta: str
+    ) -> None:
+        if not delta:
+            return
+        last = self._blocks[-1] if self._blocks else None
+        if not isinstance(last, _Text) or last.kind is not kind:
+            self._blocks.append(last := _Text(kind))
+        last.deltas.append(delta)
+
+    def _extend_details(self, delta: Sequence[Any]) -> None:
+        if not delta:
+            return
+        last = self._blocks[-1] if self._blocks else None
+        if not isinstance(last, _Details):
+            self._blocks.append(last := _Details())
+        last.values.extend(delta)
+
+    def _extend_call(self, chunk: ToolCallChunk) -> None:
+        if not (chunk.id_delta or chunk.name_delta or chunk.arguments_delta):
+            return
+        call = self._calls.get(chunk.index)
+        if call is None:
+            call = self._calls[chunk.index] = _Call(self._new_id)
+            self._blocks.append(call)
+        if chunk.id_delta:
+            call.id.append(chunk.id_delta)
+        if chunk.name_delta:
+            call.name.append(chunk.name_delta)
+        if chunk.arguments_delta:
+            call.arguments.append(chunk.arguments_delta)
+
+
+def parse_arguments(raw: str) -> Any:
+    """A tool call's arguments from the JSON text that the model wrote.
+
+    Nothing at all means no arguments. What is not JSON becomes the object that
+    `clark_agent.types.arg_parse_error` makes, with the text and the reason, so that the loop can
+    tell the model.
+    """
+    if not raw or raw.isspace():
+        return {}
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        return arg_parse_error(str(error), _well_formed(raw))
+    except RecursionError:
+        return arg_parse_error("the JSON is nested too deeply", _well_formed(raw))
+
+
+def _well_formed(text: str) -> str:
+    """The text without lone surrogates, which no encoder takes.
+
+    A provider may cut a character between two deltas and send each half as an escape of its own;
+    joined here they make the character. A half without its other becomes U+FFFD.
+    """
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,167 @@
+"""Keeps the thoughts that a model writes between tags apart from what it says.
+
+Models asked to think aloud write ``<thought>…</thought>`` (or a synonym) into their visible output.
+`ThinkingTagStreamFilter` splits the two while the text streams in, wherever a tag is cut:
+
+- From a ``<`` on, text is held back while it can still become a tag. Case does not matter, and
+  ASCII white space may stand anywhere inside the tag.
+- The character that rules a tag out belongs to the text with all that was held, even if it is
+  itself a ``<``: in ``<<think>`` nothing is a tag.
+- Any closing tag of the family closes a thought. A thought that is never closed is dropped.
+
+The work is done by two regular expressions that each run over a stretch of text in one go; their
+alternatives are disjoint at every step, so they never backtrack over more than white space and the
+filter is linear in its input however it is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+__all__ = ["ThinkingTagStreamFilter", "strip_thinking_tags"]
+
+TAGS = ("think", "thinking", "thought", "reasoning", "reflection")
+_SPACE = r" \t\n\f\r"
+
+# How many pieces of plain text one match may take. `re` remembers a position for each.
+_RUN = 1024
+
+
+def _branches(words: set[str], *, rejecting: bool) -> str:
+    """A pattern for what may follow a common prefix, given the ways to finish it.
+
+    The accepting form matches as much of a tag as is there. The rejecting form matches only what
+    has turned out to be no tag, up to and including the character that decided it.
+    """
+    heads = sorted({word[0] for word in words if word})
+    steps = [
+        re.escape(head)
+        + _branches({word[1:] for word in words if word.startswith(head)}, rejecting=rejecting)
+        for head in heads
+        if not (rejecting and head == ">")
+    ]
+    if not heads:
+        return ""
+    if rejecting:
+        steps.append(f"[^{_SPACE}{re.escape(''.join(heads))}]")
+        return f"[{_SPACE}]*(?:{'|'.join(steps)})"
+    return f"[{_SPACE}]*(?:{'|'.join(steps)})?"
+
+
+class _Side:
+    """The two patterns for one side of the tag: plain text to skip, and a tag as far as it goes."""
+
+    def __init__(self, slash: str) -> None:
+        words = {f"<{slash}{tag}>" for tag in TAGS}
+        flags = re.ASCII | re.IGNORECASE
+        rejected = _branches({word[1:] for word in words}, rejecting=True)
+        self.plain = re.compile(f"(?:[^<]+|<{rejected}){{1,{_RUN}}}", flags)
+        self.tag = re.compile("<" + _branches({w[1:] for w in words}, rejecting=False), flags)
+
+
+@cache
+def _side(*, inside: bool) -> _Side:
+    """The patterns for where the text is; compiled when first needed, they take a while."""
+    return _Side("/" if inside else "")
+
+
+class ThinkingTagStreamFilter:
+    """Feed it deltas; it gives back what may be shown and keeps the thoughts."""
+
+    __slots__ = ("_held", "_inside", "_prefix", "_thought", "_thoughts")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as if new."""
+        self._inside = False
+        self._held: list[str] = []  # text that may yet become a tag, as it came
+        self._prefix = ""  # the same without white space: as long as a tag at most
+        self._thought: list[str] = []
+        self._thoughts: list[str] = []
+
+    def feed(self, delta: str) -> str:
+        """Take the next piece of output; return what of it, and of what was held, is visible."""
+        if not self._held and "<" not in delta:
+            if self._inside:
+                self._thought.append(delta)
+                return ""
+            return delta
+        visible: list[str] = []
+        rest = self._resume(delta, visible)
+        while rest < len(delta):
+            rest = self._scan(delta, rest, visible)
+        return "".join(visible)
+
+    def flush(self) -> str:
+        """The output has ended: return what was held back, drop a thought that was never closed."""
+        held = "" if self._inside else "".join(self._held)
+        self._inside = False
+        self._held.clear()
+        self._prefix = ""
+        self._thought.clear()
+        return held
+
+    def take_thoughts(self) -> tuple[str, ...]:
+        """The thoughts completed since the last call, untrimmed, in order."""
+        thoughts = tuple(self._thoughts)
+        self._thoughts.clear()
+        return thoughts
+
+    def _scan(self, delta: str, start: int, visible: list[str]) -> int:
+        """Take plain text from ``start`` and, if one follows, a tag; return where that ends."""
+        side = _side(inside=self._inside)
+        end = start
+        while match := side.plain.match(delta, end):
+            end = match.end()
+        (self._thought if self._inside else visible).append(delta[start:end])
+        if end == len(delta):
+            return end
+        tag = side.tag.match(delta, end)
+        assert tag is not None, "only a tag or the beginning of one stops plain text"
+        if tag.group().endswith(">"):
+            self._toggle()
+        else:
+            self._hold(tag.group(), tag.group())
+        return tag.end()
+
+    def _resume(self, delta: str, visible: list[str]) -> int:
+        """Go on with a tag that began in an earlier delta; return how much of this one it took."""
+        if not self._held:
+            return 0
+        side = _side(inside=self._inside)
+        joined = self._prefix + delta
+        match = side.tag.match(joined)
+        assert match is not None, "what is held begins with a <"
+        taken = match.end() - len(self._prefix)
+        if match.group().endswith(">"):
+            self._toggle()
+            return taken
+        if taken == len(delta):
+            self._hold(delta, joined)
+            return taken
+        held = "".join(self._held) + delta[: taken + 1]
+        (self._thought if self._inside else visible).append(held)
+        self._held.clear()
+        self._prefix = ""
+        return taken + 1
+
+    def _hold(self, text: str, prefix: str) -> None:
+        self._held.append(text)
+        self._prefix = "".join(prefix.split())
+
+    def _toggle(self) -> None:
+        if self._inside:
+            self._thoughts.append("".join(self._thought))
+            self._thought.clear()
+        self._inside = not self._inside
+        self._held.clear()
+        self._prefix = ""
+
+
+def strip_thinking_tags(text: str) -> str:
+    """What a reader may see of a whole text: no thoughts, and no white space around the rest."""
+    thinking = ThinkingTagStreamFilter()
+    return (thinking.feed(text) + thinking.flush()).strip()

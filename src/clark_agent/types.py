@@ -1,0 +1,382 @@
+"""Messages, content blocks, usage, identity and context: the words everything else speaks.
+
+Every class here is a frozen msgspec struct whose JSON is fixed: the tag comes first, fields follow
+in the order of their declaration, unknown fields are ignored when reading, optional fields are left
+out when empty. Open JSON (tool arguments, details, payloads) appears only where a field is typed
+``Any``; whoever puts a dict there shares it and must not change it afterwards.
+
+This module knows no transport, no tool and no loop. To read and write messages use
+`clark_agent.wire`, which adds what a plain decoder cannot know: that a message without a
+timestamp was written "now".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from types import NoneType
+from typing import Annotated, Any, Protocol, TypeAlias
+from uuid import uuid4
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
+
+__all__ = [
+    "AgentContext",
+    "AgentMessage",
+    "AssistantBlock",
+    "AssistantMessage",
+    "CustomMessage",
+    "HasMessages",
+    "ImageContent",
+    "NonNegativeInt",
+    "ReasoningContent",
+    "ReasoningDetailsContent",
+    "RunIdentity",
+    "StopReason",
+    "SystemMessage",
+    "TextContent",
+    "ThinkingContent",
+    "ToolCall",
+    "ToolResultBlock",
+    "ToolResultMessage",
+    "Usage",
+    "UserBlock",
+    "UserMessage",
+    "arg_parse_error",
+    "detect_arg_parse_error",
+]
+
+NonNegativeInt: TypeAlias = Annotated[int, Meta(ge=0)]
+"""An integer that must not be negative when it is read from JSON."""
+
+# None of these structs can be part of a reference cycle (they are frozen and hold only JSON-like
+# values), so `gc=False` keeps them out of the cyclic collector's work. A default given by a factory
+# is always written, a plain default is left out: that is how `is_error` and `payload` differ from
+# the optional fields under `omit_defaults`.
+
+
+class StopReason(StrEnum):
+    """Why the model stopped generating an assistant message."""
+
+    END_TURN = "end_turn"
+    """It had nothing more to say."""
+    TOOL_USE = "tool_use"
+    """It asked for tools."""
+    MAX_TOKENS = "max_tokens"
+    """It ran into the output limit; what it said may be cut off anywhere."""
+    ERROR = "error"
+    """The provider failed while it was streaming."""
+    ABORTED = "aborted"
+    """The caller cancelled."""
+    OTHER = "other"
+    """Anything a provider may add."""
+
+
+class Usage(Struct, frozen=True, gc=False):
+    """Tokens that a provider reports for one call. Add two with ``+``."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cache_creation_input_tokens + other.cache_creation_input_tokens,
+            self.cache_read_input_tokens + other.cache_read_input_tokens,
+        )
+
+
+# --- content blocks ---------------------------------------------------------------------------
+
+
+class TextContent(Struct, frozen=True, gc=False, tag_field="type", tag="text"):
+    """Text that people and models see."""
+
+    text: str
+
+
+class ImageContent(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="image"
+):
+    """An image, by a ``data:`` URL or a URL that the provider can fetch."""
+
+    source: str
+    media_type: str | None = None
+    alt: str | None = None
+
+
+class ThinkingContent(Struct, frozen=True, gc=False, tag_field="type", tag="thinking"):
+    """A thought that the model wrote into its visible output, between ``<thought>`` tags.
+
+    On the next request it is woven back into the text as a tag. It never travels in a provider's
+    own reasoning fields; those carry `ReasoningContent` and `ReasoningDetailsContent`.
+    """
+
+    text: str
+
+
+class ReasoningContent(Struct, frozen=True, gc=False, tag_field="type", tag="reasoning"):
+    """Readable reasoning from the provider's own channel, replayed through that channel."""
+
+    text: str
+
+
+class ReasoningDetailsContent(
+    Struct, frozen=True, gc=False, tag_field="type", tag="reasoning_details"
+):
+    """Structured reasoning (signed, encrypted, …) from the provider, replayed unchanged.
+
+    ``details`` is the source of truth; the typed views leave out what they do not know.
+    """
+
+    details: tuple[Any, ...]
+
+    @classmethod
+    def from_items(cls, items: Iterable[ReasoningItem]) -> ReasoningDetailsContent:
+        """The block for items that a codec has made."""
+        return cls(tuple([item_to_json(item) for item in items]))
+
+    @property
+    def as_items(self) -> tuple[ReasoningItem, ...]:
+        """The items of a known kind. Unknown ones stay in ``details``, and are replayed from it."""
+        return parse_items(self.details)
+
+    @property
+    def has_signed_payload(self) -> bool:
+        """Whether a strict provider would miss something if this block were not replayed."""
+        return any(item.is_signed for item in self.as_items)
+
+
+class ToolCall(Struct, frozen=True, gc=False, tag_field="type", tag="tool_call"):
+    """The model asks for a tool. ``arguments`` is open JSON, normally an object."""
+
+    id: str
+    name: str
+    arguments: Any
+
+
+ARG_PARSE_ERROR = "__clark_arg_parse_error"
+ARG_RAW = "__clark_arg_raw"
+
+
+def arg_parse_error(error: str, raw: str) -> dict[str, str]:
+    """The arguments that stand for a call whose JSON could not be parsed.
+
+    The loop answers such a call with the syntax error and a quote of what the model sent.
+    """
+    return {ARG_PARSE_ERROR: error, ARG_RAW: raw}
+
+
+def detect_arg_parse_error(arguments: object) -> tuple[str, str] | None:
+    """``(error, raw)`` when the arguments are what `arg_parse_error` makes, else None."""
+    if not isinstance(arguments, dict):
+        return None
+    fields: dict[str, object] = arguments
+    error, raw = fields.get(ARG_PARSE_ERROR), fields.get(ARG_RAW)
+    return (error, raw) if isinstance(error, str) and isinstance(raw, str) else None
+
+
+UserBlock: TypeAlias = TextContent | ImageContent
+ToolResultBlock: TypeAlias = TextContent | ImageContent
+AssistantBlock: TypeAlias = (
+    TextContent | ThinkingContent | ReasoningContent | ReasoningDetailsContent | ToolCall
+)
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+class SystemMessage(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="system"
+):
+    """An instruction from the host or the runtime, anywhere in the transcript."""
+
+    content: str
+    timestamp: NonNegativeInt | None = None
+
+
+class UserMessage(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="user"):
+    """What the user said: a plain string, or blocks of text and images."""
+
+    content: str | tuple[UserBlock, ...]
+    timestamp: NonNegativeInt | None = None
+
+    @property
+    def plain_text(self) -> str:
+        """The text, joined over all text blocks."""
+        return self.content if isinstance(self.content, str) else _text_of(self.content)
+
+
+class AssistantMessage(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="assistant"
+):
+    """What the model said, thought and asked for, in the order in which it came."""
+
+    content: tuple[AssistantBlock, ...]
+    stop_reason: StopReason
+    error_message: str | None = None
+    timestamp: NonNegativeInt | None = None
+    usage: Usage | None = None
+
+    @classmethod
+    def from_text(
+        cls, text: str, *, stop_reason: StopReason = StopReason.END_TURN
+    ) -> AssistantMessage:
+        """An answer of one text block."""
+        return cls((TextContent(text),), stop_reason)
+
+    @classmethod
+    def from_calls(
+        cls,
+        calls: Iterable[ToolCall],
+        text: str | None = None,
+        *,
+        stop_reason: StopReason = StopReason.TOOL_USE,
+    ) -> AssistantMessage:
+        """Tool calls, behind ``text`` unless that is blank."""
+        said = (TextContent(text),) if text and text.strip() else ()
+        return cls((*said, *calls), stop_reason)
+
+    @property
+    def plain_text(self) -> str:
+        """The visible text, joined over all text blocks."""
+        return _text_of(self.content)
+
+    @property
+    def thinking_text(self) -> str:
+        """The thoughts written as tags, one a line."""
+        return "\n".join([b.text for b in self.content if type(b) is ThinkingContent])
+
+    @property
+    def reasoning_text(self) -> str:
+        """The provider's readable reasoning, joined."""
+        return "".join([b.text for b in self.content if type(b) is ReasoningContent])
+
+    @property
+    def reasoning_details_values(self) -> tuple[Any, ...]:
+        """All structured reasoning items, in order."""
+        return tuple(
+            [d for b in self.content if type(b) is ReasoningDetailsContent for d in b.details]
+        )
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls, in order."""
+        return tuple([b for b in self.content if type(b) is ToolCall])
+
+
+class ToolResultMessage(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="tool_result"
+):
+    """The answer to one tool call. The model sees ``content`` alone.
+
+    ``narration`` is a one-sentence caption for people, ``details`` structured data for hosts.
+    """
+
+    tool_call_id: str
+    tool_name: str
+    content: tuple[ToolResultBlock, ...]
+    is_error: bool = field(default_factory=bool)
+    narration: str | None = None
+    details: Any = None
+    timestamp: NonNegativeInt | None = None
+
+    @property
+    def plain_text(self) -> str:
+        """The text, joined over all text blocks."""
+        return _text_of(self.content)
+
+
+class CustomMessage(
+    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="custom"
+):
+    """The host's own message. The loop passes it through and never looks inside."""
+
+    kind: str
+    payload: Any = field(default_factory=NoneType)
+    timestamp: NonNegativeInt | None = None
+
+
+AgentMessage: TypeAlias = (
+    SystemMessage | UserMessage | AssistantMessage | ToolResultMessage | CustomMessage
+)
+"""One entry of a transcript, told apart by ``role``."""
+
+
+def _text_of(blocks: Iterable[AssistantBlock | UserBlock]) -> str:
+    return "".join([b.text for b in blocks if type(b) is TextContent])
+
+
+# --- identity and context ---------------------------------------------------------------------
+
+
+class RunIdentity(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Who a run is, and whose child.
+
+    The loop does not enforce ``deadline_unix_ms``; plugins that care read it.
+    """
+
+    run_id: str
+    parent_run_id: str | None = None
+    depth: NonNegativeInt = field(default_factory=int)
+    conversation_id: str | None = None
+    deadline_unix_ms: NonNegativeInt | None = None
+
+    @classmethod
+    def root(
+        cls,
+        run_id: str | None = None,
+        *,
+        conversation_id: str | None = None,
+        deadline_unix_ms: int | None = None,
+    ) -> RunIdentity:
+        """A top-level run, with a fresh UUID unless ``run_id`` is given."""
+        return cls(
+            run_id or str(uuid4()),
+            conversation_id=conversation_id,
+            deadline_unix_ms=deadline_unix_ms,
+        )
+
+    @classmethod
+    def child_of(cls, parent: RunIdentity, run_id: str | None = None) -> RunIdentity:
+        """A run spawned by ``parent``: one deeper, same conversation and deadline."""
+        return cls(
+            run_id or str(uuid4()),
+            parent_run_id=parent.run_id,
+            depth=parent.depth + 1,
+            conversation_id=parent.conversation_id,
+            deadline_unix_ms=parent.deadline_unix_ms,
+        )
+
+
+class HasMessages(Protocol):
+    """Anything that carries the messages of a run: its result, or the error that ended it."""
+
+    @property
+    def messages(self) -> Iterable[AgentMessage]:
+        """The messages of the run."""
+        ...
+
+
+class AgentContext(Struct, frozen=True, omit_defaults=True):
+    """Where a run starts: the system prompt and the transcript so far. A run never changes it."""
+
+    system_prompt: str = ""
+    messages: tuple[AgentMessage, ...] = ()
+    identity: RunIdentity | None = None
+
+    def extend(self, produced: HasMessages | Iterable[AgentMessage]) -> AgentContext:
+        """The context after a run: pass its result, the error that ended it, or messages."""
+        new = produced if isinstance(produced, Iterable) else produced.messages
+        return replace(self, messages=(*self.messages, *new))
+
+    def spawn_child(self, system_prompt: str) -> AgentContext:
+        """An empty context whose identity is a child of this one's, or of a fresh root."""
+        parent = self.identity or RunIdentity.root()
+        return AgentContext(system_prompt, identity=RunIdentity.child_of(parent))

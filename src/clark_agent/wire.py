@@ -1,0 +1,161 @@
+"""Reading and writing messages as JSON: one at a time, or a transcript with one a line.
+
+Reading is strict about what a message is and lenient about the rest: unknown fields are ignored, a
+missing timestamp means now. In a transcript a row that cannot be read is reported with its line
+number and kept as it is; the other rows load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, TypeVar, overload
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from clark_agent.clock import now_ms
+from clark_agent.errors import DecodeError
+from clark_agent.types import AgentMessage
+
+__all__ = [
+    "MalformedRow",
+    "Transcript",
+    "decode_json",
+    "decode_message",
+    "dump_transcript",
+    "encode_json",
+    "encode_message",
+    "load_transcript",
+]
+
+_T = TypeVar("_T")
+
+_encoder = msgspec.json.Encoder()
+
+
+class Stamp(Struct):
+    """As much of a message's JSON as tells a missing timestamp from one that is null."""
+
+    timestamp: Any = msgspec.UNSET
+
+
+def encode_json(value: Any) -> bytes:
+    """The JSON of a message, an event, a result: of any value of this package."""
+    return _encoder.encode(value)
+
+
+@overload
+def decode_json(data: bytes | str, kind: type[_T]) -> _T: ...
+@overload
+def decode_json(data: bytes | str, kind: Any) -> Any: ...
+def decode_json(data: bytes | str, kind: Any) -> Any:
+    """The value of that type (a struct or a union of them) that the JSON holds.
+
+    For messages use `decode_message`, which dates them. Raises `DecodeError`, which names the path
+    and the reason.
+    """
+    try:
+        return decoder_for(kind).decode(data)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `")
+        raise DecodeError(reason, path=path.rstrip("`") or "$") from error
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise DecodeError(str(error)) from error
+    except RecursionError as error:
+        raise DecodeError("the JSON is nested too deeply") from error
+
+
+def encode_message(message: AgentMessage) -> bytes:
+    """The message's JSON."""
+    return _encoder.encode(message)
+
+
+def decode_message(data: bytes | str) -> AgentMessage:
+    """The message that the JSON holds.
+
+    Raises `DecodeError`, which names the path and the reason.
+    """
+    message: AgentMessage = decode_json(data, AgentMessage)
+    if message.timestamp is None:
+        date_message(message, decoder_for(Stamp).decode(data))
+    return message
+
+
+@cache
+def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder for a type, made when first needed: that takes longer than to decode with it."""
+    return msgspec.json.Decoder(kind)
+
+
+def date_message(message: AgentMessage, stamp: Stamp) -> None:
+    """Date a message that was decoded this moment, if it was written without a timestamp."""
+    if stamp.timestamp is msgspec.UNSET:
+        force_setattr(message, "timestamp", now_ms())
+
+
+class MalformedRow(Struct, frozen=True):
+    """A line of a transcript that could not be read."""
+
+    line: int
+    """Its number, from 1."""
+    error: DecodeError
+    raw: bytes
+    """The line as it was, so that it can be mended or kept."""
+
+
+class Transcript(Struct, frozen=True):
+    """What a file held: the messages, and the rows that were no messages."""
+
+    messages: tuple[AgentMessage, ...]
+    malformed: tuple[MalformedRow, ...] = ()
+
+
+def dump_transcript(messages: Iterable[AgentMessage]) -> bytes:
+    """The messages as JSON lines."""
+    return _encoder.encode_lines(messages)
+
+
+def load_transcript(source: bytes | str | Iterable[bytes | str]) -> Transcript:
+    """Read JSON lines, from one string or from lines (an open file, for one).
+
+    Never raises for what is in the lines; blank ones are skipped.
+    """
+    if isinstance(source, str):
+        source = source.encode("utf-8", "surrogatepass")
+    if isinstance(source, bytes):
+        source = source.removeprefix(b"\xef\xbb\xbf")
+        messages = _load_clean(source)
+        if messages is not None:
+            return Transcript(messages)
+        source = source.split(b"\n")
+    return _load_lines(source)
+
+
+def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
+    """All rows in one go, or None unless each line is a message with a date."""
+    try:
+        messages: list[AgentMessage] = decoder_for(AgentMessage).decode_lines(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    if len(messages) != data.count(b"\n") + (data[-1:] not in (b"\n", b"")):
+        return None
+    for message in messages:
+        if message.timestamp is None:
+            return None
+    return tuple(messages)
+
+
+def _load_lines(lines: Iterable[bytes | str]) -> Transcript:
+    messages: list[AgentMessage] = []
+    malformed: list[MalformedRow] = []
+    for number, line in enumerate(lines, 1):
+        raw = line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line
+        if not raw.strip():
+            continue
+        try:
+            messages.append(decode_message(raw))
+        except DecodeError as error:
+            malformed.append(MalformedRow(number, error, raw.rstrip(b"\r\n")))
+    return Transcript(tuple(messages), tuple(malformed))

@@ -1,0 +1,162 @@
+"""What `import clark_agent` gives, and what it costs."""
+
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import clark_agent
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Adding a name here is a promise to users; removing one breaks them.
+PUBLIC_NAMES = [
+    "AgentContext",
+    "AgentEvent",
+    "AgentMessage",
+    "AssistantBlock",
+    "AssistantMessage",
+    "CancellationToken",
+    "ChannelSink",
+    "ClarkAgentError",
+    "Clock",
+    "CustomMessage",
+    "DecodeError",
+    "Double",
+    "EmptyOutcomeError",
+    "EventSink",
+    "FanOutSink",
+    "Fixed",
+    "HistoryChange",
+    "HistoryChangeKind",
+    "ImageContent",
+    "InvalidArgumentsError",
+    "InvalidContinuationError",
+    "JsonSizeEstimator",
+    "Linear",
+    "LoopError",
+    "MalformedRow",
+    "MaxTokensRecovery",
+    "MessageAssembler",
+    "MissingFieldError",
+    "OpenRouterReasoningCodec",
+    "ProviderContentCounts",
+    "ProviderMessageCounts",
+    "ProviderRequestSummary",
+    "ReasoningCodec",
+    "ReasoningContent",
+    "ReasoningDetailsContent",
+    "ReasoningEffort",
+    "ReasoningEncrypted",
+    "ReasoningFormat",
+    "ReasoningItem",
+    "ReasoningSummary",
+    "ReasoningText",
+    "RepairedHistory",
+    "ReplayAudit",
+    "ReplayContract",
+    "ReplayViolation",
+    "RunAborted",
+    "RunIdentity",
+    "StopReason",
+    "StreamChunk",
+    "StreamError",
+    "StreamErrorKind",
+    "StreamEvent",
+    "StreamFn",
+    "StreamRequest",
+    "Subscription",
+    "SystemClock",
+    "SystemMessage",
+    "TextContent",
+    "ThinkingContent",
+    "ThinkingTagStreamFilter",
+    "TokenEstimator",
+    "TokenScaling",
+    "ToolAborted",
+    "ToolCall",
+    "ToolError",
+    "ToolExecutionError",
+    "ToolFatal",
+    "ToolFatalError",
+    "ToolIdentityPolicy",
+    "ToolResult",
+    "ToolResultBlock",
+    "ToolResultMessage",
+    "ToolSchema",
+    "ToolValidationError",
+    "Transcript",
+    "Usage",
+    "UserBlock",
+    "UserMessage",
+    "__version__",
+    "arg_parse_error",
+    "audit_replay",
+    "decode_json",
+    "decode_message",
+    "detect_arg_parse_error",
+    "dump_transcript",
+    "encode_json",
+    "encode_message",
+    "estimate_messages",
+    "events",
+    "extract_args_key",
+    "extract_operation_key",
+    "extract_target",
+    "load_transcript",
+    "parse_arguments",
+    "repair_history",
+    "stream",
+    "strip_thinking_tags",
+    "unique_tool_call_ids",
+]
+
+
+def test_all_is_pinned() -> None:
+    assert sorted(clark_agent.__all__) == PUBLIC_NAMES
+
+
+def test_all_has_no_duplicates() -> None:
+    assert len(clark_agent.__all__) == len(set(clark_agent.__all__))
+
+
+@pytest.mark.parametrize("name", clark_agent.__all__)
+def test_public_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(clark_agent, name)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        # Not inspect.getdoc: an inherited docstring describes something else.
+        assert value.__doc__, f"{name} has no docstring"
+
+
+def test_every_module_has_a_reference_page() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "reference").glob("*.md")} - {"index"}
+    modules = {module.name for module in pkgutil.iter_modules(clark_agent.__path__)}
+    assert pages == {name for name in modules if not name.startswith("_")}
+
+
+IMPORT_PROBE = """
+import sys
+import msgspec  # first: what it finds useful to load is its own affair
+
+before = set(sys.modules)
+import clark_agent
+
+loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+foreign = sorted(loaded - sys.stdlib_module_names - {"clark_agent", "msgspec"})
+sys.exit(f"import clark_agent also loads {foreign}" if foreign else 0)
+"""
+
+
+def test_import_is_light_and_silent() -> None:
+    # A fresh interpreter: this one has loaded half the world. -I keeps the environment and
+    # the current directory out of it.
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "error", "-c", IMPORT_PROBE],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
