@@ -87,6 +87,11 @@ class CancellationToken:
             return self._reason
         return self._parent.reason
 
+    @property
+    def has_subscribers(self) -> bool:
+        """Whether somebody waits for this token or one below it."""
+        return bool(self._subscriptions)
+
     def child(self) -> CancellationToken:
         """A token that is cancelled with this one and can be cancelled on its own."""
         token = CancellationToken()

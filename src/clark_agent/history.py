@@ -30,6 +30,7 @@ from clark_agent.types import (
 __all__ = [
     "HistoryChange",
     "HistoryChangeKind",
+    "IdRenamer",
     "RepairedHistory",
     "repair_history",
     "unique_tool_call_ids",
@@ -110,24 +111,49 @@ def unique_tool_call_ids(messages: Iterable[AgentMessage]) -> RepairedHistory:
     stay orphans.
     """
     given = tuple(messages)
-    ids = _Ids(given)
-    changes: list[HistoryChange] = []
-    kept: list[AgentMessage] = []
-    renamed: dict[str, deque[str]] = {}
-    for index, message in enumerate(given):
+    renamer = IdRenamer()
+    kept = renamer.rename(given)
+    return RepairedHistory(tuple(kept) if renamer.changes else given, tuple(renamer.changes))
+
+
+class IdRenamer:
+    """`unique_tool_call_ids` for a transcript that comes in pieces."""
+
+    def __init__(self) -> None:
+        self.changes: list[HistoryChange] = []
+        self._ids = _Ids(())
+        self._index = -1
+        self._results: dict[str, deque[str]] = {}
+
+    def rename(self, messages: Sequence[AgentMessage]) -> list[AgentMessage]:
+        """The next messages, with ids that no message before them has."""
+        self._ids.reserve(messages)
+        return [self._rename(message) for message in messages]
+
+    def peek(self, results: Sequence[AgentMessage]) -> tuple[AgentMessage, ...]:
+        """What results of the newest calls would become, without taking them in."""
+        waiting = {call_id: deque(new_ids) for call_id, new_ids in self._results.items()}
+        renamed: list[AgentMessage] = []
+        for message in results:
+            if isinstance(message, ToolResultMessage):
+                renamed.append(_with_new_id(message, waiting))
+            else:
+                waiting = {}
+                renamed.append(message)
+        return tuple(renamed)
+
+    def _rename(self, message: AgentMessage) -> AgentMessage:
+        self._index += 1
         if isinstance(message, ToolResultMessage):
-            new = renamed.get(message.tool_call_id)
-            kept.append(_with_result_id(message, new.popleft()) if new else message)
-            continue
-        renamed = {}
-        if isinstance(message, AssistantMessage) and (calls := message.tool_calls):
-            new_ids = [ids.claim(call.id) for call in calls]
-            changes += _renames(index, calls, new_ids)
-            for call, new_id in zip(calls, new_ids, strict=True):
-                renamed.setdefault(call.id, deque()).append(new_id)
-            message = _with_call_ids(message, new_ids)
-        kept.append(message)
-    return RepairedHistory(tuple(kept) if changes else given, tuple(changes))
+            return _with_new_id(message, self._results)
+        self._results = {}
+        if not isinstance(message, AssistantMessage) or not (calls := message.tool_calls):
+            return message
+        new_ids = [self._ids.claim(call.id) for call in calls]
+        self.changes += _renames(self._index, calls, new_ids)
+        for call, new_id in zip(calls, new_ids, strict=True):
+            self._results.setdefault(call.id, deque()).append(new_id)
+        return _with_call_ids(message, new_ids)
 
 
 def _pair(given: Sequence[AgentMessage]) -> dict[tuple[int, int], int]:
@@ -159,13 +185,17 @@ class _Ids:
 
     def __init__(self, messages: Iterable[AgentMessage]) -> None:
         self._occurring: set[str] = set()
+        self._claimed: set[str] = set()
+        self._number = count(1)
+        self.reserve(messages)
+
+    def reserve(self, messages: Iterable[AgentMessage]) -> None:
+        """Hand out none of the ids in these messages as a fresh one."""
         for message in messages:
             if isinstance(message, AssistantMessage):
                 self._occurring.update([call.id for call in message.tool_calls])
             elif isinstance(message, ToolResultMessage):
                 self._occurring.add(message.tool_call_id)
-        self._claimed: set[str] = set()
-        self._number = count(1)
 
     def claim(self, wanted: str) -> str:
         """The wanted id if it is free, else a fresh one."""
@@ -176,11 +206,13 @@ class _Ids:
 
     def fresh(self) -> str:
         """An id that occurs nowhere."""
-        return next(
-            new_id
+        new_id = next(
+            candidate
             for number in self._number
-            if (new_id := f"clark_agent_call_{number}") not in self._occurring
+            if (candidate := f"clark_agent_call_{number}") not in self._occurring
         )
+        self._claimed.add(new_id)
+        return new_id
 
 
 def _end_of_results(given: Sequence[AgentMessage], start: int) -> int:
@@ -223,6 +255,12 @@ def _missing_result(call: ToolCall, call_id: str) -> ToolResultMessage:
         is_error=True,
         details={"kind": "missing_tool_result"},
     )
+
+
+def _with_new_id(result: ToolResultMessage, waiting: dict[str, deque[str]]) -> ToolResultMessage:
+    """The result with the id of the first call of its id that still waits for one."""
+    new_ids = waiting.get(result.tool_call_id)
+    return _with_result_id(result, new_ids.popleft()) if new_ids else result
 
 
 def _with_result_id(result: ToolResultMessage, call_id: str) -> ToolResultMessage:

@@ -238,8 +238,10 @@ class _Call:
         self.arguments: list[str] = []
 
     def build(self) -> AssistantBlock:
+        if not self.id:
+            self.id.append(self.new_id())
         return ToolCall(
-            _well_formed("".join(self.id)) or self.new_id(),
+            _well_formed("".join(self.id)),
             _well_formed("".join(self.name)),
             parse_arguments("".join(self.arguments)),
         )
@@ -338,12 +340,13 @@ def parse_arguments(raw: str) -> Any:
     """
     if not raw or raw.isspace():
         return {}
+    raw = _well_formed(raw)
     try:
         return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        return arg_parse_error(str(error), _well_formed(raw))
+    except msgspec.DecodeError as error:
+        return arg_parse_error(str(error), raw)
     except RecursionError:
-        return arg_parse_error("the JSON is nested too deeply", _well_formed(raw))
+        return arg_parse_error("the JSON is nested too deeply", raw)
 
 
 def _well_formed(text: str) -> str:

@@ -12,7 +12,7 @@ from msgspec.json import Encoder
 
 from clark_agent.types import AgentMessage
 
-__all__ = ["JsonSizeEstimator", "TokenEstimator", "estimate_messages"]
+__all__ = ["CachingEstimator", "JsonSizeEstimator", "TokenEstimator", "estimate_messages"]
 
 
 class TokenEstimator(Protocol):
@@ -38,3 +38,19 @@ def estimate_messages(estimator: TokenEstimator, messages: Iterable[AgentMessage
     """The cost of messages together: the sum over each."""
     estimate = estimator.estimate_message
     return sum([estimate(message) for message in messages])
+
+
+class CachingEstimator:
+    """Asks another estimator about each message once, by identity. For the time of one run."""
+
+    def __init__(self, estimator: TokenEstimator) -> None:
+        self._estimate = estimator.estimate_message
+        # The message is kept with its cost: an id is only taken while the object lives.
+        self._costs: dict[int, tuple[AgentMessage, int]] = {}
+
+    def estimate_message(self, message: AgentMessage) -> int:
+        """The cost of one message in tokens."""
+        known = self._costs.get(id(message))
+        if known is None:
+            known = self._costs[id(message)] = (message, self._estimate(message))
+        return known[1]

@@ -17,6 +17,7 @@ from msgspec.structs import force_setattr
 
 from clark_agent.clock import now_ms
 from clark_agent.errors import DecodeError
+from clark_agent.transcript import MessageView
 from clark_agent.types import AgentMessage
 
 __all__ = [
@@ -32,7 +33,15 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-_encoder = msgspec.json.Encoder()
+
+def to_json_value(value: object) -> object:
+    """The JSON form of what msgspec does not know: a view of messages is a list of them."""
+    if isinstance(value, MessageView):
+        return list(value)
+    raise NotImplementedError(f"{type(value).__name__} has no JSON form")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=to_json_value)
 
 
 class Stamp(Struct):
