@@ -1,52 +1,407 @@
-"""What a tool gives back."""
+"""Tools: made from a typed function or class, and kept in a registry.
+
+A tool is declared once, by a signature::
+
+    @tool
+    async def search(query: str, limit: int = 10) -> list[str]:
+        \"\"\"Search the notes.
+
+        Args:
+            query: Words that must all occur.
+            limit: How many to return at most.
+        \"\"\"
+
+Schema, parsing and descriptions follow from it. Arguments come as the declared types; what does not
+fit is mended where its meaning is plain, and else goes back to the model with the reason. The
+result may be a `ToolResult`, text, content blocks, nothing, or anything that can be written as
+JSON. Plain functions run in a thread of their own, so that they cannot stall the event loop.
+
+What a tool is, without any of this, is in :mod:`clark_agent.agent_tool`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import isawaitable, isroutine
+from types import FunctionType
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
-from msgspec import Struct
-from msgspec.structs import replace
+import msgspec
 
-from clark_agent.types import TextContent, ToolResultBlock
+from clark_agent._docstrings import Documentation, parse_docstring
+from clark_agent._signature import REFUSED, Plan, plan_call
+from clark_agent._threads import run_in_thread
+from clark_agent.agent_tool import (
+    NEVER_CLIP,
+    AgentTool,
+    Emit,
+    ToolContext,
+    ToolHistoryPolicy,
+    ToolResult,
+    check_tool_name,
+)
+from clark_agent.errors import ToolDefinitionError, ToolExecutionError
+from clark_agent.schema import encode_hook
+from clark_agent.stream import ToolSchema
+from clark_agent.tool_identity import ToolIdentityPolicy
+from clark_agent.types import ImageContent, TextContent
 
-__all__ = ["ToolResult"]
+__all__ = [
+    "NEVER_CLIP",
+    "AgentTool",
+    "Emit",
+    "FunctionTool",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolHistoryPolicy",
+    "ToolLike",
+    "ToolRegistry",
+    "ToolResult",
+    "TypedTool",
+    "tool",
+    "tool_result",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DONE = "Done."
+"""What the model reads when a tool returns None."""
+
+_DEFAULT_HISTORY_POLICY = ToolHistoryPolicy()
+_DEFAULT_IDENTITY_POLICY = ToolIdentityPolicy()
+
+# --- typed tools ------------------------------------------------------------------------------
 
 
-class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
-    """The outcome of a tool call.
+class _PlannedTool(AgentTool):
+    """What tools have in common whose arguments come from a signature."""
 
-    The model sees ``content``. ``details`` is structured data for the host, ``narration`` a
-    one-sentence caption for people. ``terminate`` votes to end the run: it ends when every counted
-    result of the batch votes so.
+    _plan: Plan
+
+    def _function(self) -> Callable[..., Any]:
+        raise NotImplementedError
+
+    def validate(self, args: Any) -> Any:
+        """The arguments as the declared types. Raises `InvalidArgumentsError`."""
+        plan = self._plan
+        try:
+            return plan.read(args)
+        except REFUSED as failure:
+            return plan.mend(args, failure, self.name)
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        """Call the function with what `validate` gave, or with raw arguments."""
+        plan = self._plan
+        if type(args) is not plan.kind:
+            args = self.validate(args)
+        if plan.is_async:
+            value = await plan.call(self._function(), args, ctx)
+        else:
+            value = await run_in_thread(plan.call, self._function(), args, ctx)
+            if isawaitable(value):  # an async function behind a plain wrapper
+                value = await value
+        if type(value) is str:
+            return ToolResult((TextContent(value),))
+        return tool_result(value)
+
+
+class FunctionTool(_PlannedTool, Generic[P, R]):
+    """A function that is a tool, made by `tool`. Called, it is still that function."""
+
+    __wrapped__: Callable[P, R]
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        /,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        strict: bool = False,
+        localns: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(function, type) or not isroutine(function):
+            raise ToolDefinitionError(f"{function!r} is no function: only those become tools")
+        self.__wrapped__ = function
+        self.__name__: str = function.__name__
+        self.__qualname__: str = function.__qualname__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+        owner = f"{function.__qualname__}()"
+        self.name = function.__name__ if name is None else name
+        check_tool_name(self.name, owner)
+        documentation = parse_docstring(function.__doc__)
+        self._plan = plan_call(
+            function, owner=owner, documentation=documentation, strict=strict, localns=localns
+        )
+        self.runs_in_thread = not self._plan.is_async
+        self.description = self._plan.description if description is None else description
+        self.parameters_schema = self._plan.schema
+
+    def _function(self) -> Callable[..., Any]:
+        return self.__wrapped__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself: nothing is parsed, and no thread is used."""
+        return self.__wrapped__(*args, **kwargs)
+
+
+@overload
+def tool(
+    function: Callable[P, R],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = False,
+    timeout: float | None = None,
+    requires_exclusive_sandbox: bool = False,
+    max_result_chars: int | Literal["never"] | None = None,
+    history_policy: ToolHistoryPolicy = _DEFAULT_HISTORY_POLICY,
+    identity_policy: ToolIdentityPolicy = _DEFAULT_IDENTITY_POLICY,
+    aborts_siblings_on_error: bool = False,
+    counts_toward_tool_call_limit: bool = True,
+    parallel_safe_per_turn: bool = False,
+    counts_toward_termination_vote: bool = True,
+    idempotent: bool = False,
+) -> FunctionTool[P, R]: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = False,
+    timeout: float | None = None,
+    requires_exclusive_sandbox: bool = False,
+    max_result_chars: int | Literal["never"] | None = None,
+    history_policy: ToolHistoryPolicy = _DEFAULT_HISTORY_POLICY,
+    identity_policy: ToolIdentityPolicy = _DEFAULT_IDENTITY_POLICY,
+    aborts_siblings_on_error: bool = False,
+    counts_toward_tool_call_limit: bool = True,
+    parallel_safe_per_turn: bool = False,
+    counts_toward_termination_vote: bool = True,
+    idempotent: bool = False,
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = False,
+    **flags: Any,
+) -> Any:
+    """Make a tool of a function, as ``@tool``, ``@tool(name=…)`` or ``tool(function, …)``.
+
+    The name is the function's, the description its docstring, unless given. ``strict`` sends the
+    schema in the form that constrained decoding asks for, and does not overlook arguments that no
+    parameter has. The other options are the flags of `AgentTool`.
+
+    Raises `ToolDefinitionError` for a function that cannot be a tool.
+    """
+    unknown = flags.keys() - _FLAGS
+    if unknown:
+        raise TypeError(f"tool() has no option {', '.join(sorted(unknown))}")
+
+    def decorate(function: Callable[..., Any]) -> FunctionTool[..., Any]:
+        # Types that are local to the function around the tool are found in its frame.
+        frame = sys._getframe(2 if bare else 1)
+        made = FunctionTool(
+            function, name=name, description=description, strict=strict, localns=frame.f_locals
+        )
+        for flag, value in flags.items():
+            setattr(made, flag, value)
+        return made
+
+    bare = function is not None
+    return decorate if function is None else decorate(function)
+
+
+_FLAGS = frozenset(
+    {
+        "aborts_siblings_on_error",
+        "counts_toward_termination_vote",
+        "counts_toward_tool_call_limit",
+        "history_policy",
+        "idempotent",
+        "identity_policy",
+        "max_result_chars",
+        "parallel_safe_per_turn",
+        "requires_exclusive_sandbox",
+        "timeout",
+    }
+)
+
+
+class TypedTool(_PlannedTool):
+    """The class form: a subclass defines ``run``, sync or async, and its signature is the tool's.
+
+    The description is the class's docstring, those of the parameters may stand in either docstring.
+    For tools that hold something, a connection for example, that ``__init__`` gives them.
     """
 
-    content: tuple[ToolResultBlock, ...]
-    is_error: bool = False
-    details: Any = None
-    terminate: bool = False
-    narration: str | None = None
+    strict: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.keys() & {"run", "strict"} and hasattr(cls, "run"):
+            # The frame around the class knows the types that are local to it.
+            cls._make_plan(sys._getframe(1).f_locals)
 
     @classmethod
-    def text(cls, text: str, *, details: Any = None) -> ToolResult:
-        """A plain success."""
-        return cls((TextContent(text),), details=details)
+    def _make_plan(cls, localns: Mapping[str, Any]) -> None:
+        run = vars(cls).get("run", getattr(cls, "run", None))
+        owner = f"{cls.__qualname__}.run()"
+        if not isinstance(run, FunctionType):
+            raise ToolDefinitionError(f"{owner} must be a plain method")
+        about_class = parse_docstring(cls.__dict__.get("__doc__"))
+        about_run = parse_docstring(run.__doc__)
+        documentation = Documentation(
+            about_class.description or about_run.description,
+            {**about_class.parameters, **about_run.parameters},
+        )
+        cls._plan = plan_call(
+            run,
+            owner=owner,
+            documentation=documentation,
+            method=True,
+            strict=cls.strict,
+            localns=localns,
+        )
+        cls.runs_in_thread = not cls._plan.is_async
+        if "parameters_schema" not in cls.__dict__:
+            cls.parameters_schema = cls._plan.schema
+        if "description" not in cls.__dict__:
+            cls.description = cls._plan.description
 
-    @classmethod
-    def terminal(cls, text: str, *, details: Any = None) -> ToolResult:
-        """A success that votes to end the run."""
-        return cls((TextContent(text),), details=details, terminate=True)
+    def __init__(self) -> None:
+        super().__init__()
+        if not hasattr(self, "run"):
+            raise ToolDefinitionError(
+                f"{type(self).__qualname__} has no run: define 'def run(self, …)' or 'async def'"
+            )
 
-    @classmethod
-    def error(cls, text: str, *, details: Any = None) -> ToolResult:
-        """A failure that the model can react to. It does not end the run."""
-        return cls((TextContent(text),), is_error=True, details=details)
+    def _function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = self.run  # type: ignore[attr-defined]
+        return function
 
-    def with_narration(self, narration: str) -> ToolResult:
-        """The same result with a caption; a blank one changes nothing."""
-        narration = narration.strip()
-        return replace(self, narration=narration) if narration else self
+
+# --- results ----------------------------------------------------------------------------------
+
+
+def tool_result(value: object) -> ToolResult:
+    """The result that a tool means by what it returned.
+
+    Text and content blocks are themselves, None says that it is done, anything else is written as
+    JSON. Raises `ToolExecutionError` for what cannot be.
+    """
+    match value:
+        case ToolResult():
+            return value
+        case str():
+            return ToolResult((TextContent(value),))
+        case None:
+            return ToolResult((TextContent(DONE),))
+        case TextContent() | ImageContent():
+            return ToolResult((value,))
+        case bytes() | bytearray() | memoryview():
+            raise ToolExecutionError(
+                f"the tool returned {type(value).__name__}, which a model cannot read: "
+                "return text, or an ImageContent with a data: URL"
+            )
+        case [TextContent() | ImageContent(), *_]:
+            blocks = [block for block in value if isinstance(block, TextContent | ImageContent)]
+            if len(blocks) == len(value):
+                return ToolResult(tuple(blocks))
+        case _:
+            pass
+    try:
+        text = msgspec.json.encode(value, enc_hook=encode_hook).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ToolExecutionError(
+            f"the tool returned a {type(value).__name__}, which cannot be written as JSON: {error}"
+        ) from error
+    return ToolResult((TextContent(text),))
+
+
+# --- the registry -----------------------------------------------------------------------------
+
+ToolLike: TypeAlias = AgentTool | Callable[..., Any]
+"""A tool, or a function that `tool` can make one of."""
+
+
+class ToolRegistry(Mapping[str, AgentTool]):
+    """The tools of a run by name, in the order of their registration. It never changes.
+
+    Of two tools with one name the later counts, in the place of the earlier.
+    """
+
+    __slots__ = ("_schemas", "_tools", "names")
+
+    def __init__(self, tools: Iterable[ToolLike] = ()) -> None:
+        by_name: dict[str, AgentTool] = {}
+        for given in tools:
+            added = _as_tool(given)
+            by_name[added.schema.name] = added
+        self._tools = by_name
+        self._schemas: tuple[ToolSchema, ...] | None = None
+        self.names: tuple[str, ...] = tuple(by_name)
+
+    def __getitem__(self, name: str) -> AgentTool:
+        return self._tools[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tools
 
     @property
-    def plain_text(self) -> str:
-        """The text, joined over all text blocks."""
-        return "".join([b.text for b in self.content if type(b) is TextContent])
+    def schemas(self) -> tuple[ToolSchema, ...]:
+        """All tools as the model sees them. Made once."""
+        if self._schemas is None:
+            self._schemas = tuple([added.schema for added in self._tools.values()])
+        return self._schemas
+
+    def with_tool(self, added: ToolLike) -> ToolRegistry:
+        """A registry with one tool more, or with another in the place of its name."""
+        return ToolRegistry([*self._tools.values(), added])
+
+    def history_policy(self, name: str) -> ToolHistoryPolicy:
+        """The policy of the tool; the default one for an unknown name."""
+        found = self._tools.get(name)
+        return _DEFAULT_HISTORY_POLICY if found is None else found.history_policy
+
+    def identity_policy(self, name: str) -> ToolIdentityPolicy:
+        """The policy of the tool; the default one for an unknown name."""
+        found = self._tools.get(name)
+        return _DEFAULT_IDENTITY_POLICY if found is None else found.identity_policy
+
+    def identity_policies(self) -> dict[str, ToolIdentityPolicy]:
+        """The policies of all tools."""
+        return {name: found.identity_policy for name, found in self._tools.items()}
+
+    def __repr__(self) -> str:
+        return f"<ToolRegistry {', '.join(self.names)}>"
+
+
+def _as_tool(given: object) -> AgentTool:
+    if isinstance(given, AgentTool):
+        return given
+    if isinstance(given, type):
+        raise ToolDefinitionError(
+            f"a tool must be an instance: pass {given.__qualname__}(), not the class"
+        )
+    if isroutine(given):
+        return FunctionTool(given)
+    raise ToolDefinitionError(f"{given!r} is no tool: pass an AgentTool or a function")

@@ -1,0 +1,334 @@
+"""What a tool is: its description, its flags, what it gets when it runs and what it gives back.
+
+`AgentTool` is the base class of all tools. Most are easier to write with what
+`clark_agent.tools` builds on it, where a function's signature is the whole declaration.
+
+This module knows neither the loop nor the events: a running tool reaches them only through the
+callable in its `ToolContext`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from concurrent.futures import Future, wait
+from inspect import iscoroutinefunction, unwrap
+from threading import get_ident
+from types import FunctionType
+from typing import Any, Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ToolDefinitionError
+from clark_agent.stream import ToolSchema
+from clark_agent.tool_identity import ToolIdentityPolicy
+from clark_agent.types import TextContent, ToolResultBlock
+
+__all__ = [
+    "NEVER_CLIP",
+    "AgentTool",
+    "Emit",
+    "ToolContext",
+    "ToolHistoryPolicy",
+    "ToolResult",
+    "check_tool_name",
+    "is_tool_name",
+]
+
+NEVER_CLIP: Final = "never"
+"""As ``max_result_chars``: the results of this tool are kept whole."""
+
+# How often a thread that waits for its update to be out looks whether waiting still makes sense.
+_POLL_SECONDS = 0.05
+
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_NAME_LENGTH = 64
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+# --- what comes back --------------------------------------------------------------------------
+
+
+class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
+    """The outcome of a tool call.
+
+    The model sees ``content``. ``details`` is structured data for the host, ``narration`` a
+    one-sentence caption for people. ``terminate`` votes to end the run: it ends when every counted
+    result of the batch votes so.
+    """
+
+    content: tuple[ToolResultBlock, ...]
+    is_error: bool = False
+    details: Any = None
+    terminate: bool = False
+    narration: str | None = None
+
+    @classmethod
+    def text(cls, text: str, *, details: Any = None) -> ToolResult:
+        """A plain success."""
+        return cls((TextContent(text),), details=details)
+
+    @classmethod
+    def terminal(cls, text: str, *, details: Any = None) -> ToolResult:
+        """A success that votes to end the run."""
+        return cls((TextContent(text),), details=details, terminate=True)
+
+    @classmethod
+    def error(cls, text: str, *, details: Any = None) -> ToolResult:
+        """A failure that the model can react to. It does not end the run."""
+        return cls((TextContent(text),), is_error=True, details=details)
+
+    def with_narration(self, narration: str) -> ToolResult:
+        """The same result with a caption; a blank one changes nothing."""
+        narration = narration.strip()
+        return replace(self, narration=narration) if narration else self
+
+    @property
+    def plain_text(self) -> str:
+        """The text, joined over all text blocks."""
+        return "".join([b.text for b in self.content if type(b) is TextContent])
+
+
+# --- what a running tool gets -----------------------------------------------------------------
+
+Emit: TypeAlias = Callable[[ToolResult], Awaitable[None]]
+"""Where progress goes. Called on the event loop's thread."""
+
+
+class _Finished:
+    """Can be awaited any number of times and never waits."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+_FINISHED: Final = _Finished()
+
+# An event loop does not hold on to its tasks, and a thread may stop waiting for its own.
+_reports: set[asyncio.Task[None]] = set()
+
+
+class ToolContext:
+    """What a running tool gets: which call it is, the signal to stop, and a way to tell progress.
+
+    For a test of a tool, ``ToolContext(tool_call_id="c", tool_name="t")`` will do: nobody listens
+    and nobody cancels. With ``emit`` it must be made on the event loop's thread.
+    """
+
+    __slots__ = ("_emit", "_loop", "_settled", "_thread", "signal", "tool_call_id", "tool_name")
+
+    def __init__(
+        self,
+        *,
+        tool_call_id: str,
+        tool_name: str,
+        signal: CancellationToken | None = None,
+        emit: Emit | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.tool_call_id = tool_call_id
+        self.tool_name = tool_name
+        self.signal = CancellationToken() if signal is None else signal
+        self._settled = False
+        self._emit = emit
+        self._thread = 0
+        self._loop = loop
+        if emit is not None:
+            self._thread = get_ident()
+            self._loop = loop or asyncio.get_running_loop()
+
+    def update(self, partial: ToolResult | str) -> Awaitable[None]:
+        """Report progress.
+
+        In an async tool await it. In a sync tool, which runs in a thread of its own, call it
+        plainly: it returns when the event is out, or as soon as nobody can want it any more.
+
+        Contract: what is reported after the tool has returned is dropped. An exception of a
+        listener comes out here.
+        """
+        emit = self._emit
+        if emit is None or self._settled:
+            return _FINISHED
+        result = ToolResult.text(partial) if isinstance(partial, str) else partial
+        if get_ident() == self._thread:
+            return self._report(emit, result)
+        self._report_and_wait(emit, result)
+        return _FINISHED
+
+    async def _report(self, emit: Emit, result: ToolResult) -> None:
+        if not self._settled:
+            await emit(result)
+
+    def _report_and_wait(self, emit: Emit, result: ToolResult) -> None:
+        """Hand the update to the event loop's thread, and wait while that can help."""
+        loop = self._loop
+        assert loop is not None
+        done: Future[None] = Future()
+
+        async def report() -> None:
+            try:
+                await self._report(emit, result)
+            except asyncio.CancelledError:  # the loop is shutting down: no matter to the thread
+                done.set_result(None)
+                raise
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        def start() -> None:
+            # Made only now: if the loop never comes here, no coroutine is left without an await.
+            task = loop.create_task(report())
+            _reports.add(task)
+            task.add_done_callback(_reports.discard)
+
+        try:
+            loop.call_soon_threadsafe(start)
+        except RuntimeError:  # the loop is closed
+            return
+        while not self._settled and not self.signal.cancelled and loop.is_running():
+            wait([done], _POLL_SECONDS)
+            if done.done():
+                done.result()
+                return
+
+    def settle(self) -> None:
+        """The tool has returned: what it still reports is dropped."""
+        self._settled = True
+
+    def __repr__(self) -> str:
+        return f"<ToolContext {self.tool_name} {self.tool_call_id}>"
+
+
+# --- the tool ---------------------------------------------------------------------------------
+
+
+class ToolHistoryPolicy(Struct, frozen=True, kw_only=True, gc=False):
+    """What a plugin that trims the transcript may do with the results of a tool.
+
+    The loop itself does not look at it.
+    """
+
+    dedup_arg: str | None = None
+    """Of two calls with the same string here, only the later result is worth keeping."""
+    summary_arg: str | None = None
+    """The argument to show when a call is told in one line."""
+    compactable_result: bool = False
+    """Old results may go: the tool can be called again."""
+    pins_active_plan: bool = False
+    """The newest result is the plan that the model works by, and stays."""
+
+
+class AgentTool:
+    """A tool that the model may call.
+
+    A subclass has a ``name``, a ``description``, a ``parameters_schema`` (the JSON schema of the
+    arguments, sent as it is) and `execute`. The flags are class attributes; an instance may set its
+    own in ``__init__``, before anybody has asked for its `schema`.
+    """
+
+    name: str = ""
+    description: str = ""
+    parameters_schema: dict[str, Any] = _NO_PARAMETERS
+
+    requires_exclusive_sandbox: bool = False
+    """Nothing may run beside it: a batch with such a tool runs one call at a time."""
+    max_result_chars: int | Literal["never"] | None = None
+    """How much of a result later turns keep; None is the plugin's default, see `NEVER_CLIP`."""
+    history_policy: ToolHistoryPolicy = ToolHistoryPolicy()
+    """What may become of old results."""
+    identity_policy: ToolIdentityPolicy = ToolIdentityPolicy()
+    """When two calls are the same."""
+    aborts_siblings_on_error: bool = False
+    """When a call fails, those running beside it are of no use and are cancelled."""
+    counts_toward_tool_call_limit: bool = True
+    """A call takes one of the places that ``max_tool_calls_per_turn`` allows."""
+    parallel_safe_per_turn: bool = False
+    """Any number of calls in one turn is fine: they take no such place."""
+    counts_toward_termination_vote: bool = True
+    """Its results vote on whether the run ends. A mere note of progress should not."""
+    timeout: float | None = None
+    """Seconds after which a call has failed; None is the loop's own setting."""
+    runs_in_thread: bool = False
+    """It blocks a thread, which cannot be stopped from outside but may look at its signal."""
+    idempotent: bool = False
+    """Calling it twice does no more than calling it once: it may run again after a crash."""
+
+    _schema: ToolSchema | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        name = cls.__dict__.get("name")
+        if isinstance(name, str) and name:
+            check_tool_name(name, cls.__qualname__)
+        execute = cls.__dict__.get("execute")
+        if isinstance(execute, FunctionType) and not iscoroutinefunction(unwrap(execute)):
+            raise ToolDefinitionError(f"{cls.__qualname__}.execute must be an 'async def'")
+
+    def __init__(self) -> None:
+        cls = type(self)
+        if cls.execute is AgentTool.execute:
+            raise ToolDefinitionError(
+                f"{cls.__qualname__} has no execute: define "
+                "'async def execute(self, args, ctx) -> ToolResult'"
+            )
+        # A class with an __init__ of its own may be about to set the name; the registry looks too.
+        if cls.__init__ is AgentTool.__init__:
+            check_tool_name(self.name, cls.__qualname__)
+
+    def prepare_arguments(self, args: Any) -> Any:
+        """The arguments in the form that `validate` expects.
+
+        Contract: pure; returns new arguments or the given ones, and changes nothing in place.
+        """
+        return args
+
+    def validate(self, args: Any) -> Any:
+        """Refuse arguments that will not do.
+
+        Contract: raises `ToolValidationError` with a text that the model can act on. What is
+        returned goes to `execute` instead of the arguments; None leaves them as they are.
+        """
+        return None
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        """Do the work.
+
+        Contract: any exception becomes an error result that the model sees, but `ToolFatal` and
+        `ToolAborted`, which end the run. Stop soon after ``ctx.signal`` is cancelled.
+        """
+        raise NotImplementedError
+
+    @property
+    def schema(self) -> ToolSchema:
+        """The tool as the model sees it. Made once."""
+        schema = self._schema
+        if schema is None:
+            check_tool_name(self.name, type(self).__qualname__)
+            schema = ToolSchema(self.name, self.description, self.parameters_schema)
+            self._schema = schema
+        return schema
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+def is_tool_name(name: str) -> bool:
+    """Whether every provider takes the name: 1 to 64 letters, digits, ``_`` and ``-``."""
+    return 0 < len(name) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(name)
+
+
+def check_tool_name(name: object, owner: str) -> None:
+    """Raise unless every provider takes the name; ``owner`` says whose it is."""
+    if not name:
+        raise ToolDefinitionError(f"{owner} has no name: set 'name = \"…\"' in the class")
+    if not isinstance(name, str) or not is_tool_name(name):
+        raise ToolDefinitionError(
+            f"{owner}: {name!r} will not do as the name of a tool; providers take "
+            f"1 to {_NAME_LENGTH} letters, digits, '_' and '-'"
+        )
