@@ -1,60 +1,475 @@
-"""Settings of a run."""
+"""LoopConfig: everything that a run is assembled from, checked once and never changed.
+
+One config serves any number of runs, also at once. What a run changes it keeps to itself; plugins
+with state give each run a fresh object (see `clark_agent.plugin.Plugin`).
+"""
 
 from __future__ import annotations
 
-from typing import TypeAlias, assert_never
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from difflib import get_close_matches
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Self
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import force_setattr, replace
 
-__all__ = ["Double", "Fixed", "Linear", "MaxTokensRecovery", "TokenScaling"]
+from clark_agent.clock import Clock, SystemClock
+from clark_agent.errors import ConfigError
+from clark_agent.events import AgentEvent, EventSink
+from clark_agent.plugin import (
+    HOOK_OF,
+    AfterToolCall,
+    AfterToolCallContext,
+    AfterToolDecision,
+    BeforeToolCall,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Capability,
+    ContextTransform,
+    EventObserver,
+    FollowUpSource,
+    FunctionPlugin,
+    Hooks,
+    MaybeAsync,
+    Plugin,
+    SteeringSource,
+    ToolGate,
+    ToolGateContext,
+    TransformContext,
+)
+from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
+from clark_agent.protocol import ProtocolPolicy
+from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
+from clark_agent.stream import ReasoningEffort, StreamFn
+from clark_agent.tokens import JsonSizeEstimator, TokenEstimator
+from clark_agent.tools import ToolLike, ToolRegistry
+from clark_agent.types import AgentMessage
 
-# Output caps are unsigned 32-bit numbers on every wire that has them.
-_LARGEST_CAP = 2**32 - 1
+__all__ = ["AgentBuilder", "ExecutionMode", "LoopConfig"]
 
 
-class Double(Struct, frozen=True, tag_field="scaling", tag="double"):
-    """Each retry may say twice as much."""
+class ExecutionMode(StrEnum):
+    """How the calls of one batch run."""
+
+    PARALLEL = "parallel"
+    SEQUENTIAL = "sequential"
 
 
-class Linear(Struct, frozen=True, tag_field="scaling", tag="linear"):
-    """Each retry may say ``step`` tokens more."""
+class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
+    """The settings of a run. Only ``stream`` is required.
 
-    step: int
+    Raises `ConfigError` for settings that make no sense.
+    """
+
+    stream: StreamFn
+    """The transport to the model."""
+    tools: ToolRegistry | Iterable[ToolLike] = ()
+    """Tools, or functions to make tools of."""
+    plugins: Iterable[Plugin] = ()
+    """In the order in which they are asked."""
+    event_sink: EventSink | None = None
+    """Where events go. Plugins that observe get them too."""
+    protocol: ProtocolPolicy = field(default_factory=ProtocolPolicy)
+    """The product's vocabulary."""
+    conversation_id: str | None = None
+    """Told to tool gates."""
+    model_id: str | None = None
+    """Told to plugins and in events; the transport knows its own."""
+    token_estimator: TokenEstimator = field(default_factory=JsonSizeEstimator)
+
+    default_execution_mode: ExecutionMode = ExecutionMode.PARALLEL
+    max_tool_calls_per_turn: int | None = None
+    """Calls over this number are answered with an error instead of run."""
+    tool_timeout: float | None = None
+    """Seconds that a tool may take, unless it has a timeout of its own."""
+
+    temperature: float | None = None
+    max_output_tokens: int | None = None
+    reasoning: ReasoningEffort = ReasoningEffort.MINIMAL
+    provider_extras: Any = None
+    """Passed to the transport as it is."""
+    force_tool_call: bool = False
+    """Ask the provider to insist on a tool call in every turn."""
+
+    max_output_tokens_recovery: MaxTokensRecovery | None = None
+    overflow_recovery: ContextOverflowRecovery | None = None
+
+    max_iterations: int | None = None
+    """The most turns that a run may take."""
+    grace_iterations: int = 5
+    """How many turns before the cap the model is told to wrap up; 0: it is not."""
+    graceful_turn_limit_message_provider: Callable[[], str] | None = None
+    graceful_turn_limit_grace_provider: Callable[[], int] | None = None
+    empty_outcome_retry_budget: int | None = None
+    """How many stops without a tool call follow-ups may recover; one more is an error."""
+
+    plain_text_terminal_fallback_tool: str | None = None
+    """Prose where a tool call was due becomes the result of this tool and ends the run."""
+    plain_text_terminal_fallback_eager: bool = False
+    """Do so at once, not only when the turn offers terminal tools alone."""
+    plain_text_terminal_fallback_eager_nudge: bool = False
+    """Remind the model of its tools up to two times first."""
+
+    cancel_grace: float = 5.0
+    """Seconds that a cancelled tool gets to end by itself."""
+    hook_timeout: float | None = None
+    """Seconds that a hook may take."""
+    clock: Clock = field(default_factory=SystemClock)
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "plugins", tuple(self.plugins))
+        force_setattr(self, "tools", self.registry)
+        _check(self)
+        _ = self.hooks  # found now, so that a plugin that makes no sense is told now
+
+    @cached_property
+    def registry(self) -> ToolRegistry:
+        """The tools by name."""
+        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        """The plugins by capability, with those that the settings call for."""
+        return Hooks.of([*self.plugins, *_installed(self)])
+
+    @property
+    def plugin_names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the plugins behind each capability, in the order in which they are asked."""
+        return self.hooks.names
+
+    def child(self, **changes: Any) -> LoopConfig:
+        """The config for a run that this one's run starts, with the given settings changed.
+
+        A child has the same transport, tools, sampling, recovery from truncation, policy, clock
+        and timeouts, and those plugins that are ``inheritable_to_child``; plugins among the
+        changes are added to these. It has no sink, no caps on turns and empty outcomes, no
+        conversation, no provider extras and no recovery from overflow, unless the changes say so.
+        """
+        _check_names(changes)
+        inherited = {name: getattr(self, name) for name in _INHERITED}
+        plugins = [p for p in self.plugins if getattr(p, "inheritable_to_child", False)]
+        changes["plugins"] = (*plugins, *changes.get("plugins", ()))
+        return LoopConfig(**{**inherited, **changes})
+
+    def replace(self, **changes: Any) -> LoopConfig:
+        """The same config with the given settings changed."""
+        _check_names(changes)
+        return replace(self, **changes)
+
+    def child_builder(self) -> AgentBuilder:
+        """A builder that starts from `child`."""
+        child = self.child()
+        return AgentBuilder({name: getattr(child, name) for name in _SETTINGS})
 
 
-class Fixed(Struct, frozen=True, tag_field="scaling", tag="fixed"):
-    """The caps of the retries, in order."""
+_SETTINGS = frozenset(LoopConfig.__struct_fields__)
 
-    caps: tuple[int, ...]
+_NOT_INHERITED = frozenset(
+    {
+        "conversation_id",
+        "empty_outcome_retry_budget",
+        "event_sink",
+        "graceful_turn_limit_grace_provider",
+        "graceful_turn_limit_message_provider",
+        "max_iterations",
+        "overflow_recovery",
+        "plugins",
+        "provider_extras",
+    }
+)
+_INHERITED = _SETTINGS - _NOT_INHERITED
 
 
-TokenScaling: TypeAlias = Double | Linear | Fixed
+def _check_names(settings: Iterable[str]) -> None:
+    for name in settings:
+        if name not in _SETTINGS:
+            close = get_close_matches(name, _SETTINGS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"there is no setting {name!r}{hint}")
 
 
-class MaxTokensRecovery(Struct, frozen=True, kw_only=True):
-    """How far the output cap may rise when an answer was cut off at it."""
+def _installed(config: LoopConfig) -> list[GracefulTurnLimit]:
+    """The plugins that the settings call for. They come last, so steering of others goes first."""
+    if config.max_iterations is None or not GracefulTurnLimit.is_useful(
+        config.max_iterations, config.grace_iterations
+    ):
+        return []
+    return [
+        GracefulTurnLimit(
+            config.max_iterations,
+            config.grace_iterations,
+            message_provider=config.graceful_turn_limit_message_provider,
+            grace_provider=config.graceful_turn_limit_grace_provider,
+        )
+    ]
 
-    max_attempts: int = 3
-    scaling: TokenScaling = Double()
-    ceiling: int | None = None
 
-    @classmethod
-    def doubling(cls, max_attempts: int = 3, *, ceiling: int | None = None) -> MaxTokensRecovery:
-        """Twice the cap each time."""
-        return cls(max_attempts=max_attempts, ceiling=ceiling)
+# What kind of number each setting is, and the least that it may be.
+_NUMBERS: dict[str, tuple[tuple[type, ...], int]] = {
+    "max_tool_calls_per_turn": ((int,), 1),
+    "max_output_tokens": ((int,), 1),
+    "max_iterations": ((int,), 1),
+    "grace_iterations": ((int,), 0),
+    "empty_outcome_retry_budget": ((int,), 0),
+    "temperature": ((int, float), 0),
+    "cancel_grace": ((int, float), 0),
+    "tool_timeout": ((int, float), 0),
+    "hook_timeout": ((int, float), 0),
+}
+_OPTIONAL = _NUMBERS.keys() - {"grace_iterations", "cancel_grace"}
+_POSITIVE = ("tool_timeout", "hook_timeout")
+_PROVIDERS = ("graceful_turn_limit_message_provider", "graceful_turn_limit_grace_provider")
 
-    def next_cap(self, previous: int, attempt: int) -> int | None:
-        """The cap for retry number ``attempt`` (from 0), or None when it would not be larger."""
-        match self.scaling:
-            case Double():
-                cap = previous * 2
-            case Linear(step):
-                cap = previous + step
-            case Fixed(caps):
-                if attempt >= len(caps):
-                    return None
-                cap = caps[attempt]
-            case _:
-                assert_never(self.scaling)
-        cap = min(cap, _LARGEST_CAP if self.ceiling is None else self.ceiling)
-        return cap if cap > previous else None
+
+def _check(config: LoopConfig) -> None:
+    if not callable(config.stream):
+        raise ConfigError(f"stream must be a transport, a callable, not {config.stream!r}")
+    if config.event_sink is not None and not callable(config.event_sink):
+        raise ConfigError(f"event_sink must be a callable, not {config.event_sink!r}")
+    for name in _PROVIDERS:
+        provider = getattr(config, name)
+        if provider is not None and not callable(provider):
+            raise ConfigError(f"{name} must be a callable, not {provider!r}")
+    for name, (kinds, least) in _NUMBERS.items():
+        value: Any = getattr(config, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            wanted = "a whole number" if float not in kinds else "a number"
+            raise ConfigError(f"{name} must be {wanted}, not {value!r}")
+        if not value >= least:
+            raise ConfigError(f"{name} must be at least {least}, not {value}")
+        if value == 0 and name in _POSITIVE:
+            raise ConfigError(f"{name} must be more than 0 seconds (or None: no limit), not 0")
+    _check_enum(config, "default_execution_mode", ExecutionMode)
+    _check_enum(config, "reasoning", ReasoningEffort)
+    _check_fallback(config)
+
+
+def _check_enum(config: LoopConfig, name: str, kind: type[StrEnum]) -> None:
+    """Take the plain string for a member, and refuse any other value."""
+    value = getattr(config, name)
+    try:
+        force_setattr(config, name, kind(value))
+    except ValueError:
+        raise ConfigError(f"{name} must be one of {', '.join(kind)}, not {value!r}") from None
+
+
+def _check_fallback(config: LoopConfig) -> None:
+    if config.plain_text_terminal_fallback_eager_nudge and not (
+        config.plain_text_terminal_fallback_eager
+    ):
+        raise ConfigError(
+            "plain_text_terminal_fallback_eager_nudge does nothing without "
+            "plain_text_terminal_fallback_eager"
+        )
+    if config.plain_text_terminal_fallback_eager and not config.plain_text_terminal_fallback_tool:
+        raise ConfigError(
+            "plain_text_terminal_fallback_eager does nothing without "
+            "plain_text_terminal_fallback_tool"
+        )
+
+
+# --- the builder ------------------------------------------------------------------------------
+
+
+class AgentBuilder:
+    """A fluent way to a `LoopConfig`: a method per setting, one per capability, then `build`."""
+
+    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+        self._settings: dict[str, Any] = dict(settings or {})
+        self._tools: list[ToolLike] = list(self._settings.pop("tools", ToolRegistry()).values())
+        self._plugins: list[Any] = list(self._settings.pop("plugins", ()))
+
+    def build(self) -> LoopConfig:
+        """The config. Raises `ConfigError` for settings that make no sense."""
+        if "stream" not in self._settings:
+            raise ConfigError("an agent needs a transport to its model: call stream(...) first")
+        return LoopConfig(tools=self._tools, plugins=self._plugins, **self._settings)
+
+    def _set(self, name: str, value: Any) -> Self:
+        self._settings[name] = value
+        return self
+
+    def stream(self, stream: StreamFn) -> Self:
+        """The transport to the model."""
+        return self._set("stream", stream)
+
+    def tool(self, tool: ToolLike) -> Self:
+        """Add a tool."""
+        self._tools.append(tool)
+        return self
+
+    def tools(self, tools: ToolRegistry | Iterable[ToolLike]) -> Self:
+        """Add tools."""
+        self._tools.extend(tools.values() if isinstance(tools, ToolRegistry) else tools)
+        return self
+
+    def event_sink(self, value: EventSink) -> Self:
+        """Where events go."""
+        return self._set("event_sink", value)
+
+    def protocol(self, value: ProtocolPolicy) -> Self:
+        """The product's vocabulary."""
+        return self._set("protocol", value)
+
+    def conversation_id(self, value: str) -> Self:
+        """Told to tool gates."""
+        return self._set("conversation_id", value)
+
+    def model_id(self, value: str) -> Self:
+        """Told to plugins and in events."""
+        return self._set("model_id", value)
+
+    def token_estimator(self, value: TokenEstimator) -> Self:
+        """What counts tokens."""
+        return self._set("token_estimator", value)
+
+    def default_execution_mode(self, value: ExecutionMode) -> Self:
+        """How the calls of a batch run."""
+        return self._set("default_execution_mode", value)
+
+    def max_tool_calls_per_turn(self, value: int | None) -> Self:
+        """How many calls of a turn run."""
+        return self._set("max_tool_calls_per_turn", value)
+
+    def tool_timeout(self, value: float | None) -> Self:
+        """Seconds that a tool may take."""
+        return self._set("tool_timeout", value)
+
+    def temperature(self, value: float | None) -> Self:
+        """For sampling."""
+        return self._set("temperature", value)
+
+    def max_output_tokens(self, value: int | None) -> Self:
+        """The output cap of a turn."""
+        return self._set("max_output_tokens", value)
+
+    def reasoning(self, value: ReasoningEffort) -> Self:
+        """How much the model should think."""
+        return self._set("reasoning", value)
+
+    def provider_extras(self, value: Any) -> Self:
+        """Passed to the transport as it is."""
+        return self._set("provider_extras", value)
+
+    def force_tool_call(self, value: bool = True) -> Self:
+        """Insist on a tool call in every turn."""
+        return self._set("force_tool_call", value)
+
+    def max_output_tokens_recovery(self, value: MaxTokensRecovery | None) -> Self:
+        """Ask again with a larger cap when an answer was cut off."""
+        return self._set("max_output_tokens_recovery", value)
+
+    def overflow_recovery(self, value: ContextOverflowRecovery | None) -> Self:
+        """Shrink a transcript that does not fit."""
+        return self._set("overflow_recovery", value)
+
+    def max_iterations(self, value: int | None) -> Self:
+        """The most turns of a run."""
+        return self._set("max_iterations", value)
+
+    def grace_iterations(self, value: int) -> Self:
+        """How many turns before the cap the model is told to wrap up."""
+        return self._set("grace_iterations", value)
+
+    def graceful_turn_limit_message_provider(self, value: Callable[[], str] | None) -> Self:
+        """What it is told then."""
+        return self._set("graceful_turn_limit_message_provider", value)
+
+    def graceful_turn_limit_grace_provider(self, value: Callable[[], int] | None) -> Self:
+        """A grace that changes as the run goes on."""
+        return self._set("graceful_turn_limit_grace_provider", value)
+
+    def empty_outcome_retry_budget(self, value: int | None) -> Self:
+        """How many stops without a tool call may be recovered."""
+        return self._set("empty_outcome_retry_budget", value)
+
+    def plain_text_terminal_fallback_tool(self, value: str | None) -> Self:
+        """The tool whose result prose becomes."""
+        return self._set("plain_text_terminal_fallback_tool", value)
+
+    def plain_text_terminal_fallback_eager(self, value: bool = True) -> Self:
+        """Do so at once."""
+        return self._set("plain_text_terminal_fallback_eager", value)
+
+    def plain_text_terminal_fallback_eager_nudge(self, value: bool = True) -> Self:
+        """Remind the model of its tools first."""
+        return self._set("plain_text_terminal_fallback_eager_nudge", value)
+
+    def cancel_grace(self, value: float) -> Self:
+        """Seconds that a cancelled tool gets to end by itself."""
+        return self._set("cancel_grace", value)
+
+    def hook_timeout(self, value: float | None) -> Self:
+        """Seconds that a hook may take."""
+        return self._set("hook_timeout", value)
+
+    def clock(self, value: Clock) -> Self:
+        """Time and ids."""
+        return self._set("clock", value)
+
+    def plugin(self, plugin: Plugin) -> Self:
+        """Add a plugin, with all its hooks."""
+        self._plugins.append(plugin)
+        return self
+
+    def _hook(self, capability: Capability, hook: Any) -> Self:
+        is_plugin = hasattr(hook, HOOK_OF[capability])
+        self._plugins.append(hook if is_plugin else FunctionPlugin(capability, hook))
+        return self
+
+    def before_tool_call(
+        self,
+        hook: BeforeToolCall
+        | Callable[[BeforeToolCallContext], MaybeAsync[BeforeToolDecision | None]],
+    ) -> Self:
+        """Add a hook before each tool call: a plugin or a function of its context."""
+        return self._hook("before_tool_call", hook)
+
+    def after_tool_call(
+        self,
+        hook: AfterToolCall
+        | Callable[[AfterToolCallContext], MaybeAsync[AfterToolDecision | None]],
+    ) -> Self:
+        """Add a hook after each tool call."""
+        return self._hook("after_tool_call", hook)
+
+    def context_transform(
+        self,
+        hook: ContextTransform
+        | Callable[[Sequence[AgentMessage], TransformContext], MaybeAsync[Sequence[AgentMessage]]],
+    ) -> Self:
+        """Add a transform of what the model sees."""
+        return self._hook("context_transform", hook)
+
+    def event_observer(
+        self,
+        hook: EventObserver | Callable[[AgentEvent], MaybeAsync[None]],
+    ) -> Self:
+        """Add an observer of events."""
+        return self._hook("event_observer", hook)
+
+    def steering(
+        self,
+        hook: SteeringSource | Callable[[], MaybeAsync[Iterable[AgentMessage]]],
+    ) -> Self:
+        """Add a source of messages between batches."""
+        return self._hook("steering", hook)
+
+    def follow_up(
+        self,
+        hook: FollowUpSource | Callable[[], MaybeAsync[Iterable[AgentMessage]]],
+    ) -> Self:
+        """Add a source of messages after a natural stop."""
+        return self._hook("follow_up", hook)
+
+    def tool_gate(
+        self,
+        hook: ToolGate | Callable[[ToolGateContext], MaybeAsync[AbstractSet[str] | None]],
+    ) -> Self:
+        """Add a gate that narrows the tools of a turn."""
+        return self._hook("tool_gate", hook)

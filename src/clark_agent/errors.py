@@ -1,11 +1,15 @@
 """Everything this package raises on purpose.
 
     ClarkAgentError
+    ├── ConfigError               a setting, a plugin or a tool makes no sense
+    │   └── ToolDefinitionError   a function or class cannot be made a tool
     ├── DecodeError               stored or received JSON is not what it should be
+    ├── EventOrderError           an event is where the grammar of events has none
     ├── LoopError                 a run ended without a result; carries what it had
     │   ├── StreamError           the model could not be asked, or did not answer
     │   ├── RunAborted            the caller cancelled, or a tool did
     │   ├── ToolFatalError        a tool said that the run cannot go on
+    │   ├── HookError             a gate, a policy, a provider or a recovery raised
     │   ├── InvalidContinuationError
     │   └── EmptyOutcomeError     the model kept stopping without calling a tool
     └── ToolError                 raised by tools
@@ -29,8 +33,11 @@ from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
 __all__ = [
     "ClarkAgentError",
+    "ConfigError",
     "DecodeError",
     "EmptyOutcomeError",
+    "EventOrderError",
+    "HookError",
     "InvalidArgumentsError",
     "InvalidContinuationError",
     "LoopError",
@@ -38,6 +45,7 @@ __all__ = [
     "RunAborted",
     "StreamError",
     "ToolAborted",
+    "ToolDefinitionError",
     "ToolError",
     "ToolExecutionError",
     "ToolFatal",
@@ -50,6 +58,14 @@ class ClarkAgentError(Exception):
     """The root of all errors of this package."""
 
 
+class ConfigError(ClarkAgentError, ValueError):
+    """A setting, a plugin or a tool that makes no sense. Raised when it is given, not later."""
+
+
+class ToolDefinitionError(ConfigError, TypeError):
+    """A tool is declared in a way that cannot work. Raised where it is declared."""
+
+
 class DecodeError(ClarkAgentError, ValueError):
     """JSON that cannot be read: ``path`` says where (``$`` is the whole), ``reason`` why."""
 
@@ -57,6 +73,16 @@ class DecodeError(ClarkAgentError, ValueError):
         super().__init__(f"{reason} (at {path})")
         self.path = path
         self.reason = reason
+
+
+class EventOrderError(ClarkAgentError, AssertionError):
+    """An event out of order: its ``position`` from 0, its ``kind``, and the ``rule`` it breaks."""
+
+    def __init__(self, position: int, kind: str, rule: str) -> None:
+        super().__init__(f"event {position} ({kind}) is out of order: {rule}")
+        self.position = position
+        self.kind = kind
+        self.rule = rule
 
 
 # --- errors of a run --------------------------------------------------------------------------
@@ -114,6 +140,21 @@ class ToolFatalError(LoopError):
         super().__init__(f"the tool {tool!r} cannot go on, and ended the run: {reason}")
         self.tool = tool
         self.reason = reason
+
+
+class HookError(LoopError):
+    """The host's own code failed where the run cannot go on without it.
+
+    ``__cause__`` is what it raised.
+    """
+
+    def __init__(self, kind: str, name: str, error: BaseException) -> None:
+        super().__init__(
+            f"the {kind} {name!r} raised {type(error).__name__}: {error}; the run cannot go on "
+            "without its answer"
+        )
+        self.kind = kind
+        self.name = name
 
 
 class InvalidContinuationError(LoopError):

@@ -1,0 +1,18 @@
+"""The built-in plugins, one a file. None of them knows a product's tools."""
+
+from clark_agent.plugins.channel_steering import ChannelSteering, SteeringHandle
+from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
+from clark_agent.plugins.opening_gate import OpeningGate
+from clark_agent.plugins.token_budget import TokenBudget
+from clark_agent.plugins.tool_result_budget import ToolResultBudget
+from clark_agent.plugins.unique_tool_call_ids import UniqueToolCallIds
+
+__all__ = [
+    "ChannelSteering",
+    "GracefulTurnLimit",
+    "OpeningGate",
+    "SteeringHandle",
+    "TokenBudget",
+    "ToolResultBudget",
+    "UniqueToolCallIds",
+]

@@ -1,0 +1,90 @@
+"""GracefulTurnLimit: tells the model to wrap up before the turns run out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from clark_agent.errors import ConfigError, HookError
+from clark_agent.events import AgentEvent, TurnEnd
+from clark_agent.protocol import WRAP_UP
+from clark_agent.types import SystemMessage
+
+__all__ = ["GracefulTurnLimit"]
+
+_T = TypeVar("_T")
+
+
+class GracefulTurnLimit:
+    """Steers once, with a system message, when only the grace turns are left.
+
+    A config with ``max_iterations`` installs it by itself. The text and the size of the grace can
+    come from callables; the grace is asked for at every poll and kept within 1 and one less than
+    the cap, so that the message always leaves a turn to act on it.
+    """
+
+    name = "graceful_turn_limit"
+    observes = (TurnEnd,)
+
+    def __init__(
+        self,
+        max_iterations: int,
+        grace_iterations: int = 5,
+        *,
+        message_provider: Callable[[], str] | None = None,
+        grace_provider: Callable[[], int] | None = None,
+    ) -> None:
+        if not self.is_useful(max_iterations, grace_iterations):
+            raise ConfigError(
+                f"a grace of {grace_iterations} leaves nothing to warn of before a cap of "
+                f"{max_iterations}: it must be at least 1 and less than the cap"
+            )
+        self.max_iterations = max_iterations
+        self.grace_iterations = grace_iterations
+        self.message_provider = message_provider
+        self.grace_provider = grace_provider
+        self.fired = False
+        self._completed_turns = 0
+
+    @staticmethod
+    def is_useful(max_iterations: int | None, grace_iterations: int) -> bool:
+        """Whether there is a turn before the cap at which to warn."""
+        return max_iterations is not None and 0 < grace_iterations < max_iterations
+
+    @property
+    def soft_limit(self) -> int:
+        """After how many turns the message goes out, by the grace as it is now."""
+        grace = _ask(self.grace_provider, self.grace_iterations)
+        return self.max_iterations - min(max(grace, 1), self.max_iterations - 1)
+
+    def for_run(self) -> GracefulTurnLimit:
+        """A fresh one that has counted nothing."""
+        return GracefulTurnLimit(
+            self.max_iterations,
+            self.grace_iterations,
+            message_provider=self.message_provider,
+            grace_provider=self.grace_provider,
+        )
+
+    def on_event(self, event: AgentEvent) -> None:
+        """Count the turns that are over."""
+        if isinstance(event, TurnEnd):
+            self._completed_turns += 1
+
+    def next_steering_messages(self) -> list[SystemMessage]:
+        """The message, once, as soon as it is due."""
+        if self.fired or self._completed_turns < self.soft_limit:
+            return []
+        text = _ask(self.message_provider, WRAP_UP)
+        self.fired = True
+        return [SystemMessage(text)]
+
+
+def _ask(provider: Callable[[], _T] | None, default: _T) -> _T:
+    if provider is None:
+        return default
+    try:
+        return provider()
+    except Exception as error:
+        name = getattr(provider, "__name__", type(provider).__name__)
+        raise HookError("provider", name, error) from error

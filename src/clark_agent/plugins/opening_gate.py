@@ -1,0 +1,27 @@
+"""OpeningGate: only certain tools in the first turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from clark_agent.errors import ConfigError
+from clark_agent.plugin import ToolGateContext
+
+__all__ = ["OpeningGate"]
+
+
+class OpeningGate:
+    """Narrows the first call of a run to the given tools, as far as they are registered."""
+
+    name = "opening_gate"
+
+    def __init__(self, tools: Iterable[str]) -> None:
+        if isinstance(tools, str):
+            raise ConfigError(f"OpeningGate takes the names of tools, not one string: [{tools!r}]")
+        self.tools = frozenset(tools)
+
+    def next_turn_tool_allowlist(self, ctx: ToolGateContext) -> frozenset[str] | None:
+        """The opening tools in the first turn, no narrowing after."""
+        if ctx.iteration != 0:
+            return None
+        return self.tools.intersection(ctx.available_tool_names)

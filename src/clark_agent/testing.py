@@ -1,0 +1,167 @@
+"""What an agent is tested with, without a model and without waiting.
+
+    stream = ScriptedStream([call("search", query="rust"), "Here is what I found."])
+    sink, clock = RecordingSink(), FakeClock()
+    config = LoopConfig(stream=stream, tools=[search], event_sink=sink, clock=clock)
+
+The project's own tests use nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from itertools import count
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from msgspec.structs import replace
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.events import AgentEvent
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamErrorKind,
+    StreamEvent,
+    StreamRequest,
+    TextChunk,
+)
+from clark_agent.types import AssistantMessage, StopReason, TextContent, ToolCall
+
+__all__ = ["FakeClock", "RecordingSink", "ScriptedStream", "call", "say"]
+
+_E = TypeVar("_E", bound=AgentEvent)
+
+
+def say(text: str, *calls: ToolCall) -> AssistantMessage:
+    """An answer in words, with tool calls behind it if any are given."""
+    return AssistantMessage.from_calls(calls, text) if calls else AssistantMessage.from_text(text)
+
+
+def call(name: str, /, *, call_id: str = "", **arguments: Any) -> ToolCall:
+    """A tool call. Without an id the `ScriptedStream` gives it one: ``call_1``, ``call_2``, …"""
+    return ToolCall(call_id, name, arguments)
+
+
+Step: TypeAlias = (
+    str
+    | ToolCall
+    | AssistantMessage
+    | BaseException
+    | Iterable[ToolCall]
+    | Iterable[StreamEvent]
+    | Callable[[StreamRequest], "Step"]
+)
+"""What the scripted model does in one call: say a text, call a tool or several, give a whole
+message, yield the very events given, raise, or make up its mind by the request."""
+
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+
+
+class ScriptedStream:
+    """A transport that plays a script, one step a call, and remembers what it was asked.
+
+    Text is streamed word by word. Past its end the script fails with a fatal stream error that
+    says so; ``at_end="empty"`` gives streams without an answer instead, ``"repeat"`` the last step
+    over and over.
+    """
+
+    def __init__(
+        self, script: Iterable[Step], *, at_end: Literal["error", "empty", "repeat"] = "error"
+    ) -> None:
+        self.script = list(script)
+        self.at_end = at_end
+        self.requests: list[StreamRequest] = []
+        self._ids = count(1)
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        """Play the next step."""
+        self.requests.append(request)
+        number = len(self.requests)
+        if number > len(self.script) and (self.at_end == "error" or not self.script):
+            text = f"the script has {len(self.script)} steps and this is call number {number}"
+            yield Error(_EMPTY, StreamErrorKind.FATAL, text)
+            return
+        if number > len(self.script) and self.at_end == "empty":
+            return
+        step = self.script[min(number, len(self.script)) - 1]
+        for event in self._events(step, request):
+            yield event
+
+    def _events(self, step: Step, request: StreamRequest) -> Iterable[StreamEvent]:
+        if isinstance(step, BaseException):
+            raise step
+        if callable(step):
+            return self._events(step(request), request)
+        if isinstance(step, str):
+            return self._stream(AssistantMessage.from_text(step))
+        if isinstance(step, ToolCall):
+            return self._stream(AssistantMessage.from_calls([step]))
+        if isinstance(step, AssistantMessage):
+            return self._stream(step)
+        items: Sequence[Any] = list(step)
+        if items and all(isinstance(item, ToolCall) for item in items):
+            return self._stream(AssistantMessage.from_calls(items))
+        return items
+
+    def _stream(self, message: AssistantMessage) -> Iterable[StreamEvent]:
+        message = replace(message, content=tuple([self._with_id(b) for b in message.content]))
+        yield Start(_EMPTY)
+        for block in message.content:
+            if isinstance(block, TextContent):
+                for word in re.findall(r"\S+\s*|\s+", block.text):
+                    yield Chunk(TextChunk(word))
+        yield Done(message)
+
+    def _with_id(self, block: Any) -> Any:
+        if isinstance(block, ToolCall) and not block.id:
+            return replace(block, id=f"call_{next(self._ids)}")
+        return block
+
+
+class RecordingSink:
+    """A sink that keeps every event."""
+
+    def __init__(self) -> None:
+        self.events: list[AgentEvent] = []
+
+    def __call__(self, event: AgentEvent) -> None:
+        """Keep the event."""
+        self.events.append(event)
+
+    @property
+    def types(self) -> list[str]:
+        """The types of the events as they are written, in order."""
+        return [str(event.__struct_config__.tag) for event in self.events]
+
+    def of(self, kind: type[_E]) -> list[_E]:
+        """The events of one class."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class FakeClock:
+    """Time that passes only when somebody sleeps, at once; ids that count from 1."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self.time_ms = now_ms
+        self.sleeps: list[float] = []
+        self._ids = count(1)
+
+    def now_ms(self) -> int:
+        """The time so far."""
+        return self.time_ms
+
+    async def sleep(self, seconds: float) -> None:
+        """Let the time pass, and the other tasks have a turn."""
+        self.sleeps.append(seconds)
+        self.time_ms += round(seconds * 1000)
+        await asyncio.sleep(0)
+
+    def new_id(self) -> str:
+        """``id-1``, ``id-2``, …"""
+        return f"id-{next(self._ids)}"
