@@ -1,28 +1,35 @@
-"""A small, typed, hookable agent loop.
+"""A small, typed, hookable agent loop: context → model → tool batch → results appended → repeat.
 
-The layers, each knowing only those above it:
+The layers, each knowing only those before it:
 
-- ``types``, ``reasoning``: messages, content blocks, identity and context
+- ``types``, ``reasoning``, ``transcript``: messages, identity, context, views of a transcript
 - ``clock``, ``cancellation``: time and stopping
-- ``stream``, ``tools``, ``events``: the model, the tools, and what a run tells its listeners
+- ``stream``, ``tools``, ``schema``, ``events``: the model, the tools, what a run tells listeners
 - ``errors``, ``wire``: what can go wrong, and JSON
-- ``thinking``, ``tokens``, ``tool_identity``, ``history``, ``request_summary``: pure functions
-  over all that
-- ``config``: settings
-- ``trajectory``: the durable record of a run
+- ``thinking``, ``tokens``, ``tool_identity``, ``history``, ``request_summary``, ``gates``: pure
+  functions over all that
+- ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
+- ``plugins``, ``config``: the built-in plugins, and the settings of a run
+- ``turn``, ``execution``, ``loop``: one model call, one tool batch, and the loop around them
+- ``grammar``, ``trajectory``, ``testing``: the order of events as code, durable records, and what
+  to test an agent with
 
 Importing this package loads msgspec and the standard library, nothing else.
 """
 
 from clark_agent import events, stream
 from clark_agent._version import __version__
+from clark_agent.argument_repair import repair_arguments
 from clark_agent.cancellation import CancellationToken, Subscription
 from clark_agent.clock import Clock, SystemClock
-from clark_agent.config import Double, Fixed, Linear, MaxTokensRecovery, TokenScaling
+from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.errors import (
     ClarkAgentError,
+    ConfigError,
     DecodeError,
     EmptyOutcomeError,
+    EventOrderError,
+    HookError,
     InvalidArgumentsError,
     InvalidContinuationError,
     LoopError,
@@ -30,6 +37,7 @@ from clark_agent.errors import (
     RunAborted,
     StreamError,
     ToolAborted,
+    ToolDefinitionError,
     ToolError,
     ToolExecutionError,
     ToolFatal,
@@ -37,12 +45,50 @@ from clark_agent.errors import (
     ToolValidationError,
 )
 from clark_agent.events import AgentEvent, ChannelSink, EventSink, FanOutSink
+from clark_agent.grammar import EventChecker, check_events, fold_events
 from clark_agent.history import (
     HistoryChange,
     HistoryChangeKind,
     RepairedHistory,
     repair_history,
     unique_tool_call_ids,
+)
+from clark_agent.loop import LoopOutcome, RunResult, run, run_continue
+from clark_agent.plugin import (
+    AfterToolCall,
+    AfterToolCallContext,
+    AfterToolDecision,
+    Answer,
+    BeforeToolCall,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Block,
+    ContextTransform,
+    EventObserver,
+    FollowUpSource,
+    FunctionPlugin,
+    Plugin,
+    Rewrite,
+    SteeringSource,
+    ToolGate,
+    ToolGateClass,
+    ToolGateContext,
+    TransformContext,
+)
+from clark_agent.plugins import (
+    ChannelSteering,
+    GracefulTurnLimit,
+    OpeningGate,
+    SteeringHandle,
+    TokenBudget,
+    ToolResultBudget,
+    UniqueToolCallIds,
+)
+from clark_agent.protocol import (
+    HiddenToolContext,
+    HiddenToolError,
+    PlainTextRecoveryContext,
+    ProtocolPolicy,
 )
 from clark_agent.reasoning import (
     OpenRouterReasoningCodec,
@@ -57,11 +103,21 @@ from clark_agent.reasoning import (
     ReplayViolation,
     audit_replay,
 )
+from clark_agent.recovery import (
+    ContextOverflowRecovery,
+    Double,
+    Fixed,
+    Linear,
+    MaxTokensRecovery,
+    TokenScaling,
+)
 from clark_agent.request_summary import (
     ProviderContentCounts,
     ProviderMessageCounts,
     ProviderRequestSummary,
 )
+from clark_agent.schema import portable_schema, strict_schema
+from clark_agent.schema_rules import SchemaProblem, SchemaRules, check_schema
 from clark_agent.stream import (
     MessageAssembler,
     ReasoningEffort,
@@ -81,7 +137,19 @@ from clark_agent.tool_identity import (
     extract_operation_key,
     extract_target,
 )
-from clark_agent.tools import ToolResult
+from clark_agent.tools import (
+    NEVER_CLIP,
+    AgentTool,
+    FunctionTool,
+    ToolContext,
+    ToolHistoryPolicy,
+    ToolLike,
+    ToolRegistry,
+    ToolResult,
+    TypedTool,
+    tool,
+)
+from clark_agent.transcript import MessageLog, MessageView
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
@@ -117,35 +185,69 @@ from clark_agent.wire import (
 )
 
 __all__ = [
+    "NEVER_CLIP",
+    "AfterToolCall",
+    "AfterToolCallContext",
+    "AfterToolDecision",
+    "AgentBuilder",
     "AgentContext",
     "AgentEvent",
     "AgentMessage",
+    "AgentTool",
+    "Answer",
     "AssistantBlock",
     "AssistantMessage",
+    "BeforeToolCall",
+    "BeforeToolCallContext",
+    "BeforeToolDecision",
+    "Block",
     "CancellationToken",
     "ChannelSink",
+    "ChannelSteering",
     "ClarkAgentError",
     "Clock",
+    "ConfigError",
+    "ContextOverflowRecovery",
+    "ContextTransform",
     "CustomMessage",
     "DecodeError",
     "Double",
     "EmptyOutcomeError",
+    "EventChecker",
+    "EventObserver",
+    "EventOrderError",
     "EventSink",
+    "ExecutionMode",
     "FanOutSink",
     "Fixed",
+    "FollowUpSource",
+    "FunctionPlugin",
+    "FunctionTool",
+    "GracefulTurnLimit",
+    "HiddenToolContext",
+    "HiddenToolError",
     "HistoryChange",
     "HistoryChangeKind",
+    "HookError",
     "ImageContent",
     "InvalidArgumentsError",
     "InvalidContinuationError",
     "JsonSizeEstimator",
     "Linear",
+    "LoopConfig",
     "LoopError",
+    "LoopOutcome",
     "MalformedRow",
     "MaxTokensRecovery",
     "MessageAssembler",
+    "MessageLog",
+    "MessageView",
     "MissingFieldError",
     "OpenRouterReasoningCodec",
+    "OpeningGate",
+    "PlainTextRecoveryContext",
+    "Plugin",
+    "ProtocolPolicy",
     "ProviderContentCounts",
     "ProviderMessageCounts",
     "ProviderRequestSummary",
@@ -162,8 +264,14 @@ __all__ = [
     "ReplayAudit",
     "ReplayContract",
     "ReplayViolation",
+    "Rewrite",
     "RunAborted",
     "RunIdentity",
+    "RunResult",
+    "SchemaProblem",
+    "SchemaRules",
+    "SteeringHandle",
+    "SteeringSource",
     "StopReason",
     "StreamChunk",
     "StreamError",
@@ -177,27 +285,42 @@ __all__ = [
     "TextContent",
     "ThinkingContent",
     "ThinkingTagStreamFilter",
+    "TokenBudget",
     "TokenEstimator",
     "TokenScaling",
     "ToolAborted",
     "ToolCall",
+    "ToolContext",
+    "ToolDefinitionError",
     "ToolError",
     "ToolExecutionError",
     "ToolFatal",
     "ToolFatalError",
+    "ToolGate",
+    "ToolGateClass",
+    "ToolGateContext",
+    "ToolHistoryPolicy",
     "ToolIdentityPolicy",
+    "ToolLike",
+    "ToolRegistry",
     "ToolResult",
     "ToolResultBlock",
+    "ToolResultBudget",
     "ToolResultMessage",
     "ToolSchema",
     "ToolValidationError",
     "Transcript",
+    "TransformContext",
+    "TypedTool",
+    "UniqueToolCallIds",
     "Usage",
     "UserBlock",
     "UserMessage",
     "__version__",
     "arg_parse_error",
     "audit_replay",
+    "check_events",
+    "check_schema",
     "decode_json",
     "decode_message",
     "detect_arg_parse_error",
@@ -209,10 +332,17 @@ __all__ = [
     "extract_args_key",
     "extract_operation_key",
     "extract_target",
+    "fold_events",
     "load_transcript",
     "parse_arguments",
+    "portable_schema",
+    "repair_arguments",
     "repair_history",
+    "run",
+    "run_continue",
     "stream",
+    "strict_schema",
     "strip_thinking_tags",
+    "tool",
     "unique_tool_call_ids",
 ]

@@ -1,5 +1,10 @@
 """The durable record of a run, in the vocabulary that other implementations share."""
 
+from clark_agent.trajectory.recorder import (
+    InMemoryTrajectorySink,
+    TrajectoryRecorder,
+    TrajectorySink,
+)
 from clark_agent.trajectory.records import (
     TRAJECTORY_SCHEMA_VERSION,
     TrajectoryPayload,
@@ -10,8 +15,11 @@ from clark_agent.trajectory.records import (
 
 __all__ = [
     "TRAJECTORY_SCHEMA_VERSION",
+    "InMemoryTrajectorySink",
     "TrajectoryPayload",
     "TrajectoryRecord",
+    "TrajectoryRecorder",
+    "TrajectorySink",
     "decode_record",
     "encode_record",
 ]

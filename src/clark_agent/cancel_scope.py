@@ -1,0 +1,78 @@
+"""Lets a token cancel the task that runs under it, without a task of its own.
+
+The same way as ``asyncio.timeout``: the task is cancelled from outside and the cancellation is
+taken back when it has done its work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from clark_agent.cancellation import CancellationToken, Subscription
+
+__all__ = ["CancelScope"]
+
+
+class CancelScope:
+    """While it is entered, cancelling the token cancels the current task, at most once.
+
+    ``interrupt`` can be set to something else to do instead, for a while: a tool batch ends its
+    calls in its own way.
+    """
+
+    def __init__(self, token: CancellationToken) -> None:
+        self._token = token
+        self._subscription: Subscription | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._cancels = 0
+        self._cancelling = 0
+        self.interrupt: Callable[[], None] | None = None
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._cancelling = 0 if self._task is None else self._task.cancelling()
+        loop = asyncio.get_running_loop()
+
+        def from_any_thread() -> None:
+            loop.call_soon_threadsafe(self._fire)
+
+        if not self._token.cancelled:  # otherwise the run finds out by itself, at a known point
+            self._subscription = self._token.subscribe(from_any_thread)
+        return self
+
+    def _fire(self) -> None:
+        task = self._task
+        if task is None:
+            return
+        if self.interrupt is not None:
+            self.interrupt()
+        else:
+            self.cancel_task()
+
+    def cancel_task(self) -> None:
+        """Cancel the task now; taken back on exit."""
+        if self._task is not None:
+            self._cancels += 1
+            self._task.cancel()
+
+    @property
+    def cancelled_from_outside(self) -> bool:
+        """Whether somebody else has cancelled the task since the scope was entered."""
+        task = self._task
+        return task is not None and task.cancelling() > self._cancelling + self._cancels
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+        task, self._task = self._task, None
+        if task is not None:
+            for _ in range(self._cancels):
+                task.uncancel()

@@ -1,0 +1,214 @@
+"""The order of events as code: `check_events` raises at the first event that should not be there.
+
+Use it on what a sink has recorded, in tests of hosts and plugins. It holds for every run of this
+package, whether that ended well or not. `fold_events` gives the messages that the events tell of.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NoReturn
+
+from clark_agent import events as ev
+from clark_agent.errors import EventOrderError
+from clark_agent.events import AgentEvent
+from clark_agent.types import AgentMessage, AssistantMessage
+
+__all__ = ["EventChecker", "check_events", "fold_events"]
+
+
+def fold_events(events: Iterable[AgentEvent]) -> tuple[AgentMessage, ...]:
+    """The messages of the run: what it returns, or what its error carries."""
+    messages: list[AgentMessage] = []
+    for event in events:
+        if isinstance(event, ev.MessageEnd):
+            messages.append(event.message)
+        elif isinstance(event, ev.MessageDiscarded):
+            messages.pop()
+    return tuple(messages)
+
+
+def check_events(events: Iterable[AgentEvent]) -> None:
+    """Raise `EventOrderError`, which names the position and the rule, unless all is in order."""
+    checker = EventChecker()
+    for event in events:
+        checker.feed(event)
+    checker.finish()
+
+
+class EventChecker:
+    """The state machine behind `check_events`, for events as they come."""
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._event: AgentEvent | None = None
+        self._previous: AgentEvent | None = None
+        self._messages: list[AgentMessage] = []
+        self._begun = False
+        self._ended = False
+        self._turn_open = False
+        self._turns = 0
+        self._open: AgentMessage | None = None
+        self._asked = False
+        self._answer: AssistantMessage | None = None
+        self._running: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+
+    def feed(self, event: AgentEvent) -> None:
+        """Take the next event."""
+        self._position += 1
+        self._event = event
+        if self._ended:
+            self._fail("nothing follows agent_end")
+        if not self._begun and not isinstance(event, ev.AgentStart):
+            self._fail("a run begins with agent_start")
+        self._check(event)
+        self._previous = event
+
+    def finish(self) -> None:
+        """There are no more events."""
+        if not self._ended:
+            self._position += 1
+            self._event = None
+            self._fail("a run ends with agent_end")
+
+    def _check(self, event: AgentEvent) -> None:
+        match event:
+            case ev.AgentStart():
+                self._require(not self._begun, "a run has one agent_start")
+                self._begun = True
+            case ev.RunIdentified():
+                after_start = isinstance(self._previous, ev.AgentStart)
+                self._require(after_start, "run_identified directly follows agent_start")
+            case ev.TurnStart():
+                self._turn_start()
+            case ev.TurnEnd():
+                self._turn_end(event)
+            case ev.AgentEnd():
+                self._agent_end(event)
+            case ev.MessageStart():
+                self._message_start(event.message)
+            case ev.MessageUpdate():
+                same = self._open is not None and event.partial is self._open
+                self._require(same, "message_update carries the placeholder of an open message")
+            case ev.MessageEnd():
+                self._message_end(event.message)
+            case ev.MessageDiscarded():
+                self._message_discarded()
+            case ev.ToolExecutionStart() | ev.ToolExecutionUpdate() | ev.ToolExecutionEnd():
+                self._tool(event)
+            case _:
+                self._about_request(event)
+
+    # --- brackets -------------------------------------------------------------------------------
+
+    def _turn_start(self) -> None:
+        self._require(not self._turn_open, "turn_start comes after the turn_end before it")
+        self._require(self._open is None, "no message is open at turn_start")
+        self._turn_open = True
+        self._turns += 1
+        self._asked = False
+        self._answer = None
+        self._running.clear()
+        self._finished.clear()
+
+    def _turn_end(self, event: ev.TurnEnd) -> None:
+        self._require(self._turn_open, "turn_end closes a turn")
+        self._require(self._open is None, "no message is open at turn_end")
+        self._require(not self._running.total(), "no tool runs at turn_end")
+        if self._answer is not None:
+            self._require(event.message == self._answer, "turn_end carries the turn's answer")
+            wanted = Counter([call.id for call in self._answer.tool_calls])
+            self._require(self._finished == wanted, "every call of the turn ends exactly once")
+            if wanted:
+                told = Counter([result.tool_call_id for result in event.tool_results])
+                self._require(told == wanted, "turn_end carries one result for every call")
+        self._turn_open = False
+
+    def _agent_end(self, event: ev.AgentEnd) -> None:
+        self._require(not self._turn_open, "agent_end comes after the last turn_end")
+        self._require(self._turns > 0, "a run has at least one turn")
+        self._require(self._open is None, "no message is open at agent_end")
+        same = list(event.messages) == self._messages
+        self._require(same, "agent_end carries the messages that were told of")
+        self._ended = True
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def _message_start(self, message: AgentMessage) -> None:
+        self._require(self._open is None, "one message ends before the next starts")
+        self._require(self._turns > 0, "messages come after the first turn_start")
+        if isinstance(message, AssistantMessage) and self._turn_open:
+            self._require(self._asked, "an answer follows provider_request_prepared")
+        elif self._turn_open:
+            self._require(not self._asked, "the model's answer comes before other messages")
+        self._require(not self._running.total(), "no message starts while a tool runs")
+        self._open = message
+
+    def _message_end(self, message: AgentMessage) -> None:
+        self._require(self._open is not None, "message_end closes a message")
+        same_kind = type(message) is type(self._open)
+        self._require(same_kind, "message_end closes the message that was started")
+        if self._asked and isinstance(message, AssistantMessage):
+            self._asked = False
+            self._answer = message
+        else:
+            self._require(message == self._open, "a message ends as it was started")
+        self._open = None
+        self._messages.append(message)
+
+    def _message_discarded(self) -> None:
+        previous = self._previous
+        follows = (
+            isinstance(previous, ev.MessageEnd)
+            and isinstance(previous.message, AssistantMessage)
+            and self._answer is not None
+        )
+        self._require(follows, "message_discarded directly follows the end of an answer")
+        self._answer = None
+        self._messages.pop()
+
+    # --- requests and tools ---------------------------------------------------------------------
+
+    def _about_request(self, event: AgentEvent) -> None:
+        self._require(self._turn_open, "requests are made within a turn")
+        self._require(self._open is None, "no message is open while a request is prepared")
+        self._require(self._answer is None, "a turn asks no more once it has its answer")
+        self._require(not self._asked, "provider_request_prepared is followed by the answer")
+        if isinstance(event, ev.ProviderRequestPrepared):
+            self._asked = True
+        elif isinstance(event, ev.OutputTokensEscalation):
+            discarded = isinstance(self._previous, ev.MessageDiscarded)
+            self._require(discarded, "output_tokens_escalation follows message_discarded")
+
+    def _tool(
+        self, event: ev.ToolExecutionStart | ev.ToolExecutionUpdate | ev.ToolExecutionEnd
+    ) -> None:
+        call_id = event.tool_call_id
+        self._require(self._turn_open, "tools run within a turn")
+        self._require(self._open is None, "no message is open while tools run")
+        self._require(self._answer is not None, "tools run after the answer that asks for them")
+        assert self._answer is not None
+        known = sum([call.id == call_id for call in self._answer.tool_calls])
+        self._require(known > 0, "a tool runs for a call of the turn's answer")
+        begun = self._running[call_id] + self._finished[call_id]
+        match event:
+            case ev.ToolExecutionStart():
+                self._require(begun < known, "a call starts at most once, before its end")
+                self._running[call_id] += 1
+            case ev.ToolExecutionUpdate():
+                self._require(self._running[call_id] > 0, "only a call that runs has progress")
+            case ev.ToolExecutionEnd():
+                self._require(self._finished[call_id] < known, "a call ends exactly once")
+                if self._running[call_id] > 0:
+                    self._running[call_id] -= 1
+                self._finished[call_id] += 1
+
+    def _require(self, holds: bool, rule: str) -> None:
+        if not holds:
+            self._fail(rule)
+
+    def _fail(self, rule: str) -> NoReturn:
+        kind = "the end" if self._event is None else str(self._event.__struct_config__.tag)
+        raise EventOrderError(self._position, kind, rule)

@@ -1,0 +1,270 @@
+"""The loop: turns until the model is done, follow-ups until there are none.
+
+    begin
+    while follow-ups:
+        while there are tool calls to answer, or steering:
+            turn: steering, the model's answer, its tool calls
+        follow-ups?
+    end
+
+`run` and `run_continue` are functions; what a run knows lives in `clark_agent.run_state.Run` and
+ends with it. One model call is `clark_agent.turn`, one tool batch `clark_agent.execution`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from enum import StrEnum
+
+from msgspec import Struct
+
+from clark_agent.cancel_scope import CancelScope
+from clark_agent.cancellation import CancellationToken
+from clark_agent.config import LoopConfig
+from clark_agent.errors import (
+    EmptyOutcomeError,
+    InvalidContinuationError,
+    LoopError,
+    RunAborted,
+    StreamError,
+)
+from clark_agent.execution import Batch
+from clark_agent.fallback import Deliver, Nudge, PlainTextFallback
+from clark_agent.hooks import poll
+from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
+from clark_agent.preparation import ask_policy
+from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
+from clark_agent.run_state import Run
+from clark_agent.stream import StreamErrorKind
+from clark_agent.turn import ModelAnswer, ask_model
+from clark_agent.types import (
+    AgentContext,
+    AgentMessage,
+    AssistantMessage,
+    StopReason,
+    SystemMessage,
+    TextContent,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+
+__all__ = ["LoopOutcome", "RunResult", "run", "run_continue"]
+
+FALLBACK_ID = "plain_text_terminal_fallback_"
+
+
+class LoopOutcome(StrEnum):
+    """How a run ended that did not fail."""
+
+    DONE = "done"
+    """The model was done, or a tool batch voted to end."""
+    WRAPPED_UP = "wrapped_up"
+    """The model closed cleanly after it was told that its turns run out."""
+    HIT_MAX_ITERATIONS = "hit_max_iterations"
+    """The turns ran out while there was more to do."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the model came to an end of its own."""
+        return self is not LoopOutcome.HIT_MAX_ITERATIONS
+
+
+class RunResult(Struct, frozen=True):
+    """What a run has brought: its own messages, not the whole transcript."""
+
+    messages: tuple[AgentMessage, ...]
+    outcome: LoopOutcome
+    usage: Usage = Usage()
+    """The tokens of all calls to the model, those asked again included."""
+    undelivered: tuple[AgentMessage, ...] = ()
+    """Steering that was accepted and came too late."""
+
+    @property
+    def text(self) -> str:
+        """What the model said last."""
+        for message in reversed(self.messages):
+            if isinstance(message, AssistantMessage):
+                return message.plain_text
+        return ""
+
+
+async def run(
+    prompts: str | AgentMessage | Iterable[AgentMessage],
+    context: AgentContext,
+    config: LoopConfig,
+    signal: CancellationToken | None = None,
+) -> RunResult:
+    """Give the prompts to the agent and run it to the end.
+
+    Raises a `LoopError`, which carries what the run had, when there is no end to be had.
+    """
+    if isinstance(prompts, str):
+        prompts = UserMessage(prompts, timestamp=config.clock.now_ms())
+    messages = prompts if isinstance(prompts, Iterable) else (prompts,)
+    return await _start(messages, context, config, signal)
+
+
+async def run_continue(
+    context: AgentContext, config: LoopConfig, signal: CancellationToken | None = None
+) -> RunResult:
+    """Run the agent on a transcript that waits for its answer already."""
+    if not context.messages:
+        raise InvalidContinuationError("there is nothing to continue: the context has no messages")
+    if isinstance(context.messages[-1], AssistantMessage):
+        raise InvalidContinuationError(
+            "the transcript ends with the assistant's own message; add one for it to answer"
+        )
+    return await _start((), context, config, signal)
+
+
+async def _start(
+    prompts: Iterable[AgentMessage],
+    context: AgentContext,
+    config: LoopConfig,
+    signal: CancellationToken | None,
+) -> RunResult:
+    state = Run(context, config, signal or CancellationToken())
+    partial: AssistantMessage | None = None
+    outside = False
+    try:
+        with CancelScope(state.signal) as scope:
+            try:
+                outcome = await _run(state, scope, prompts)
+                await state.end()
+            except BaseException as error:
+                outside = scope.cancelled_from_outside
+                if state.has_unanswered_calls and state.turn_message is not None:
+                    state.batch = Batch(state, scope, state.turn_message)
+                partial = await state.close(error)
+                raise
+            finally:
+                state.hooks.end_run()
+    except asyncio.CancelledError as cancelled:
+        aborted = RunAborted(state.signal.reason)
+        state.carry(aborted, partial)
+        if outside or not state.signal.cancelled:
+            cancelled.__cause__ = aborted
+            raise
+        raise aborted from None
+    except LoopError as error:
+        state.carry(error, partial)
+        raise
+    except Exception as error:
+        failed = LoopError(f"the run failed unexpectedly: {type(error).__name__}: {error}")
+        state.carry(failed, partial)
+        raise failed from error
+    return RunResult(tuple(state.messages), outcome, state.usage, tuple(state.undelivered))
+
+
+async def _run(state: Run, scope: CancelScope, prompts: Iterable[AgentMessage]) -> LoopOutcome:
+    config = state.config
+    fallback = PlainTextFallback(config)
+    await state.begin(prompts)
+    state.pending = await poll(state, state.hooks.steering)
+    while True:
+        more, terminated = True, False
+        while more or state.pending:
+            state.check_cancelled()
+            if state.at_cap:
+                break
+            more, terminated = await _turn(state, scope, fallback)
+            if not terminated:
+                state.pending = await poll(state, state.hooks.steering)
+        _check_empty_outcomes(config, fallback)
+        if terminated:
+            return _outcome(state, unfinished=False)
+        follow_up = await poll(state, state.hooks.follow_up)
+        if state.at_cap:
+            unfinished = more or bool(state.pending) or bool(follow_up)
+            state.undelivered, state.pending = state.pending, []
+            await state.add(follow_up)
+            return _outcome(state, unfinished=unfinished)
+        if not follow_up:
+            return _outcome(state, unfinished=False)
+        state.pending = follow_up
+
+
+async def _turn(state: Run, scope: CancelScope, fallback: PlainTextFallback) -> tuple[bool, bool]:
+    """One turn: whether the model has something to answer after it, and whether the run is over."""
+    iteration = await state.begin_turn()
+    answer = await ask_model(state, iteration)
+    _check_answer(answer.message)
+    if answer.message.tool_calls:
+        batch = state.batch = Batch(state, scope, answer.message)
+        await batch.execute(answer)
+        state.batch = None
+        fallback.reset()
+        state.turn_results = batch.results
+        await state.add(state.turn_results)
+        more, terminated = not batch.terminates, batch.terminates
+    else:
+        more, terminated = await _without_tools(state, answer, fallback)
+    await state.end_turn()
+    return more, terminated
+
+
+def _check_answer(message: AssistantMessage) -> None:
+    """A transport may close a message with an error instead of reporting one."""
+    if message.stop_reason is StopReason.ABORTED:
+        raise RunAborted(message.error_message)
+    if message.stop_reason is StopReason.ERROR:
+        text = message.error_message or "the message ended with an error"
+        raise StreamError(StreamErrorKind.TRANSIENT, text)
+
+
+async def _without_tools(
+    state: Run, answer: ModelAnswer, fallback: PlainTextFallback
+) -> tuple[bool, bool]:
+    """The model has stopped in plain text: nudge it, deliver the text, or leave it at that."""
+    decision = ask_policy(state, lambda: fallback.decide(answer.message, answer.allowlist))
+    match decision:
+        case Nudge():
+            await state.add([_nudge(state, answer)])
+            return True, False
+        case Deliver(text):
+            fallback.reset()
+            result = _delivered(state, text)
+            state.turn_results = [result]
+            await state.add([result])
+            return False, True
+        case _:
+            return False, False
+
+
+def _nudge(state: Run, answer: ModelAnswer) -> SystemMessage:
+    config = state.config
+    context = PlainTextRecoveryContext(
+        state.transcript.view(),
+        answer.gate_context.iteration,
+        state.registry.names,
+        config.plain_text_terminal_fallback_tool,
+    )
+    text = ask_policy(state, lambda: config.protocol.plain_text_recovery_prompt(context))
+    return SystemMessage(text or PLAIN_TEXT_RECOVERY, state.clock.now_ms())
+
+
+def _delivered(state: Run, text: str) -> ToolResultMessage:
+    tool = state.config.plain_text_terminal_fallback_tool
+    assert tool is not None
+    return ToolResultMessage(
+        FALLBACK_ID + state.clock.new_id(),
+        tool,
+        (TextContent(text),),
+        narration="Took the model's plain text for its final answer.",
+        timestamp=state.clock.now_ms(),
+    )
+
+
+def _check_empty_outcomes(config: LoopConfig, fallback: PlainTextFallback) -> None:
+    budget = config.empty_outcome_retry_budget
+    if budget is not None and fallback.stops > budget:
+        raise EmptyOutcomeError(budget, fallback.stops)
+
+
+def _outcome(state: Run, *, unfinished: bool) -> LoopOutcome:
+    if unfinished:
+        return LoopOutcome.HIT_MAX_ITERATIONS
+    warned = any(isinstance(p, GracefulTurnLimit) and p.fired for p in state.hooks.plugins)
+    return LoopOutcome.WRAPPED_UP if warned else LoopOutcome.DONE

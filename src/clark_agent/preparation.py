@@ -1,0 +1,183 @@
+"""Before a tool runs: is the call known, offered, well-formed and allowed?
+
+`prepare` ends in one of two ways: the call is ready to run, or it has its result already, an error
+that tells the model what to do differently or an answer that a hook gave in the tool's stead.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from clark_agent.errors import HookError, ToolValidationError
+from clark_agent.hooks import call_hook
+from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite
+from clark_agent.protocol import (
+    HiddenToolContext,
+    HiddenToolError,
+    generic_hidden_tool_error,
+    hidden_tool_details,
+)
+from clark_agent.run_state import Run
+from clark_agent.tools import AgentTool, ToolResult
+from clark_agent.turn import ModelAnswer
+from clark_agent.types import ToolCall, detect_arg_parse_error
+
+__all__ = ["PendingCall", "ask_policy", "prepare"]
+
+logger = logging.getLogger(__name__)
+
+_QUOTED_ARGUMENTS = 400
+
+
+class PendingCall:
+    """One call on its way through the batch."""
+
+    __slots__ = ("args", "call", "decisions", "ended", "input", "result", "started", "tool")
+
+    def __init__(self, call: ToolCall, tool: AgentTool | None) -> None:
+        self.call = call
+        self.tool = tool
+        self.args: Any = call.arguments
+        """The arguments as hooks see them."""
+        self.input: Any = None
+        """What the tool has made of them."""
+        self.decisions: list[dict[str, Any]] = []
+        self.result: ToolResult | None = None
+        self.started = False
+        self.ended = False
+
+    def decided(self, plugin: str, decision: str, **more: Any) -> None:
+        """Note that a plugin has changed what becomes of the call."""
+        self.decisions.append({"plugin": plugin, "decision": decision, **more})
+
+    def outcome(self) -> ToolResult:
+        """The result, with those who had a hand in it named in the details.
+
+        Details that are no object belong to the host alone and stay as they are.
+        """
+        assert self.result is not None
+        details = self.result.details
+        if not self.decisions or not (details is None or isinstance(details, dict)):
+            return self.result
+        return replace(self.result, details={**(details or {}), "decided_by": self.decisions})
+
+
+async def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> None:
+    """Make the call ready to run, or give it its result."""
+    pending.result = await _refused(run, answer, pending)
+    if pending.result is None and run.hooks.before_tool_call:
+        await _ask_hooks(run, answer, pending)
+
+
+async def _refused(run: Run, answer: ModelAnswer, pending: PendingCall) -> ToolResult | None:
+    call, tool = pending.call, pending.tool
+    if tool is None:
+        known = ", ".join(run.registry.names) or "none"
+        return ToolResult.error(f"There is no tool {call.name!r}. The tools are: {known}.")
+    if answer.allowlist is not None and call.name not in answer.allowlist:
+        hidden = await _hidden(run, answer, call.name, answer.allowlist)
+        return ToolResult.error(hidden.message, details=hidden.details)
+    malformed = detect_arg_parse_error(call.arguments)
+    if malformed is not None:
+        return ToolResult.error(_syntax_error(call.name, *malformed))
+    return _accept(tool, pending, call.arguments)
+
+
+def _accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult | None:
+    """Let the tool check the arguments; its objection, or None."""
+    try:
+        pending.args = tool.prepare_arguments(arguments)
+        accepted = tool.validate(pending.args)
+    except ToolValidationError as error:
+        return ToolResult.error(str(error))
+    except Exception as error:
+        logger.exception("the tool %r failed to check its arguments", tool.name)
+        return ToolResult.error(
+            f"{tool.name!r} could not check the arguments: {type(error).__name__}: {error}"
+        )
+    pending.input = pending.args if accepted is None else accepted
+    return None
+
+
+def _syntax_error(name: str, error: str, raw: str) -> str:
+    quoted = raw if len(raw) <= _QUOTED_ARGUMENTS else raw[:_QUOTED_ARGUMENTS] + "…"
+    return (
+        f"The arguments of {name!r} are not valid JSON ({error}), so the call was not run. "
+        f"Send it again with a complete JSON object. You sent: {quoted}"
+    )
+
+
+# --- hidden tools -----------------------------------------------------------------------------
+
+
+async def _hidden(
+    run: Run, answer: ModelAnswer, name: str, allowlist: frozenset[str]
+) -> HiddenToolError:
+    """Why the tool is not offered: as a gate says, else the policy, else in general words."""
+    for gate in run.hooks.tool_gate:
+        if gate.denial_reason is None:
+            continue
+        try:
+            reason = await call_hook(run, gate.denial_reason, name, answer.gate_context)
+        except Exception:
+            logger.exception("the gate %r failed to give a reason", gate.name)
+            continue
+        if reason is not None:
+            return HiddenToolError(reason, hidden_tool_details(name, allowlist, gate.name))
+    context = HiddenToolContext(name, allowlist, run.transcript.view())
+    said = ask_policy(run, lambda: run.config.protocol.hidden_tool_error(context))
+    return said or generic_hidden_tool_error(name, allowlist)
+
+
+def ask_policy(run: Run, question: Callable[[], Any]) -> Any:
+    """What the protocol policy answers. If it raises the run ends."""
+    try:
+        return question()
+    except Exception as error:
+        raise HookError("protocol policy", run.config.protocol.name, error) from error
+
+
+# --- hooks before the call --------------------------------------------------------------------
+
+
+async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> None:
+    for hook in run.hooks.before_tool_call:
+        context = BeforeToolCallContext(
+            answer.message, pending.call, pending.args, run.transcript.view()
+        )
+        try:
+            decision = await call_hook(run, hook, context)
+            _apply(hook, decision, pending)
+        except Exception as error:
+            logger.exception("the hook %r failed; the call is blocked", hook.name)
+            pending.decided(hook.name, "failed")
+            pending.result = ToolResult.error(
+                f"The call was not run: the hook {hook.name!r} that checks it raised "
+                f"{type(error).__name__}: {error}"
+            )
+        if pending.result is not None:
+            return
+
+
+def _apply(hook: Hook, decision: Any, pending: PendingCall) -> None:
+    match decision:
+        case None:
+            return
+        case Block(reason, details):
+            pending.decided(hook.name, "block")
+            text = f"The call was blocked by {hook.name!r}." if reason is None else reason
+            pending.result = ToolResult.error(text, details=details)
+        case Rewrite(args):
+            assert pending.tool is not None
+            refused = _accept(pending.tool, pending, args)
+            pending.decided(hook.name, "rewrite", args=pending.args)
+            pending.result = refused
+        case Answer(result):
+            pending.decided(hook.name, "answer")
+            pending.result = result
+        case _:
+            raise TypeError(f"on_before_tool_call returned {decision!r}, which is no decision")

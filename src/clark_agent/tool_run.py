@@ -1,0 +1,192 @@
+"""One tool call in progress, awaited in place, which can be stopped and in the end left behind.
+
+A tool is not given a task merely to be cancellable. `ToolRun` steps the tool's coroutine inside the
+task that awaits it, passing on what it waits for, and so stands between the two when that task is
+cancelled:
+
+1. The call's token is cancelled. A tool that waits on it, or runs in a thread, may end by itself.
+2. Then, and for any other tool at once, the cancellation is raised inside the coroutine.
+3. What has not ended when the grace is over is left behind: it goes on in a task of its own,
+   nobody waits for it, and its result says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Generator
+from typing import Any
+
+from clark_agent.cancellation import CancellationToken
+
+__all__ = ["ToolLeftBehindError", "ToolRun"]
+
+logger = logging.getLogger(__name__)
+
+_left_behind: set[asyncio.Task[Any]] = set()
+
+
+class ToolLeftBehindError(Exception):
+    """The call did not end within the grace and still goes on."""
+
+
+class ToolRun:
+    """Await it for the tool's result. After `stop` it ends within the grace, one way or another."""
+
+    __slots__ = (
+        "_cancelling",
+        "_cancels",
+        "_coroutine",
+        "_grace",
+        "_in_thread",
+        "_leave",
+        "_task",
+        "_timers",
+        "_token",
+        "cancelled_from_outside",
+        "stopped",
+    )
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        token: CancellationToken,
+        *,
+        grace: float,
+        in_thread: bool = False,
+    ) -> None:
+        self._coroutine = coroutine
+        self._token = token
+        self._grace = grace
+        self._in_thread = in_thread
+        self._task: asyncio.Task[Any] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._cancelling = 0
+        self._cancels = 0
+        self._leave = False
+        self.stopped: str | None = None
+        """Why the call was stopped, if it was."""
+        self.cancelled_from_outside = False
+        """Whether it was the awaiting task that somebody cancelled."""
+
+    def stop_after(self, seconds: float, why: str) -> None:
+        """Stop the call unless it ends in time."""
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(seconds, self.stop, why))
+
+    def stop(self, why: str) -> None:
+        """Make the call end. The first reason stays."""
+        if self.stopped is not None:
+            return
+        may_end_itself = self._in_thread or self._token.has_subscribers
+        self.stopped = why
+        self._token.cancel(why)
+        if self._task is None:  # not begun: it never will
+            return
+        loop = asyncio.get_running_loop()
+        if not may_end_itself:
+            self._interrupt()
+        elif not self._in_thread:
+            self._timers.append(loop.call_later(self._grace / 2, self._interrupt))
+        self._timers.append(loop.call_later(self._grace, self._end_of_grace))
+
+    def _interrupt(self) -> None:
+        assert self._task is not None
+        self._cancels += 1
+        self._task.cancel()
+
+    def _end_of_grace(self) -> None:
+        self._leave = True
+        self._interrupt()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if self.stopped is not None:
+            self._coroutine.close()
+            raise asyncio.CancelledError
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        self._cancelling = task.cancelling()
+        try:
+            return (yield from self._steps())
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            self.cancelled_from_outside = self._is_cancelled_from_outside()
+            for _ in range(self._cancels):
+                task.uncancel()
+            self._task = None
+
+    def _steps(self) -> Generator[Any, Any, Any]:
+        """What ``yield from`` does with the coroutine, with an eye on cancellations."""
+        thrown: BaseException | None = None
+        while True:
+            try:
+                awaited = _step(self._coroutine, thrown)
+            except StopIteration as done:
+                return done.value
+            if thrown is not None and self.stopped is None and self._is_cancelled_from_outside():
+                self._begin_to_leave()
+            thrown = None
+            try:
+                yield awaited
+            except BaseException as error:
+                if self._leave and isinstance(error, asyncio.CancelledError):
+                    _leave_behind(self._coroutine, error)
+                    raise ToolLeftBehindError from None
+                thrown = error
+
+    def _is_cancelled_from_outside(self) -> bool:
+        """Whether the task has been cancelled by others.
+
+        Not at once when a cancellation is raised: ``asyncio.timeout`` and ``TaskGroup`` inside a
+        tool cancel its task too, and take that back as soon as it reaches them.
+        """
+        task = self._task
+        return task is not None and task.cancelling() > self._cancelling + self._cancels
+
+    def _begin_to_leave(self) -> None:
+        """The tool goes on although its task was cancelled: to clean up, or for ever."""
+        self.stopped = "cancelled"
+        self._token.cancel("cancelled")
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(self._grace, self._end_of_grace))
+
+
+def _step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> Any:
+    return coroutine.send(None) if thrown is None else coroutine.throw(thrown)
+
+
+class _Rest:
+    """What is left of a coroutine, from the exception on that it has not been given yet."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> None:
+        self._coroutine = coroutine
+        self._thrown = thrown
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        while True:
+            try:
+                awaited = _step(self._coroutine, self._thrown)
+            except StopIteration as done:
+                return done.value
+            self._thrown = None
+            try:
+                yield awaited
+            except BaseException as error:
+                self._thrown = error
+
+
+async def _finish(rest: _Rest) -> None:
+    await rest
+
+
+def _leave_behind(coroutine: Coroutine[Any, Any, Any], thrown: BaseException) -> None:
+    task = asyncio.ensure_future(_finish(_Rest(coroutine, thrown)))
+    _left_behind.add(task)
+    task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.info("a tool that was left behind failed in the end: %r", task.exception())

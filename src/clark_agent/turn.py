@@ -1,0 +1,350 @@
+"""One answer of the model: transforms → gates → request → stream, and again when it must be.
+
+attempt := transforms, gates, request, stream
+answer  := attempt, asked again while
+             nothing came              up to 3 times, a little later each time
+             the connection broke      once, with a note and less thinking
+             it was cut off            with a larger cap, as the recovery allows
+             the transcript is too big with a smaller one, as the recovery allows
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from inspect import isawaitable
+from typing import Any, assert_never
+
+from msgspec import Struct
+
+from clark_agent.errors import HookError, RunAborted, StreamError
+from clark_agent.events import (
+    ContextTransformApplied,
+    MessageUpdate,
+    OutputTokensEscalation,
+    ProviderRequestPrepared,
+    ToolGateApplied,
+    ToolGateConflictResolved,
+)
+from clark_agent.gates import GateDecision, compose_gates
+from clark_agent.hooks import call_hook
+from clark_agent.plugin import GateHook, ToolGateContext
+from clark_agent.protocol import ZERO_OUTPUT_RECOVERY
+from clark_agent.run_state import Run
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    ReasoningEffort,
+    Start,
+    StreamErrorKind,
+    StreamRequest,
+)
+from clark_agent.tokens import estimate_messages
+from clark_agent.types import AgentMessage, AssistantMessage, StopReason, SystemMessage
+
+__all__ = ["ModelAnswer", "ask_model"]
+
+logger = logging.getLogger(__name__)
+
+_EMPTY_ATTEMPTS = 3
+_EMPTY_DELAY = 0.25
+_ZERO_OUTPUT_DELAY = 0.5
+
+
+class ModelAnswer(Struct, frozen=True):
+    """What the model said, and under which conditions it was asked."""
+
+    message: AssistantMessage
+    gate_context: ToolGateContext
+    allowlist: frozenset[str] | None
+    """The tools that it was offered; None: all."""
+
+
+class _Failure(Struct, frozen=True):
+    """The stream ended without an answer."""
+
+    message: AssistantMessage
+    kind: StreamErrorKind
+    text: str
+    cause: BaseException | None = None
+
+
+class _Attempts:
+    """How a turn's request differs from the first, and how often it was made for which reason."""
+
+    def __init__(self, run: Run) -> None:
+        self.cap = run.config.max_output_tokens
+        self.reasoning = run.config.reasoning
+        self.note: SystemMessage | None = None
+        self.empty = 0
+        self.escalations = 0
+        self.overflows = 0
+
+
+async def ask_model(run: Run, iteration: int) -> ModelAnswer:
+    """The model's answer for this turn, in the transcript when this returns.
+
+    Raises `StreamError` or `RunAborted` when there is none to be had.
+    """
+    attempts = _Attempts(run)
+    while True:
+        outcome, gate_context, allowlist = await _attempt(run, iteration, attempts)
+        if isinstance(outcome, _Failure):
+            await run.end_answer(outcome.message, discard=str(outcome.kind))
+            await _recover(run, iteration, outcome, attempts)
+            continue
+        new_cap = _larger_cap(run, outcome, attempts)
+        if new_cap is None:
+            await run.end_answer(outcome)
+            return ModelAnswer(outcome, gate_context, allowlist)
+        await run.end_answer(outcome, discard="truncated")
+        attempts.escalations += 1
+        previous, attempts.cap = attempts.cap, new_cap
+        await run.emit(OutputTokensEscalation, attempts.escalations, previous, new_cap)
+
+
+async def _attempt(
+    run: Run, iteration: int, attempts: _Attempts
+) -> tuple[AssistantMessage | _Failure, ToolGateContext, frozenset[str] | None]:
+    messages = await _transformed(run, iteration, attempts.note)
+    config = run.config
+    context = ToolGateContext(iteration, messages, config.conversation_id, run.registry.names)
+    allowlist = await _allowlist(run, context)
+    tools = run.registry.schemas
+    if allowlist is not None:
+        tools = tuple([schema for schema in tools if schema.name in allowlist])
+    await run.emit(
+        ProviderRequestPrepared,
+        iteration,
+        config.model_id,
+        run.system_prompt,
+        messages,
+        tools,
+        config.temperature,
+        attempts.cap,
+    )
+    request = StreamRequest(
+        system_prompt=run.system_prompt,
+        messages=messages,
+        tools=tools,
+        temperature=config.temperature,
+        max_output_tokens=attempts.cap,
+        reasoning=attempts.reasoning,
+        provider_extras=config.provider_extras,
+        force_tool_call=config.force_tool_call,
+    )
+    return await _stream(run, request), context, allowlist
+
+
+# --- what the model will see ------------------------------------------------------------------
+
+
+async def _transformed(
+    run: Run, iteration: int, note: SystemMessage | None
+) -> Sequence[AgentMessage]:
+    messages: Sequence[AgentMessage] = run.transcript.view(() if note is None else (note,))
+    if not run.hooks.context_transform:
+        return messages
+    context = run.transform_context(iteration)
+    for hook in run.hooks.context_transform:
+        before = messages
+        try:
+            if hook.should_transform is not None and not hook.should_transform(messages, context):
+                continue
+            messages = _sequence(await call_hook(run, hook.transform, messages, context))
+        except Exception:
+            logger.exception("the transform %r failed; the messages stay as they were", hook.name)
+        await run.emit(ContextTransformApplied, iteration, hook.name, before, messages)
+    return messages
+
+
+def _sequence(messages: object) -> Sequence[AgentMessage]:
+    if not isinstance(messages, Sequence):
+        raise TypeError(f"transform_context must return messages, not {type(messages).__name__}")
+    return messages
+
+
+async def _allowlist(run: Run, context: ToolGateContext) -> frozenset[str] | None:
+    if not run.hooks.tool_gate:
+        return None
+    decisions: list[GateDecision] = []
+    for gate in run.hooks.tool_gate:
+        allow = await _ask_gate(run, gate, context)
+        shown = None if allow is None else tuple(sorted(allow.allow))
+        await run.emit(ToolGateApplied, context.iteration, gate.name, shown)
+        if allow is not None:
+            decisions.append(allow)
+    allowlist, conflict = compose_gates(decisions)
+    if conflict is not None:
+        await run.emit(
+            ToolGateConflictResolved,
+            context.iteration,
+            conflict.plugins,
+            conflict.chosen_plugin,
+            tuple(sorted(conflict.allow)),
+            conflict.reason,
+        )
+    return allowlist
+
+
+async def _ask_gate(run: Run, gate: GateHook, context: ToolGateContext) -> GateDecision | None:
+    try:
+        allow = await call_hook(run, gate.allowlist, context)
+        if allow is None:
+            return None
+        suppresses = gate.suppresses_advisory
+        return GateDecision(
+            gate.name,
+            frozenset(allow),
+            gate.priority,
+            gate.is_advisory,
+            suppresses is not None and suppresses(context),
+        )
+    except Exception as error:
+        if gate.is_advisory:
+            logger.exception("the advisory gate %r failed; it is ignored", gate.name)
+            return None
+        raise HookError("gate", gate.name, error) from error
+
+
+# --- the stream -------------------------------------------------------------------------------
+
+
+async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failure:
+    """The final message, or why there is none. Chunks before the start are nobody's."""
+    try:
+        events = run.config.stream(request, run.signal)
+        try:
+            return await _read(run, events)
+        finally:
+            await _close(events)
+    except Exception as error:
+        return _Failure(
+            run.failed_message(error),
+            StreamErrorKind.FATAL,
+            f"the transport raised {type(error).__name__}: {error}",
+            error,
+        )
+
+
+async def _read(run: Run, events: AsyncIterator[Any]) -> AssistantMessage | _Failure:
+    placeholder: AssistantMessage | None = None
+    listeners = run.emitter.listeners(MessageUpdate)
+    send = run.emitter.send
+    async for event in events:
+        if isinstance(event, Chunk):
+            if placeholder is None:
+                continue
+            run.chunks.append(event.chunk)
+            if listeners:
+                await send(MessageUpdate(placeholder, event.chunk), listeners)
+        elif isinstance(event, Start):
+            if placeholder is None:
+                placeholder = event.partial
+                await run.begin_answer(placeholder)
+        elif isinstance(event, Done):
+            return event.message
+        elif isinstance(event, Error):
+            return _failed(run, event)
+        else:
+            raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
+    message = AssistantMessage(
+        (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
+    )
+    return _Failure(message, StreamErrorKind.EMPTY, "the stream ended without an answer")
+
+
+def _failed(run: Run, event: Error) -> _Failure:
+    reason = StopReason.ABORTED if event.kind is StreamErrorKind.ABORTED else StopReason.ERROR
+    message = AssistantMessage(event.partial.content, reason, event.message, run.clock.now_ms())
+    return _Failure(message, event.kind, event.message)
+
+
+async def _close(events: object) -> None:
+    close = getattr(events, "aclose", None)
+    if close is None:
+        return
+    try:
+        await close()
+    except Exception:
+        logger.exception("the transport failed to close its stream")
+
+
+# --- asking again -----------------------------------------------------------------------------
+
+
+def _larger_cap(run: Run, message: AssistantMessage, attempts: _Attempts) -> int | None:
+    """The cap to ask again with, if the answer was cut off and may be had whole."""
+    recovery = run.config.max_output_tokens_recovery
+    if (
+        message.stop_reason is not StopReason.MAX_TOKENS
+        or recovery is None
+        or attempts.cap is None
+        or attempts.escalations >= recovery.max_attempts
+    ):
+        return None
+    return recovery.next_cap(attempts.cap, attempts.escalations)
+
+
+async def _recover(run: Run, iteration: int, failure: _Failure, attempts: _Attempts) -> None:
+    """Prepare the next attempt after a failed one, or raise when there is to be none."""
+    match failure.kind:
+        case StreamErrorKind.EMPTY if attempts.empty + 1 < _EMPTY_ATTEMPTS:
+            attempts.empty += 1
+            await run.clock.sleep(_EMPTY_DELAY * attempts.empty)
+        case StreamErrorKind.ZERO_OUTPUT_TRANSPORT if attempts.note is None:
+            attempts.note = SystemMessage(ZERO_OUTPUT_RECOVERY, run.clock.now_ms())
+            attempts.reasoning = _less_thinking(attempts.reasoning)
+            await run.clock.sleep(_ZERO_OUTPUT_DELAY)
+        case StreamErrorKind.CONTEXT_OVERFLOW if await _shrink(run, iteration, attempts):
+            # The recovery starts the turn's request afresh.
+            fresh = _Attempts(run)
+            attempts.cap, attempts.reasoning, attempts.note = fresh.cap, fresh.reasoning, None
+            attempts.empty = attempts.escalations = 0
+        case StreamErrorKind.EMPTY:
+            text = f"no answer in {_EMPTY_ATTEMPTS} attempts; the last: {failure.text}"
+            raise _with_partial(StreamError(failure.kind, text), failure)
+        case StreamErrorKind.ABORTED:
+            raise _with_partial(RunAborted(failure.text), failure)
+        case _:
+            raise _with_partial(StreamError(failure.kind, failure.text), failure)
+    run.check_cancelled()
+
+
+def _with_partial(error: StreamError | RunAborted, failure: _Failure) -> StreamError | RunAborted:
+    error.partial = failure.message
+    error.__cause__ = failure.cause
+    return error
+
+
+def _less_thinking(effort: ReasoningEffort) -> ReasoningEffort:
+    match effort:
+        case ReasoningEffort.MEDIUM | ReasoningEffort.HIGH | ReasoningEffort.XHIGH:
+            return ReasoningEffort.MINIMAL
+        case ReasoningEffort.NONE | ReasoningEffort.MINIMAL | ReasoningEffort.LOW:
+            return effort
+        case _:
+            assert_never(effort)
+
+
+async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
+    """Let the recovery make the transcript smaller. False: it may not, or it did not."""
+    recovery = run.config.overflow_recovery
+    if recovery is None or attempts.overflows >= getattr(recovery, "max_attempts", 1):
+        return False
+    attempts.overflows += 1
+    context = run.transform_context(iteration)
+    before = run.transcript.view()
+    name = getattr(recovery, "name", type(recovery).__name__)
+    try:
+        after: Any = recovery.recover(before, context)
+        if isawaitable(after):
+            after = await after
+        smaller = estimate_messages(context.estimator, after) < context.estimated_tokens
+    except Exception as error:
+        raise HookError("overflow recovery", name, error) from error
+    if smaller:
+        await run.emit(ContextTransformApplied, iteration, name, before, after)
+        run.replace_transcript(after)
+    return smaller
