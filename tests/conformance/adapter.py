@@ -1,6 +1,7 @@
 """Runs recorded cases through this package and gives back what it did, as plain JSON values.
 
-`run_pure` covers the pure functions. It imports the public API and the standard library alone.
+`run_pure` covers the pure functions, `run_scenario` the loop. They use the public API and the
+standard library alone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 
 import clark_agent as ca
 from clark_agent import reasoning, stream, trajectory
+from tests.conformance.scenario import run_scenario
+
+__all__ = ["PURE", "run_pure", "run_scenario"]
 
 NOW = "<now>"
 

@@ -1,10 +1,246 @@
-"""The public API as a user's type checker sees it: this file must check without an error.
+"""The public API as a user's type checker sees it. Never run."""
 
-It is never run.
-"""
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, assert_type
 
-from typing import assert_type
+from clark_agent import (
+    AfterToolCallContext,
+    AfterToolDecision,
+    AgentBuilder,
+    AgentContext,
+    AgentMessage,
+    AgentTool,
+    Answer,
+    AssistantMessage,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Block,
+    CancellationToken,
+    ChannelSink,
+    ChannelSteering,
+    FanOutSink,
+    FunctionPlugin,
+    LoopConfig,
+    LoopError,
+    LoopOutcome,
+    MaxTokensRecovery,
+    MessageAssembler,
+    OpeningGate,
+    Rewrite,
+    RunIdentity,
+    RunResult,
+    StopReason,
+    StreamError,
+    StreamErrorKind,
+    StreamEvent,
+    StreamRequest,
+    SystemMessage,
+    TextContent,
+    TokenBudget,
+    ToolCall,
+    ToolContext,
+    ToolGateContext,
+    ToolRegistry,
+    ToolResult,
+    ToolResultBudget,
+    Transcript,
+    TransformContext,
+    TypedTool,
+    UniqueToolCallIds,
+    Usage,
+    UserMessage,
+    check_events,
+    decode_message,
+    dump_transcript,
+    events,
+    fold_events,
+    load_transcript,
+    repair_history,
+    run,
+    run_continue,
+    tool,
+)
+from clark_agent.stream import Chunk, Done, Start, TextChunk
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, say
 
-import clark_agent
+# --- tools ------------------------------------------------------------------------------------
 
-assert_type(clark_agent.__version__, str)
+
+@tool
+async def search(query: str, limit: int = 10) -> list[str]:
+    return [query] * limit
+
+
+@tool(name="add_numbers", timeout=5, parallel_safe_per_turn=True)
+def add(left: int, right: int, ctx: ToolContext) -> int:
+    return left + right
+
+
+async def use_tools(ctx: ToolContext) -> None:
+    assert_type(await search("x", limit=3), list[str])
+    assert_type(add(1, 2, ctx), int)
+    assert_type(await search.execute({"query": "x"}, ctx), ToolResult)
+    await ctx.update("half done")
+
+
+class ReadFile(TypedTool):
+    name = "read_file"
+
+    async def run(self, path: str, ctx: ToolContext) -> str:
+        return path
+
+
+class Raw(AgentTool):
+    name = "raw"
+    max_result_chars = "never"
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text("ok").with_narration("Did it.")
+
+
+def plain(x: int) -> int:
+    return x
+
+
+assert_type(tool(plain)(1), int)
+registry = ToolRegistry([search, add, ReadFile(), Raw(), plain])
+assert_type(registry["search"], AgentTool)
+assert_type(registry.names, tuple[str, ...])
+
+
+# --- plugins ----------------------------------------------------------------------------------
+
+
+class Guard:
+    name = "guard"
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+        if ctx.tool_call.name == "rm":
+            return Block("no")
+        return Rewrite({"path": "/tmp"}) if ctx.args else Answer(ToolResult.text("cached"))
+
+    async def on_after_tool_call(self, ctx: AfterToolCallContext) -> AfterToolDecision | None:
+        return AfterToolDecision(mark_error=True) if ctx.is_error else None
+
+
+class Window:
+    async def transform_context(
+        self, messages: Sequence[AgentMessage], ctx: TransformContext
+    ) -> Sequence[AgentMessage]:
+        return messages[-10:] if ctx.estimated_tokens > 1000 else messages
+
+
+class Inbox:
+    def next_steering_messages(self) -> Iterable[AgentMessage]:
+        return [UserMessage("hurry")]
+
+    async def next_follow_up_messages(self) -> list[UserMessage]:
+        return []
+
+
+class Opening:
+    def next_turn_tool_allowlist(self, ctx: ToolGateContext) -> set[str] | None:
+        return {"search"} if ctx.iteration == 0 else None
+
+
+class Printer:
+    observes = (events.TurnEnd,)
+
+    def on_event(self, event: events.AgentEvent) -> None:
+        if isinstance(event, events.TurnEnd):
+            print(event.tool_results)
+
+
+# --- a transport ------------------------------------------------------------------------------
+
+
+async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[StreamEvent]:
+    assembler = MessageAssembler()
+    yield Start(AssistantMessage((), StopReason.OTHER))
+    chunk = TextChunk("hello")
+    assembler.feed(chunk)
+    yield Chunk(chunk)
+    yield Done(assembler.message(usage=Usage(1, 2)))
+
+
+# --- config and run ---------------------------------------------------------------------------
+
+channel = ChannelSink()
+steering = ChannelSteering()
+config = LoopConfig(
+    stream=model,
+    tools=[search, add, plain],
+    plugins=[
+        Guard(),
+        Window(),
+        Inbox(),
+        Opening(),
+        Printer(),
+        steering,
+        TokenBudget(10_000),
+        ToolResultBudget(),
+        UniqueToolCallIds(),
+        OpeningGate(["search"]),
+        FunctionPlugin("event_observer", print),
+    ],
+    event_sink=FanOutSink(channel, print),
+    max_iterations=10,
+    max_output_tokens_recovery=MaxTokensRecovery.doubling(ceiling=8192),
+    clock=FakeClock(),
+)
+assert_type(config.registry, ToolRegistry)
+assert_type(config.child(max_iterations=3), LoopConfig)
+built = (
+    AgentBuilder()
+    .stream(model)
+    .tool(search)
+    .before_tool_call(lambda ctx: Block() if ctx.tool_call.name == "rm" else None)
+    .event_observer(print)
+    .plugin(Guard())
+    .max_iterations(3)
+    .build()
+)
+assert_type(built, LoopConfig)
+assert_type(steering.handle.steer("now"), bool)
+
+
+async def main() -> None:
+    context = AgentContext("You help.", identity=RunIdentity.root())
+    result = await run("Hi", context, config, CancellationToken())
+    assert_type(result, RunResult)
+    assert_type(result.messages, tuple[AgentMessage, ...])
+    assert_type(result.outcome, LoopOutcome)
+    assert_type(result.usage, Usage)
+    try:
+        await run_continue(context.extend(result), config)
+    except StreamError as error:
+        assert_type(error.kind, StreamErrorKind)
+    except LoopError as error:
+        assert_type(error.messages, tuple[AgentMessage, ...])
+        assert_type(error.partial, AssistantMessage | None)
+        context.extend(error)
+    async for event in channel:
+        assert_type(event, events.AgentEvent)
+
+
+# --- data -------------------------------------------------------------------------------------
+
+message = decode_message(b"{}")
+match message:
+    case AssistantMessage():
+        assert_type(message.tool_calls, tuple[ToolCall, ...])
+    case UserMessage(content=str(text)):
+        assert_type(text, str)
+    case SystemMessage(content):
+        assert_type(content, str)
+    case _:
+        pass
+assert_type(load_transcript(b""), Transcript)
+assert_type(dump_transcript([UserMessage((TextContent("x"),))]), bytes)
+assert_type(repair_history([]).messages, tuple[AgentMessage, ...])
+sink = RecordingSink()
+assert_type(sink.of(events.TurnEnd), list[events.TurnEnd])
+check_events(sink.events)
+assert_type(fold_events(sink.events), tuple[AgentMessage, ...])
+script = ScriptedStream(["text", call("search", query="x"), say("and", call("add")), OSError()])
+assert_type(script.requests, list[StreamRequest])

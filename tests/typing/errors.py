@@ -1,10 +1,54 @@
-"""Mistakes that a type checker must catch.
+"""Mistakes that a type checker must report, each on the line that says so. Never run."""
 
-Each line marked `# E: <code>` must be reported by mypy with that error code, and nothing
-else may be. It is never run.
-"""
+from clark_agent import (
+    AgentContext,
+    BeforeToolCallContext,
+    LoopConfig,
+    ToolRegistry,
+    UserMessage,
+    tool,
+)
+from clark_agent.testing import ScriptedStream
 
-import clark_agent
 
-version: int = clark_agent.__version__  # E: assignment
-clark_agent.no_such_name  # E: attr-defined
+@tool
+def shout(text: str) -> str:
+    return text.upper()
+
+
+shout(5)  # E: arg-type
+shout()  # E: call-arg
+length: int = shout("x")  # E: assignment
+tool(shout.__wrapped__, timeout="soon")  # E: call-overload
+ToolRegistry([5])  # E: list-item
+
+UserMessage(content=5)  # E: arg-type
+UserMessage("x").content = "y"  # E: misc
+AgentContext(messages=["hello"])  # E: arg-type
+
+
+class TakesTooMuch:
+    def on_before_tool_call(self, ctx: BeforeToolCallContext, extra: int) -> None: ...
+
+
+class SaysTheWrongThing:
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> bool:
+        return True
+
+
+class TakesTheWrongThing:
+    def on_event(self, event: int) -> None: ...
+
+
+class NoHook:
+    pass
+
+
+stream = ScriptedStream([])
+LoopConfig()  # E: call-arg
+LoopConfig(stream=5)  # E: arg-type
+LoopConfig(stream=stream, max_iterations="3")  # E: arg-type
+LoopConfig(stream=stream, plugins=[TakesTooMuch()])  # E: list-item
+LoopConfig(stream=stream, plugins=[SaysTheWrongThing()])  # E: list-item
+LoopConfig(stream=stream, plugins=[TakesTheWrongThing()])  # E: list-item
+LoopConfig(stream=stream, plugins=[NoHook()])  # E: list-item

@@ -1,0 +1,30 @@
+"""Every recorded scenario runs as it was recorded, but for what the comparison evens out."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clark_agent import check_events, fold_events
+from tests.conformance.compare import difference
+from tests.conformance.scenario import observe
+
+DATA = Path(__file__).parent / "data" / "loop.jsonl.gz"
+ROWS = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
+
+
+def test_all_rows_are_here() -> None:
+    assert len(ROWS) == 548
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+async def test_row(row: dict[str, Any]) -> None:
+    got, events, messages = await observe(row["scenario"])
+    assert difference(row["scenario"], got, row["expected"]) == ""
+    assert fold_events(events) == messages
+    if events:  # a refused continuation has none
+        check_events(events)
