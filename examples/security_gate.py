@@ -1,0 +1,58 @@
+"""A plugin that stands between the model and its tools: it blocks, it rewrites, it answers.
+
+Each decision is named in the details of the result, so "why did this not run?" has an answer.
+"""
+
+import asyncio
+
+from clark_agent import (
+    AgentContext,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Block,
+    LoopConfig,
+    Rewrite,
+    ToolResultMessage,
+    run,
+    tool,
+)
+from clark_agent.testing import ScriptedStream, call
+
+
+@tool
+def delete(path: str) -> str:
+    """Delete a file."""
+    return f"{path} is gone"  # this example only says so
+
+
+class Guard:
+    """Keeps deletions inside the workspace."""
+
+    name = "guard"
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+        path = ctx.args["path"]
+        if ".." in path:
+            return Block("Paths with '..' are not allowed. Name the file inside the workspace.")
+        if not path.startswith("/workspace/"):
+            return Rewrite({"path": f"/workspace/{path}"})
+        return None
+
+
+async def main() -> None:
+    model = ScriptedStream(
+        [
+            [call("delete", path="../etc/passwd"), call("delete", path="notes.txt")],
+            "One was refused, the other is done.",
+        ]
+    )
+    config = LoopConfig(stream=model, tools=[delete], plugins=[Guard()])
+    result = await run("Clean up.", AgentContext("You tidy up."), config)
+    for message in result.messages:
+        if isinstance(message, ToolResultMessage):
+            print(f"{message.plain_text}\n    {message.details}")
+    print(result.text)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
