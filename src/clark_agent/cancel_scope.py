@@ -13,7 +13,17 @@ from typing import Self
 
 from clark_agent.cancellation import CancellationToken, Subscription
 
-__all__ = ["CancelScope"]
+__all__ = ["CancelScope", "is_cancelled"]
+
+
+def is_cancelled() -> bool:
+    """Whether somebody has cancelled the current task.
+
+    Without that a ``CancelledError`` is of the making of the code that raised it, and counts as its
+    failure.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 class CancelScope:

@@ -240,7 +240,7 @@ def _check(config: LoopConfig) -> None:
         if not isinstance(value, kinds) or isinstance(value, bool):
             wanted = "a whole number" if float not in kinds else "a number"
             raise ConfigError(f"{name} must be {wanted}, not {value!r}")
-        if not value >= least:
+        if not getattr(config, name) >= least:
             raise ConfigError(f"{name} must be at least {least}, not {value}")
         if value == 0 and name in _POSITIVE:
             raise ConfigError(f"{name} must be more than 0 seconds (or None: no limit), not 0")

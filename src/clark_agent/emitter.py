@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from clark_agent.cancel_scope import is_cancelled
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.plugin import ObserverHook
 
@@ -32,12 +34,13 @@ Listeners: TypeAlias = tuple[Listener, ...]
 class Emitter:
     """Emits the events of one run: first to the sink, then to the observers in order.
 
-    A listener is awaited, so a slow one slows the run. One that raises is logged and skipped. When
-    the run is cancelled while a listener works, the others still get the event before the
-    cancellation goes on: all listeners always see the same events.
+    A listener is awaited, so a slow one slows the run. One that raises is logged and skipped. All
+    listeners see the same events in the same order: an event goes out when the one before it is
+    through, also when several tools run at once, and when the run is cancelled while a listener
+    works the others still get the event before the cancellation goes on.
     """
 
-    __slots__ = ("_by_kind", "_listeners", "_timeout")
+    __slots__ = ("_by_kind", "_listeners", "_sending", "_timeout", "_waiting")
 
     def __init__(
         self, sink: EventSink | None, observers: Sequence[ObserverHook], timeout: float | None
@@ -47,6 +50,8 @@ class Emitter:
         self._listeners = tuple(listeners)
         self._by_kind: dict[type, Listeners] = {}
         self._timeout = timeout
+        self._sending = False
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     def listeners(self, kind: type[AgentEvent]) -> Listeners:
         """Those who want events of a class."""
@@ -64,22 +69,46 @@ class Emitter:
 
     async def send(self, event: AgentEvent, listeners: Listeners) -> None:
         """Give the event to each listener, whatever the others do."""
-        cancelled: asyncio.CancelledError | None = None
-        for listener in listeners:
-            try:
-                pending = listener.call(event)
-                if pending is None:
-                    continue
-                if isawaitable(pending):
-                    async with asyncio.timeout(self._timeout):
-                        await pending
-            except asyncio.CancelledError as error:
-                cancelled = error
-            except Exception:
-                logger.exception(
-                    "the listener %r failed on %s; the run goes on",
-                    listener.name,
-                    type(event).__name__,
-                )
+        cancelled = await self._wait_for_turn() if self._sending else None
+        self._sending = True
+        try:
+            for listener in listeners:
+                try:
+                    pending = listener.call(event)
+                    if pending is not None and isawaitable(pending):
+                        async with asyncio.timeout(self._timeout):
+                            await pending
+                except asyncio.CancelledError as error:
+                    if is_cancelled():
+                        cancelled = error
+                    else:
+                        _log_failure(listener, event)
+                except Exception:
+                    _log_failure(listener, event)
+        finally:
+            self._pass_on_turn()
         if cancelled is not None:
             raise cancelled
+
+    async def _wait_for_turn(self) -> asyncio.CancelledError | None:
+        """Wait until the events before are through; a cancellation meanwhile is for later."""
+        cancelled: asyncio.CancelledError | None = None
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        while not turn.done():
+            try:
+                await asyncio.shield(turn)
+            except asyncio.CancelledError as error:
+                cancelled = error
+        return cancelled
+
+    def _pass_on_turn(self) -> None:
+        if self._waiting:
+            self._waiting.popleft().set_result(None)
+        else:
+            self._sending = False
+
+
+def _log_failure(listener: Listener, event: AgentEvent) -> None:
+    kind = type(event).__name__
+    logger.exception("the listener %r failed on %s; the run goes on", listener.name, kind)

@@ -55,6 +55,7 @@ class Batch:
         self._tasks: dict[PendingCall, asyncio.Task[None]] = {}
         self._failure: LoopError | None = None
         self._stopped: str | None = None
+        self._sibling_failed = False
 
     @property
     def results(self) -> list[ToolResultMessage]:
@@ -200,6 +201,7 @@ class Batch:
         if self._failure is not None:
             self.stop("aborted")
         elif _fails_siblings(pending):
+            self._sibling_failed = True
             for tool_run in tuple(self._running.values()):
                 tool_run.stop("sibling")
 
@@ -225,12 +227,15 @@ class Batch:
         """Run the tool; the call has its result after this, unless the run is over."""
         if self._stopped is not None:
             return
+        if self._sibling_failed:
+            pending.result = _stopped("sibling", None)
+            return
         tool, config = pending.tool, self._run.config
         assert tool is not None
         token = self._run.signal.child()
         context = self._context(pending, token)
         tool_run = ToolRun(
-            tool.execute(pending.input, context),
+            _execute(tool, pending.input, context),
             token,
             grace=config.cancel_grace,
             in_thread=tool.runs_in_thread,
@@ -240,19 +245,17 @@ class Batch:
             tool_run.stop_after(timeout, "timeout")
         self._running[pending] = tool_run
         try:
-            pending.result = _checked(await tool_run)
+            pending.result = await tool_run
         except ToolLeftBehindError:
             logger.warning("the tool %r did not stop and was left behind", tool.name)
             pending.result = _stopped(tool_run.stopped, timeout, still_running=True)
         except asyncio.CancelledError:
             pending.result = _stopped(tool_run.stopped, timeout, still_running=tool.runs_in_thread)
         except ToolAborted as error:
-            self._failure = RunAborted(f"the tool {tool.name!r} aborted it: {error}")
-            self._failure.__cause__ = error
+            self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
             pending.result = ToolResult.error(f"The tool aborted the run: {error}")
         except ToolFatal as error:
-            self._failure = ToolFatalError(tool.name, str(error))
-            self._failure.__cause__ = error
+            self._fail(ToolFatalError(tool.name, str(error)), error)
             pending.result = ToolResult.error(f"The tool ended the run: {error}")
         except Exception as error:
             pending.result = ToolResult.error(f"{type(error).__name__}: {error}")
@@ -261,6 +264,12 @@ class Batch:
             del self._running[pending]
         if tool_run.cancelled_from_outside:
             raise asyncio.CancelledError
+
+    def _fail(self, failure: LoopError, cause: BaseException) -> None:
+        """The run cannot go on. The first reason counts."""
+        if self._failure is None:
+            failure.__cause__ = cause
+            self._failure = failure
 
     def _context(self, pending: PendingCall, token: CancellationToken) -> ToolContext:
         call, run = pending.call, self._run
@@ -403,7 +412,9 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
     return ToolResult.error(text, details=details)
 
 
-def _checked(result: object) -> ToolResult:
+async def _execute(tool: AgentTool, value: Any, context: ToolContext) -> ToolResult:
+    """The tool's result. What it raises before there is anything to await is raised in here too."""
+    result: object = await tool.execute(value, context)
     if not isinstance(result, ToolResult):
         raise TypeError(f"execute must return a ToolResult, not {type(result).__name__}")
     return result
@@ -415,7 +426,9 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
         return result
     if not isinstance(decision, AfterToolDecision):
         raise TypeError(f"on_after_tool_call returned {decision!r}, which is no decision")
-    changed = result if decision.result is None else decision.result
+    changed: object = result if decision.result is None else decision.result
+    if not isinstance(changed, ToolResult):
+        raise TypeError(f"an AfterToolDecision holds a ToolResult, not {changed!r}")
     if decision.mark_error is not None and decision.mark_error is not changed.is_error:
         changed = replace(changed, is_error=decision.mark_error)
     if decision.terminate is not None and decision.terminate is not changed.terminate:

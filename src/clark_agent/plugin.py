@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 from msgspec import Struct
 
 from clark_agent.cancellation import CancellationToken
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent
 from clark_agent.tokens import TokenEstimator
 from clark_agent.tools import AgentTool, ToolResult
@@ -420,8 +420,7 @@ class Hooks(Struct, frozen=True):
         """The hooks for one run: each plugin that keeps state stands in with a fresh one."""
         if not any(hasattr(plugin, "for_run") for plugin in self.plugins):
             return self
-        fresh = [p.for_run() if hasattr(p, "for_run") else p for p in self.plugins]
-        return self._bind(tuple(fresh))
+        return self._bind(tuple([_fresh(plugin) for plugin in self.plugins]))
 
     def end_run(self) -> None:
         """Tell the plugins that want to know that the run is over."""
@@ -439,6 +438,22 @@ class Hooks(Struct, frozen=True):
             capability: tuple([hook.name for hook in getattr(self, capability)])
             for capability in HOOK_OF
         }
+
+
+def _fresh(plugin: Any) -> Any:
+    """The plugin for one run. It must have all hooks of the one that was registered."""
+    if not hasattr(plugin, "for_run"):
+        return plugin
+    name = plugin_name(plugin)
+    try:
+        fresh = plugin.for_run()
+    except Exception as error:
+        raise HookError("plugin", name, error) from error
+    for hook in HOOK_OF.values():
+        if hasattr(plugin, hook) and not hasattr(fresh, hook):
+            missing = TypeError(f"for_run() gave {fresh!r}, which has no {hook}")
+            raise HookError("plugin", name, missing) from missing
+    return fresh
 
 
 def _hook(plugin: object, method: str) -> Hook:

@@ -176,7 +176,7 @@ def _apply(hook: Hook, decision: Any, pending: PendingCall) -> None:
             refused = _accept(pending.tool, pending, args)
             pending.decided(hook.name, "rewrite", args=pending.args)
             pending.result = refused
-        case Answer(result):
+        case Answer(ToolResult() as result):
             pending.decided(hook.name, "answer")
             pending.result = result
         case _:

@@ -60,6 +60,7 @@ class Run:
     __slots__ = (
         "_announcing",
         "_discard",
+        "_discarded",
         "_ended",
         "_estimated",
         "_estimated_count",
@@ -123,6 +124,7 @@ class Run:
         self._open: AgentMessage | None = None
         self._streaming = False
         self._discard: str | None = None
+        self._discarded: AssistantMessage | None = None
         self._turn_open = False
         self._ended = False
         self._estimator = CachingEstimator(config.token_estimator)
@@ -189,6 +191,7 @@ class Run:
         self.iterations += 1
         self.turn_message = None
         self.turn_results = []
+        self._discarded = None
         if not self._turn_open:
             self._turn_open = True
             await self.emit(TurnStart)
@@ -215,6 +218,7 @@ class Run:
         self._discard = discard
         if message.usage is not None:
             self.usage += message.usage
+        self._discarded = None if discard is None else message
         if discard is None:
             self.turn_message = message
             self.transcript.append(message)
@@ -313,7 +317,7 @@ class Run:
                 await self.emit_closing(MessageEnd, result)
         if self._turn_open:
             self._turn_open = False
-            message = self.turn_message or cut_off or self.failed_message(error)
+            message = self.turn_message or cut_off or self._discarded or self.failed_message(error)
             await self.emit_closing(TurnEnd, message, tuple(self.turn_results))
 
     async def emit_closing(self, kind: type[AgentEvent], *fields: Any) -> None:

@@ -19,11 +19,16 @@ from typing import Any
 
 from clark_agent.cancellation import CancellationToken
 
-__all__ = ["ToolLeftBehindError", "ToolRun"]
+__all__ = ["ToolLeftBehindError", "ToolRun", "left_behind"]
 
 logger = logging.getLogger(__name__)
 
 _left_behind: set[asyncio.Task[Any]] = set()
+
+
+def left_behind() -> int:
+    """How many calls go on although nobody waits for them any more."""
+    return len(_left_behind)
 
 
 class ToolLeftBehindError(Exception):

@@ -10,13 +10,16 @@ answer  := attempt, asked again while
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from clark_agent.cancel_scope import is_cancelled
 from clark_agent.errors import HookError, RunAborted, StreamError
 from clark_agent.events import (
     ContextTransformApplied,
@@ -41,6 +44,7 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.tokens import estimate_messages
+from clark_agent.transcript import checked_messages
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason, SystemMessage
 
 __all__ = ["ModelAnswer", "ask_model"]
@@ -152,16 +156,10 @@ async def _transformed(
         try:
             if hook.should_transform is not None and not hook.should_transform(messages, context):
                 continue
-            messages = _sequence(await call_hook(run, hook.transform, messages, context))
+            messages = checked_messages(await call_hook(run, hook.transform, messages, context))
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
         await run.emit(ContextTransformApplied, iteration, hook.name, before, messages)
-    return messages
-
-
-def _sequence(messages: object) -> Sequence[AgentMessage]:
-    if not isinstance(messages, Sequence):
-        raise TypeError(f"transform_context must return messages, not {type(messages).__name__}")
     return messages
 
 
@@ -196,7 +194,7 @@ async def _ask_gate(run: Run, gate: GateHook, context: ToolGateContext) -> GateD
         suppresses = gate.suppresses_advisory
         return GateDecision(
             gate.name,
-            frozenset(allow),
+            _names(allow),
             gate.priority,
             gate.is_advisory,
             suppresses is not None and suppresses(context),
@@ -206,6 +204,17 @@ async def _ask_gate(run: Run, gate: GateHook, context: ToolGateContext) -> GateD
             logger.exception("the advisory gate %r failed; it is ignored", gate.name)
             return None
         raise HookError("gate", gate.name, error) from error
+
+
+def _names(allow: Any) -> frozenset[str]:
+    is_names = (
+        isinstance(allow, Iterable)
+        and not isinstance(allow, str)
+        and all(isinstance(name, str) for name in allow)
+    )
+    if not is_names:
+        raise TypeError(f"a gate returns a set of names or None, not {allow!r}")
+    return frozenset(allow)
 
 
 # --- the stream -------------------------------------------------------------------------------
@@ -219,7 +228,9 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
             return await _read(run, events)
         finally:
             await _close(events)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
         return _Failure(
             run.failed_message(error),
             StreamErrorKind.FATAL,
@@ -257,7 +268,12 @@ async def _read(run: Run, events: AsyncIterator[Any]) -> AssistantMessage | _Fai
 
 def _failed(run: Run, event: Error) -> _Failure:
     reason = StopReason.ABORTED if event.kind is StreamErrorKind.ABORTED else StopReason.ERROR
-    message = AssistantMessage(event.partial.content, reason, event.message, run.clock.now_ms())
+    message = replace(
+        event.partial,
+        stop_reason=reason,
+        error_message=event.message,
+        timestamp=run.clock.now_ms(),
+    )
     return _Failure(message, event.kind, event.message)
 
 
@@ -339,8 +355,7 @@ async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
     name = getattr(recovery, "name", type(recovery).__name__)
     try:
         after: Any = recovery.recover(before, context)
-        if isawaitable(after):
-            after = await after
+        after = checked_messages(await after if isawaitable(after) else after)
         smaller = estimate_messages(context.estimator, after) < context.estimated_tokens
     except Exception as error:
         raise HookError("overflow recovery", name, error) from error
