@@ -55,12 +55,13 @@ class Subscription:
 class CancellationToken:
     """Tells work to stop. ``cancel()`` may be called from any thread, any number of times."""
 
-    __slots__ = ("_cancelled", "_parent", "_reason", "_subscriptions")
+    __slots__ = ("_cancelled", "_parent", "_reason", "_subscriptions", "_watched")
 
     def __init__(self) -> None:
         self._parent: CancellationToken | None = None
         self._cancelled = False
         self._reason: str | None = None
+        self._watched = False
         self._subscriptions: dict[int, Subscription] = {}
 
     def cancel(self, reason: str | None = None) -> None:
@@ -92,6 +93,11 @@ class CancellationToken:
         """Whether somebody waits for this token or one below it."""
         return bool(self._subscriptions)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody has ever waited for this very token or left a callback with it."""
+        return self._watched
+
     def child(self) -> CancellationToken:
         """A token that is cancelled with this one and can be cancelled on its own."""
         token = CancellationToken()
@@ -104,6 +110,7 @@ class CancellationToken:
         Contract: the callback is quick and does not block; an exception is logged.
         """
         subscription = Subscription(self, callback)
+        self._watched = True
         token: CancellationToken | None = self
         while token is not None:
             token._subscriptions[id(subscription)] = subscription

@@ -16,7 +16,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import ExecutionMode
 from clark_agent.errors import (
@@ -45,9 +44,8 @@ logger = logging.getLogger(__name__)
 class Batch:
     """The tool calls of one answer."""
 
-    def __init__(self, run: Run, scope: CancelScope, message: AssistantMessage) -> None:
+    def __init__(self, run: Run, message: AssistantMessage) -> None:
         self._run = run
-        self._scope = scope
         self._asked_by = message
         self._calls = self._pending(message.tool_calls)
         self._ready, self._over_cap = self._calls, list[PendingCall]()
@@ -177,20 +175,20 @@ class Batch:
             await self._call_in_tasks(to_run)
 
     async def _call_here(self, pending: PendingCall) -> None:
-        self._scope.interrupt = self._abort
+        self._run.scope.interrupt = self._abort
         try:
             await self._call(pending)
         finally:
-            self._scope.interrupt = None
+            self._run.scope.interrupt = None
 
     async def _call_in_tasks(self, to_run: Sequence[PendingCall]) -> None:
         create_task = asyncio.get_running_loop().create_task
         self._tasks = {pending: create_task(self._call_and_finalize(pending)) for pending in to_run}
-        self._scope.interrupt = self._abort
+        self._run.scope.interrupt = self._abort
         try:
             await asyncio.wait(self._tasks.values())
         finally:
-            self._scope.interrupt = None
+            self._run.scope.interrupt = None
         for task in self._tasks.values():
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -225,7 +223,8 @@ class Batch:
 
     async def _call(self, pending: PendingCall) -> None:
         """Run the tool; the call has its result after this, unless the run is over."""
-        if self._stopped is not None:
+        if self._stopped is not None or self._run.is_cancelled:
+            pending.result = _not_executed("aborted", _NOT_STARTED)
             return
         if self._sibling_failed:
             pending.result = _stopped("sibling", None)
@@ -246,10 +245,13 @@ class Batch:
         self._running[pending] = tool_run
         try:
             pending.result = await tool_run
+            pending.unchecked = bool(self._run.hooks.after_tool_call)
         except ToolLeftBehindError:
             logger.warning("the tool %r did not stop and was left behind", tool.name)
             pending.result = _stopped(tool_run.stopped, timeout, still_running=True)
         except asyncio.CancelledError:
+            if tool.runs_in_thread:
+                logger.warning("the thread of the tool %r was left behind", tool.name)
             pending.result = _stopped(tool_run.stopped, timeout, still_running=tool.runs_in_thread)
         except ToolAborted as error:
             self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
@@ -287,7 +289,8 @@ class Batch:
 
     async def _finalize(self, pending: PendingCall) -> None:
         """Let the hooks see the outcome, and tell that the call is over."""
-        if self._stopped is None and self._run.hooks.after_tool_call:
+        is_over = self._stopped is not None or self._run.is_cancelled
+        if self._run.hooks.after_tool_call and not is_over:
             await self._ask_hooks(pending)
         await self._run.emit(*self._end(pending))
 
@@ -316,12 +319,15 @@ class Batch:
             else:
                 if pending.result is not result:
                     pending.decided(hook.name, "change")
+        pending.unchecked = False
 
     def _end(self, pending: PendingCall) -> tuple[Any, ...]:
         """Mark the call as over; the event that says so."""
         pending.ended = True
         if pending.result is None:
             pending.result = _not_executed("aborted", _NOT_STARTED)
+        elif pending.unchecked:
+            pending.result = ToolResult.error(_UNCHECKED)
         result = pending.outcome()
         return ToolExecutionEnd, pending.call.id, pending.call.name, result, result.is_error
 
@@ -344,6 +350,7 @@ _CUT_OFF = (
     "The call was not run: the message was cut off at the output limit, and its arguments may be "
     "incomplete. Send the call again, shorter or on its own."
 )
+_UNCHECKED = "The result was withheld: the run was stopped before the hooks had checked it."
 _NOT_STARTED = "The call was not run: the run was stopped before it started."
 _SIBLING_FAILED_BEFORE = (
     "The call was not run: an earlier call of the same batch failed. Deal with that first, then "

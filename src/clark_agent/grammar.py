@@ -50,8 +50,11 @@ class EventChecker:
         self._turn_open = False
         self._turns = 0
         self._open: AgentMessage | None = None
+        self._failed = False
+        self._stage = 0
         self._asked = False
         self._answer: AssistantMessage | None = None
+        self._results_begun = False
         self._running: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
 
@@ -106,10 +109,13 @@ class EventChecker:
     def _turn_start(self) -> None:
         self._require(not self._turn_open, "turn_start comes after the turn_end before it")
         self._require(self._open is None, "no message is open at turn_start")
+        self._require(not self._failed, "a turn without an answer is the last")
         self._turn_open = True
         self._turns += 1
+        self._stage = 0
         self._asked = False
         self._answer = None
+        self._results_begun = False
         self._running.clear()
         self._finished.clear()
 
@@ -124,6 +130,7 @@ class EventChecker:
             if wanted:
                 told = Counter([result.tool_call_id for result in event.tool_results])
                 self._require(told == wanted, "turn_end carries one result for every call")
+        self._failed = self._answer is None
         self._turn_open = False
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
@@ -144,6 +151,8 @@ class EventChecker:
         elif self._turn_open:
             self._require(not self._asked, "the model's answer comes before other messages")
         self._require(not self._running.total(), "no message starts while a tool runs")
+        self._require(not self._failed, "a turn without an answer is the last")
+        self._results_begun = self._answer is not None
         self._open = message
 
     def _message_end(self, message: AgentMessage) -> None:
@@ -167,6 +176,7 @@ class EventChecker:
         )
         self._require(follows, "message_discarded directly follows the end of an answer")
         self._answer = None
+        self._stage = 0
         self._messages.pop()
 
     # --- requests and tools ---------------------------------------------------------------------
@@ -176,11 +186,20 @@ class EventChecker:
         self._require(self._open is None, "no message is open while a request is prepared")
         self._require(self._answer is None, "a turn asks no more once it has its answer")
         self._require(not self._asked, "provider_request_prepared is followed by the answer")
-        if isinstance(event, ev.ProviderRequestPrepared):
-            self._asked = True
-        elif isinstance(event, ev.OutputTokensEscalation):
-            discarded = isinstance(self._previous, ev.MessageDiscarded)
-            self._require(discarded, "output_tokens_escalation follows message_discarded")
+        match event:
+            case ev.ContextTransformApplied():
+                self._require(self._stage == 0, "transforms come before gates")
+            case ev.ToolGateApplied():
+                self._require(self._stage <= 1, "gates come before their conflict")
+                self._stage = 1
+            case ev.ToolGateConflictResolved():
+                self._require(self._stage == 1, "a conflict comes after its gates, once")
+                self._stage = 2
+            case ev.OutputTokensEscalation():
+                discarded = isinstance(self._previous, ev.MessageDiscarded)
+                self._require(discarded, "output_tokens_escalation follows message_discarded")
+            case _:
+                self._asked = True
 
     def _tool(
         self, event: ev.ToolExecutionStart | ev.ToolExecutionUpdate | ev.ToolExecutionEnd
@@ -189,6 +208,7 @@ class EventChecker:
         self._require(self._turn_open, "tools run within a turn")
         self._require(self._open is None, "no message is open while tools run")
         self._require(self._answer is not None, "tools run after the answer that asks for them")
+        self._require(not self._results_begun, "tools run before the results are told")
         assert self._answer is not None
         known = sum([call.id == call_id for call in self._answer.tool_calls])
         self._require(known > 0, "a tool runs for a call of the turn's answer")

@@ -44,17 +44,15 @@ async def _within(seconds: float, hook: Hook, *args: Any) -> Any:
         raise
 
 
-async def poll(run: Run, sources: Sequence[Hook]) -> list[AgentMessage]:
-    """The messages of all sources, in order. A source that fails has none.
+async def poll(run: Run, sources: Sequence[Hook], into: list[AgentMessage]) -> None:
+    """Collect the messages of all sources, in order. A source that fails has none.
 
     Only a built-in source raises `HookError`, for the provider behind it that the run relies on.
     """
-    messages: list[AgentMessage] = []
     for source in sources:
         try:
-            messages.extend(checked_messages(await call_hook(run, source)))
+            into.extend(checked_messages(await call_hook(run, source)))
         except HookError:
             raise
         except Exception:
             logger.exception("the message source %r failed; it counts as empty", source.name)
-    return messages

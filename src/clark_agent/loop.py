@@ -19,7 +19,6 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import (
@@ -126,73 +125,75 @@ async def _start(
     signal: CancellationToken | None,
 ) -> RunResult:
     state = Run(context, config, signal or CancellationToken())
-    partial: AssistantMessage | None = None
-    outside = False
-    try:
-        with CancelScope(state.signal) as scope:
-            try:
-                outcome = await _run(state, scope, prompts)
-                await state.end()
-            except BaseException as error:
-                outside = scope.cancelled_from_outside
-                if state.has_unanswered_calls and state.turn_message is not None:
-                    state.batch = Batch(state, scope, state.turn_message)
-                partial = await state.close(error)
+    with state.scope:
+        try:
+            outcome = await _run(state, prompts)
+            await state.end()
+        except BaseException as error:
+            if state.has_unanswered_calls and state.turn_message is not None:
+                state.batch = Batch(state, state.turn_message)
+            cut_off = await state.close(error)
+            cancelled_from_outside = state.scope.cancelled_from_outside
+            failure = _failure(state, error)
+            state.carry(failure, cut_off)
+            if isinstance(error, asyncio.CancelledError) or cancelled_from_outside:
+                if cancelled_from_outside or not state.signal.cancelled:
+                    raise asyncio.CancelledError from failure
+                raise failure from None
+            if failure is error or not isinstance(error, Exception):
                 raise
-            finally:
-                state.hooks.end_run()
-    except asyncio.CancelledError as cancelled:
-        aborted = RunAborted(state.signal.reason)
-        state.carry(aborted, partial)
-        if outside or not state.signal.cancelled:
-            cancelled.__cause__ = aborted
-            raise
-        raise aborted from None
-    except LoopError as error:
-        state.carry(error, partial)
-        raise
-    except Exception as error:
-        failed = LoopError(f"the run failed unexpectedly: {type(error).__name__}: {error}")
-        state.carry(failed, partial)
-        raise failed from error
+            raise failure from error
+        finally:
+            state.hooks.end_run()
     return RunResult(tuple(state.messages), outcome, state.usage, tuple(state.undelivered))
 
 
-async def _run(state: Run, scope: CancelScope, prompts: Iterable[AgentMessage]) -> LoopOutcome:
+def _failure(state: Run, error: BaseException) -> LoopError:
+    """What a run that ended like this raises, or the cause of what it lets through."""
+    if isinstance(error, LoopError):
+        return error
+    if isinstance(error, Exception):
+        return LoopError(f"the run failed unexpectedly: {type(error).__name__}: {error}")
+    return RunAborted(state.signal.reason)
+
+
+async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
     config = state.config
     fallback = PlainTextFallback(config)
     await state.begin(prompts)
-    state.pending = await poll(state, state.hooks.steering)
+    await poll(state, state.hooks.steering, state.pending)
     while True:
         more, terminated = True, False
         while more or state.pending:
             state.check_cancelled()
             if state.at_cap:
                 break
-            more, terminated = await _turn(state, scope, fallback)
+            more, terminated = await _turn(state, fallback)
             if not terminated:
-                state.pending = await poll(state, state.hooks.steering)
+                await poll(state, state.hooks.steering, state.pending)
         _check_empty_outcomes(config, fallback)
         if terminated:
             return _outcome(state, unfinished=False)
-        follow_up = await poll(state, state.hooks.follow_up)
+        await poll(state, state.hooks.follow_up, state.follow_ups)
+        follow_ups, state.follow_ups = state.follow_ups, []
         if state.at_cap:
-            unfinished = more or bool(state.pending) or bool(follow_up)
+            unfinished = more or bool(state.pending) or bool(follow_ups)
             state.undelivered, state.pending = state.pending, []
-            await state.add(follow_up)
+            await state.add(follow_ups)
             return _outcome(state, unfinished=unfinished)
-        if not follow_up:
+        if not follow_ups:
             return _outcome(state, unfinished=False)
-        state.pending = follow_up
+        state.pending = follow_ups
 
 
-async def _turn(state: Run, scope: CancelScope, fallback: PlainTextFallback) -> tuple[bool, bool]:
+async def _turn(state: Run, fallback: PlainTextFallback) -> tuple[bool, bool]:
     """One turn: whether the model has something to answer after it, and whether the run is over."""
     iteration = await state.begin_turn()
     answer = await ask_model(state, iteration)
     _check_answer(answer.message)
+    state.check_cancelled()
     if answer.message.tool_calls:
-        batch = state.batch = Batch(state, scope, answer.message)
+        batch = state.batch = Batch(state, answer.message)
         await batch.execute(answer)
         state.batch = None
         fallback.reset()

@@ -420,7 +420,13 @@ class Hooks(Struct, frozen=True):
         """The hooks for one run: each plugin that keeps state stands in with a fresh one."""
         if not any(hasattr(plugin, "for_run") for plugin in self.plugins):
             return self
-        return self._bind(tuple([_fresh(plugin) for plugin in self.plugins]))
+        fresh: list[Any] = []
+        try:
+            fresh.extend(_fresh(plugin) for plugin in self.plugins)
+        except HookError:
+            Hooks(tuple(fresh)).end_run()
+            raise
+        return self._bind(tuple(fresh))
 
     def end_run(self) -> None:
         """Tell the plugins that want to know that the run is over."""
@@ -529,7 +535,7 @@ def _misspelt(plugin: object) -> tuple[str, str] | None:
         if name.startswith("_") or name in _PARAMETERS:
             continue
         close = get_close_matches(name, _PARAMETERS, n=1, cutoff=0.85)
-        if close and callable(getattr(plugin, name, None)):
+        if close and not hasattr(plugin, close[0]) and callable(getattr(plugin, name, None)):
             return name, close[0]
     return None
 

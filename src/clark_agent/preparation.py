@@ -36,7 +36,17 @@ _QUOTED_ARGUMENTS = 400
 class PendingCall:
     """One call on its way through the batch."""
 
-    __slots__ = ("args", "call", "decisions", "ended", "input", "result", "started", "tool")
+    __slots__ = (
+        "args",
+        "call",
+        "decisions",
+        "ended",
+        "input",
+        "result",
+        "started",
+        "tool",
+        "unchecked",
+    )
 
     def __init__(self, call: ToolCall, tool: AgentTool | None) -> None:
         self.call = call
@@ -47,6 +57,8 @@ class PendingCall:
         """What the tool has made of them."""
         self.decisions: list[dict[str, Any]] = []
         self.result: ToolResult | None = None
+        self.unchecked = False
+        """Whether the result still has to pass the hooks after the call."""
         self.started = False
         self.ended = False
 

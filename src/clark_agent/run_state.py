@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.emitter import Emitter
@@ -30,7 +31,7 @@ from clark_agent.events import (
 from clark_agent.plugin import TransformContext
 from clark_agent.stream import MessageAssembler, StreamChunk
 from clark_agent.tokens import CachingEstimator
-from clark_agent.transcript import MessageLog
+from clark_agent.transcript import MessageLog, checked_messages
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
@@ -59,6 +60,8 @@ class Run:
 
     __slots__ = (
         "_announcing",
+        "_begun",
+        "_close_by",
         "_discard",
         "_discarded",
         "_ended",
@@ -67,6 +70,7 @@ class Run:
         "_estimator",
         "_open",
         "_streaming",
+        "_turn_due",
         "_turn_open",
         "batch",
         "chunks",
@@ -74,6 +78,7 @@ class Run:
         "config",
         "emit",
         "emitter",
+        "follow_ups",
         "hooks",
         "identity",
         "iterations",
@@ -81,6 +86,7 @@ class Run:
         "messages",
         "pending",
         "registry",
+        "scope",
         "signal",
         "system_prompt",
         "transcript",
@@ -93,6 +99,7 @@ class Run:
     def __init__(
         self, context: AgentContext, config: LoopConfig, signal: CancellationToken
     ) -> None:
+        self.scope = CancelScope(signal)
         self.config = config
         self.hooks = config.hooks.for_run()
         self.registry = config.registry
@@ -112,7 +119,9 @@ class Run:
         self.iterations = 0
         """How many turns have begun."""
         self.pending: list[AgentMessage] = []
-        """Steering and follow-ups for the next turn."""
+        """Messages for the next turn."""
+        self.follow_ups: list[AgentMessage] = []
+        """What follow-up sources have given, before it is decided what becomes of it."""
         self.undelivered: list[AgentMessage] = []
         self.batch: OpenBatch | None = None
         self.chunks: list[StreamChunk] = []
@@ -125,8 +134,11 @@ class Run:
         self._streaming = False
         self._discard: str | None = None
         self._discarded: AssistantMessage | None = None
+        self._begun = False
+        self._turn_due = False
         self._turn_open = False
         self._ended = False
+        self._close_by = 0.0
         self._estimator = CachingEstimator(config.token_estimator)
         self._estimated = 0
         self._estimated_count = 0
@@ -135,11 +147,14 @@ class Run:
 
     async def add(self, messages: Iterable[AgentMessage]) -> None:
         """Append messages to the transcript and tell of each."""
+        self._append(messages)
+        await self._announce()
+
+    def _append(self, messages: Iterable[AgentMessage]) -> None:
         for message in messages:
             self.transcript.append(message)
             self.messages.append(message)
             self._announcing.append(message)
-        await self._announce()
 
     async def _announce(self) -> None:
         while self._announcing:
@@ -179,12 +194,14 @@ class Run:
 
     async def begin(self, prompts: Iterable[AgentMessage]) -> None:
         """Open the run and its first turn."""
+        self._append(checked_messages(prompts))
+        self._begun = self._turn_due = True
         await self.emit(AgentStart)
         if self.identity is not None:
             await self.emit(RunIdentified, self.identity)
-        self._turn_open = True
+        self._turn_due, self._turn_open = False, True
         await self.emit(TurnStart)
-        await self.add(prompts)
+        await self._announce()
 
     async def begin_turn(self) -> int:
         """Open a turn (the first is open already), put pending messages first; its number."""
@@ -243,8 +260,15 @@ class Run:
 
     # --- the end of a run that fails ------------------------------------------------------------
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the run was cancelled, by its token or by its task."""
+        return self.signal.cancelled or self.scope.cancelled_from_outside
+
     def check_cancelled(self) -> None:
-        """Raise if the run's token was cancelled."""
+        """Raise if the run was cancelled, also when somebody has swallowed that."""
+        if self.scope.cancelled_from_outside:
+            raise asyncio.CancelledError
         if self.signal.cancelled:
             raise RunAborted(self.signal.reason)
 
@@ -271,9 +295,16 @@ class Run:
     async def close(self, error: BaseException) -> AssistantMessage | None:
         """Close whatever is open, in order; return the message that was cut off, if one was.
 
-        A cancellation that arrives meanwhile ends at most the listener that it hits.
+        A cancellation that arrives meanwhile ends at most the listener that it hits. Once the run
+        is cancelled listeners have no more than ``cancel_grace`` for all that is left.
         """
         cut_off: AssistantMessage | None = None
+        if not self._begun:
+            return None
+        self._close_by = asyncio.get_running_loop().time() + self.config.cancel_grace
+        if self._turn_due:
+            self._turn_due, self._turn_open = False, True
+            await self.emit_closing(TurnStart)
         if self._open is not None:
             message = self._open
             if self._streaming:
@@ -323,16 +354,19 @@ class Run:
     async def emit_closing(self, kind: type[AgentEvent], *fields: Any) -> None:
         """Emit an event that closes a bracket, also when the run is cancelled once more."""
         try:
-            await self.emit(kind, *fields)
+            async with asyncio.timeout_at(self._close_by if self.is_cancelled else None):
+                await self.emit(kind, *fields)
         except asyncio.CancelledError:
             logger.debug("cancelled again while the run was being closed")
+        except TimeoutError:
+            logger.warning("a listener did not take %s of a cancelled run", kind.__name__)
 
     def carry(self, error: LoopError, partial: AssistantMessage | None = None) -> None:
         """Put on an error what the run had, so that nothing is lost with it."""
         error.messages = tuple(self.messages)
-        error.partial = error.partial or partial
+        error.partial = error.partial or partial or self._discarded
         error.usage = self.usage
-        error.undelivered = (*self.undelivered, *self.pending)
+        error.undelivered = (*self.undelivered, *self.pending, *self.follow_ups)
 
 
 def _last_usage(messages: Iterable[AgentMessage]) -> Usage | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from clark_agent.cancellation import CancellationToken
@@ -76,33 +76,40 @@ class ToolRun:
 
     def stop_after(self, seconds: float, why: str) -> None:
         """Stop the call unless it ends in time."""
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(seconds, self.stop, why))
+        self._later(seconds, lambda: self.stop(why))
 
     def stop(self, why: str) -> None:
         """Make the call end. The first reason stays."""
         if self.stopped is not None:
             return
-        may_end_itself = self._in_thread or self._token.has_subscribers
+        may_end_itself = self._in_thread or self._token.is_watched
         self.stopped = why
         self._token.cancel(why)
         if self._task is None:  # not begun: it never will
             return
-        loop = asyncio.get_running_loop()
-        if not may_end_itself:
+        if self._in_thread:
+            self._later(self._grace, self._end_of_grace)
+        elif may_end_itself:
+            self._later(self._grace / 2, self._interrupt)
+        else:
             self._interrupt()
-        elif not self._in_thread:
-            self._timers.append(loop.call_later(self._grace / 2, self._interrupt))
-        self._timers.append(loop.call_later(self._grace, self._end_of_grace))
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def _interrupt(self) -> None:
-        assert self._task is not None
-        self._cancels += 1
-        self._task.cancel()
+        """Raise the cancellation in the tool. It has the rest of the grace to end."""
+        self._cancel_task()
+        self._later(self._grace / 2, self._end_of_grace)
 
     def _end_of_grace(self) -> None:
         self._leave = True
-        self._interrupt()
+        self._cancel_task()
+
+    def _cancel_task(self) -> None:
+        assert self._task is not None
+        self._cancels += 1
+        self._task.cancel()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         if self.stopped is not None:
@@ -133,12 +140,31 @@ class ToolRun:
                 self._begin_to_leave()
             thrown = None
             try:
-                yield awaited
+                if self._in_thread and awaited is not None:
+                    yield from self._outlast(awaited)
+                else:
+                    yield awaited
             except BaseException as error:
                 if self._leave and isinstance(error, asyncio.CancelledError):
                     _leave_behind(self._coroutine, error)
                     raise ToolLeftBehindError from None
                 thrown = error
+
+    def _outlast(self, awaited: asyncio.Future[Any]) -> Generator[Any, Any, None]:
+        """Wait for a thread, also when the task is cancelled meanwhile.
+
+        The thread's future is not what the task waits for, and so is not cancelled with it: until
+        the grace is over the thread may see its signal and still have a result.
+        """
+        awaited._asyncio_future_blocking = False
+        while not awaited.done():
+            try:
+                yield from asyncio.shield(awaited).__await__()
+            except asyncio.CancelledError:
+                if self._leave:
+                    raise
+                if self.stopped is None:
+                    self._begin_to_leave()
 
     def _is_cancelled_from_outside(self) -> bool:
         """Whether the task has been cancelled by others.
@@ -153,8 +179,7 @@ class ToolRun:
         """The tool goes on although its task was cancelled: to clean up, or for ever."""
         self.stopped = "cancelled"
         self._token.cancel("cancelled")
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_later(self._grace, self._end_of_grace))
+        self._later(self._grace, self._end_of_grace)
 
 
 def _step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> Any:

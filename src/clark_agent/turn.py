@@ -96,6 +96,7 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer:
         outcome, gate_context, allowlist = await _attempt(run, iteration, attempts)
         if isinstance(outcome, _Failure):
             await run.end_answer(outcome.message, discard=str(outcome.kind))
+            run.check_cancelled()  # which may be why the stream failed
             await _recover(run, iteration, outcome, attempts)
             continue
         new_cap = _larger_cap(run, outcome, attempts)

@@ -74,8 +74,11 @@ class ToolResultBudget:
         text = message.plain_text
         if cap == NEVER_CLIP or len(text) <= cap:
             return message
+        clipped = clip(text, cap)
+        if len(clipped) >= len(text):
+            return message
         blocks = [block for block in message.content if not isinstance(block, TextContent)]
-        return replace(message, content=(TextContent(clip(text, cap)), *blocks))
+        return replace(message, content=(TextContent(clipped), *blocks))
 
 
 def clip(text: str, max_chars: int) -> str:
