@@ -120,7 +120,16 @@ class ToolContext:
     and nobody cancels. With ``emit`` it must be made on the event loop's thread.
     """
 
-    __slots__ = ("_emit", "_loop", "_settled", "_thread", "signal", "tool_call_id", "tool_name")
+    __slots__ = (
+        "_emit",
+        "_loop",
+        "_reporting",
+        "_settled",
+        "_thread",
+        "signal",
+        "tool_call_id",
+        "tool_name",
+    )
 
     def __init__(
         self,
@@ -135,6 +144,7 @@ class ToolContext:
         self.tool_name = tool_name
         self.signal = CancellationToken() if signal is None else signal
         self._settled = False
+        self._reporting: asyncio.Task[None] | None = None
         self._emit = emit
         self._thread = 0
         self._loop = loop
@@ -183,7 +193,7 @@ class ToolContext:
 
         def start() -> None:
             # Made only now: if the loop never comes here, no coroutine is left without an await.
-            task = loop.create_task(report())
+            task = self._reporting = loop.create_task(report())
             _reports.add(task)
             task.add_done_callback(_reports.discard)
 
@@ -198,8 +208,10 @@ class ToolContext:
                 return
 
     def settle(self) -> None:
-        """The tool has returned: what it still reports is dropped."""
+        """The tool has returned: what it still reports is dropped, also what is on its way."""
         self._settled = True
+        if self._reporting is not None:
+            self._reporting.cancel()
 
     def __repr__(self) -> str:
         return f"<ToolContext {self.tool_name} {self.tool_call_id}>"

@@ -40,7 +40,7 @@ class Emitter:
     works the others still get the event before the cancellation goes on.
     """
 
-    __slots__ = ("_by_kind", "_listeners", "_sending", "_timeout", "_waiting")
+    __slots__ = ("_by_kind", "_listeners", "_sending", "_timeout", "_waiting", "deadline")
 
     def __init__(
         self, sink: EventSink | None, observers: Sequence[ObserverHook], timeout: float | None
@@ -50,6 +50,8 @@ class Emitter:
         self._listeners = tuple(listeners)
         self._by_kind: dict[type, Listeners] = {}
         self._timeout = timeout
+        self.deadline: float | None = None
+        """When listeners have had their time, by the event loop's clock; None: they may take it."""
         self._sending = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -69,14 +71,14 @@ class Emitter:
 
     async def send(self, event: AgentEvent, listeners: Listeners) -> None:
         """Give the event to each listener, whatever the others do."""
-        cancelled = await self._wait_for_turn() if self._sending else None
+        turn, cancelled = await self._wait_for_turn() if self._sending else (True, None)
         self._sending = True
         try:
             for listener in listeners:
                 try:
                     pending = listener.call(event)
                     if pending is not None and isawaitable(pending):
-                        async with asyncio.timeout(self._timeout):
+                        async with asyncio.timeout_at(self._until()):
                             await pending
                 except asyncio.CancelledError as error:
                     if is_cancelled():
@@ -86,21 +88,36 @@ class Emitter:
                 except Exception:
                     _log_failure(listener, event)
         finally:
-            self._pass_on_turn()
+            if turn:
+                self._pass_on_turn()
         if cancelled is not None:
             raise cancelled
 
-    async def _wait_for_turn(self) -> asyncio.CancelledError | None:
-        """Wait until the events before are through; a cancellation meanwhile is for later."""
+    def _until(self) -> float | None:
+        """When the listener that is about to be awaited must be done."""
+        if self._timeout is None:
+            return self.deadline
+        until = asyncio.get_running_loop().time() + self._timeout
+        return until if self.deadline is None else min(until, self.deadline)
+
+    async def _wait_for_turn(self) -> tuple[bool, asyncio.CancelledError | None]:
+        """Wait until the events before are through; a cancellation meanwhile is for later.
+
+        False when the time for that is up: then the event goes out of turn.
+        """
         cancelled: asyncio.CancelledError | None = None
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         while not turn.done():
             try:
-                await asyncio.shield(turn)
+                async with asyncio.timeout_at(self.deadline):
+                    await asyncio.shield(turn)
             except asyncio.CancelledError as error:
                 cancelled = error
-        return cancelled
+            except TimeoutError:
+                self._waiting.remove(turn)
+                return False, cancelled
+        return True, cancelled
 
     def _pass_on_turn(self) -> None:
         if self._waiting:

@@ -78,7 +78,7 @@ class Batch:
         self._ready, self._over_cap = self._split()
         if self._is_cut_off():
             for pending in self._calls:
-                pending.result = _not_executed("max_tokens", _CUT_OFF)
+                pending.answer_ourselves(_not_executed("max_tokens", _CUT_OFF))
         elif self._is_sequential():
             await self._one_by_one(answer)
         else:
@@ -130,7 +130,7 @@ class Batch:
             return self._calls, []
         over_cap = counted[cap:]
         for pending in over_cap:
-            pending.result = _over_cap(len(self._calls), len(counted), cap)
+            pending.answer_ourselves(_over_cap(len(self._calls), len(counted), cap))
         return [pending for pending in self._calls if pending.result is None], over_cap
 
     def _is_cut_off(self) -> bool:
@@ -146,7 +146,7 @@ class Batch:
         skip = False
         for pending in self._ready:
             if skip:
-                pending.result = ToolResult.error(_SIBLING_FAILED_BEFORE)
+                pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
             else:
                 self._run.check_cancelled()
                 await prepare(self._run, answer, pending)
@@ -224,10 +224,10 @@ class Batch:
     async def _call(self, pending: PendingCall) -> None:
         """Run the tool; the call has its result after this, unless the run is over."""
         if self._stopped is not None or self._run.is_cancelled:
-            pending.result = _not_executed("aborted", _NOT_STARTED)
+            pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
             return
         if self._sibling_failed:
-            pending.result = _stopped("sibling", None)
+            pending.answer_ourselves(_stopped("sibling", None))
             return
         tool, config = pending.tool, self._run.config
         assert tool is not None
@@ -243,16 +243,19 @@ class Batch:
         if timeout is not None:
             tool_run.stop_after(timeout, "timeout")
         self._running[pending] = tool_run
+        cancelled: asyncio.CancelledError | None = None
         try:
             pending.result = await tool_run
-            pending.unchecked = bool(self._run.hooks.after_tool_call)
         except ToolLeftBehindError:
             logger.warning("the tool %r did not stop and was left behind", tool.name)
-            pending.result = _stopped(tool_run.stopped, timeout, still_running=True)
-        except asyncio.CancelledError:
-            if tool.runs_in_thread:
+            pending.answer_ourselves(_stopped(tool_run.stopped, timeout, still_running=True))
+        except asyncio.CancelledError as error:
+            cancelled = error
+            stopped = tool_run.stopped is not None or tool_run.cancelled_from_outside
+            left = stopped and tool.runs_in_thread
+            if left:
                 logger.warning("the thread of the tool %r was left behind", tool.name)
-            pending.result = _stopped(tool_run.stopped, timeout, still_running=tool.runs_in_thread)
+            pending.answer_ourselves(_stopped(tool_run.stopped, timeout, still_running=left))
         except ToolAborted as error:
             self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
             pending.result = ToolResult.error(f"The tool aborted the run: {error}")
@@ -265,7 +268,7 @@ class Batch:
             context.settle()
             del self._running[pending]
         if tool_run.cancelled_from_outside:
-            raise asyncio.CancelledError
+            raise cancelled or asyncio.CancelledError
 
     def _fail(self, failure: LoopError, cause: BaseException) -> None:
         """The run cannot go on. The first reason counts."""
@@ -319,14 +322,14 @@ class Batch:
             else:
                 if pending.result is not result:
                     pending.decided(hook.name, "change")
-        pending.unchecked = False
+        pending.checked = True
 
     def _end(self, pending: PendingCall) -> tuple[Any, ...]:
         """Mark the call as over; the event that says so."""
         pending.ended = True
         if pending.result is None:
             pending.result = _not_executed("aborted", _NOT_STARTED)
-        elif pending.unchecked:
+        elif self._run.hooks.after_tool_call and not (pending.checked or pending.is_ours):
             pending.result = ToolResult.error(_UNCHECKED)
         result = pending.outcome()
         return ToolExecutionEnd, pending.call.id, pending.call.name, result, result.is_error

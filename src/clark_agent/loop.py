@@ -136,10 +136,13 @@ async def _start(
             cancelled_from_outside = state.scope.cancelled_from_outside
             failure = _failure(state, error)
             state.carry(failure, cut_off)
-            if isinstance(error, asyncio.CancelledError) or cancelled_from_outside:
+            if isinstance(error, asyncio.CancelledError):
                 if cancelled_from_outside or not state.signal.cancelled:
-                    raise asyncio.CancelledError from failure
+                    error.__cause__ = failure
+                    raise
                 raise failure from None
+            if cancelled_from_outside:
+                raise asyncio.CancelledError from failure
             if failure is error or not isinstance(error, Exception):
                 raise
             raise failure from error

@@ -39,13 +39,14 @@ class PendingCall:
     __slots__ = (
         "args",
         "call",
+        "checked",
         "decisions",
         "ended",
         "input",
+        "is_ours",
         "result",
         "started",
         "tool",
-        "unchecked",
     )
 
     def __init__(self, call: ToolCall, tool: AgentTool | None) -> None:
@@ -57,10 +58,17 @@ class PendingCall:
         """What the tool has made of them."""
         self.decisions: list[dict[str, Any]] = []
         self.result: ToolResult | None = None
-        self.unchecked = False
-        """Whether the result still has to pass the hooks after the call."""
+        self.is_ours = False
+        """Whether the result is in the runtime's own words."""
+        self.checked = False
+        """Whether the hooks after the call have seen the result."""
         self.started = False
         self.ended = False
+
+    def answer_ourselves(self, result: ToolResult) -> None:
+        """Give the call a result in the runtime's own words."""
+        self.result = result
+        self.is_ours = True
 
     def decided(self, plugin: str, decision: str, **more: Any) -> None:
         """Note that a plugin has changed what becomes of the call."""

@@ -61,7 +61,6 @@ class Run:
     __slots__ = (
         "_announcing",
         "_begun",
-        "_close_by",
         "_discard",
         "_discarded",
         "_ended",
@@ -138,7 +137,6 @@ class Run:
         self._turn_due = False
         self._turn_open = False
         self._ended = False
-        self._close_by = 0.0
         self._estimator = CachingEstimator(config.token_estimator)
         self._estimated = 0
         self._estimated_count = 0
@@ -301,7 +299,6 @@ class Run:
         cut_off: AssistantMessage | None = None
         if not self._begun:
             return None
-        self._close_by = asyncio.get_running_loop().time() + self.config.cancel_grace
         if self._turn_due:
             self._turn_due, self._turn_open = False, True
             await self.emit_closing(TurnStart)
@@ -341,6 +338,8 @@ class Run:
         if self.batch is not None:
             batch, self.batch = self.batch, None
             self.turn_results = await batch.settle(error)
+            if self.emitter.deadline is not None:  # the tools have had their grace first
+                self._limit_listeners()
             for result in self.turn_results:
                 self.transcript.append(result)
                 self.messages.append(result)
@@ -353,13 +352,16 @@ class Run:
 
     async def emit_closing(self, kind: type[AgentEvent], *fields: Any) -> None:
         """Emit an event that closes a bracket, also when the run is cancelled once more."""
+        if self.is_cancelled and self.emitter.deadline is None:
+            self._limit_listeners()
         try:
-            async with asyncio.timeout_at(self._close_by if self.is_cancelled else None):
-                await self.emit(kind, *fields)
+            await self.emit(kind, *fields)
         except asyncio.CancelledError:
             logger.debug("cancelled again while the run was being closed")
-        except TimeoutError:
-            logger.warning("a listener did not take %s of a cancelled run", kind.__name__)
+
+    def _limit_listeners(self) -> None:
+        """From now on listeners have ``cancel_grace`` together, so that none can hold the run."""
+        self.emitter.deadline = asyncio.get_running_loop().time() + self.config.cancel_grace
 
     def carry(self, error: LoopError, partial: AssistantMessage | None = None) -> None:
         """Put on an error what the run had, so that nothing is lost with it."""

@@ -229,19 +229,20 @@ class _Details:
 
 
 class _Call:
-    __slots__ = ("arguments", "id", "name", "new_id")
+    __slots__ = ("arguments", "id", "made_up_id", "name", "new_id")
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self.new_id = new_id
+        self.made_up_id: str | None = None
         self.id: list[str] = []
         self.name: list[str] = []
         self.arguments: list[str] = []
 
     def build(self) -> AssistantBlock:
-        if not self.id:
-            self.id.append(self.new_id())
+        if not self.id and self.made_up_id is None:
+            self.made_up_id = self.new_id()
         return ToolCall(
-            _well_formed("".join(self.id)),
+            _well_formed("".join(self.id)) or self.made_up_id or "",
             _well_formed("".join(self.name)),
             parse_arguments("".join(self.arguments)),
         )

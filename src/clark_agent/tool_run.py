@@ -124,6 +124,8 @@ class ToolRun:
             for timer in self._timers:
                 timer.cancel()
             self.cancelled_from_outside = self._is_cancelled_from_outside()
+            if self.cancelled_from_outside:
+                self._token.cancel("cancelled")  # for a thread that goes on alone
             for _ in range(self._cancels):
                 task.uncancel()
             self._task = None
@@ -140,31 +142,12 @@ class ToolRun:
                 self._begin_to_leave()
             thrown = None
             try:
-                if self._in_thread and awaited is not None:
-                    yield from self._outlast(awaited)
-                else:
-                    yield awaited
+                yield awaited
             except BaseException as error:
                 if self._leave and isinstance(error, asyncio.CancelledError):
                     _leave_behind(self._coroutine, error)
                     raise ToolLeftBehindError from None
                 thrown = error
-
-    def _outlast(self, awaited: asyncio.Future[Any]) -> Generator[Any, Any, None]:
-        """Wait for a thread, also when the task is cancelled meanwhile.
-
-        The thread's future is not what the task waits for, and so is not cancelled with it: until
-        the grace is over the thread may see its signal and still have a result.
-        """
-        awaited._asyncio_future_blocking = False
-        while not awaited.done():
-            try:
-                yield from asyncio.shield(awaited).__await__()
-            except asyncio.CancelledError:
-                if self._leave:
-                    raise
-                if self.stopped is None:
-                    self._begin_to_leave()
 
     def _is_cancelled_from_outside(self) -> bool:
         """Whether the task has been cancelled by others.

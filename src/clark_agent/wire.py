@@ -33,6 +33,8 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
 
 def to_json_value(value: object) -> object:
     """The JSON form of what msgspec does not know: a view of messages is a list of them."""
@@ -68,8 +70,10 @@ def decode_json(data: bytes | str, kind: Any) -> Any:
     try:
         return decoder_for(kind).decode(data)
     except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `")
-        raise DecodeError(reason, path=path.rstrip("`") or "$") from error
+        reason, separator, path = str(error).rpartition(" - at `")
+        if not separator:
+            reason, path = path, "$"
+        raise DecodeError(reason, path=path.removesuffix("`")) from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise DecodeError(str(error)) from error
     except RecursionError as error:
@@ -134,7 +138,7 @@ def load_transcript(source: bytes | str | Iterable[bytes | str]) -> Transcript:
     if isinstance(source, str):
         source = source.encode("utf-8", "surrogatepass")
     if isinstance(source, bytes):
-        source = source.removeprefix(b"\xef\xbb\xbf")
+        source = source.removeprefix(_BYTE_ORDER_MARK)
         messages = _load_clean(source)
         if messages is not None:
             return Transcript(messages)
@@ -148,7 +152,7 @@ def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
         messages: list[AgentMessage] = decoder_for(AgentMessage).decode_lines(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    if len(messages) != data.count(b"\n") + (data[-1:] not in (b"\n", b"")):
+    if not _is_one_a_line(data.strip(), len(messages)):
         return None
     for message in messages:
         if message.timestamp is None:
@@ -156,15 +160,24 @@ def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
     return tuple(messages)
 
 
+def _is_one_a_line(rows: bytes, count: int) -> bool:
+    """Whether so many objects stand on as many lines. The decoder would take any white space."""
+    breaks = rows.count(b"}\n{") + rows.count(b"}\r\n{")
+    return breaks == rows.count(b"\n") == max(count - 1, 0) and rows[:1] in (b"{", b"")
+
+
 def _load_lines(lines: Iterable[bytes | str]) -> Transcript:
     messages: list[AgentMessage] = []
     malformed: list[MalformedRow] = []
     for number, line in enumerate(lines, 1):
         raw = line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line
+        raw = raw.rstrip(b"\r\n")
+        if number == 1:
+            raw = raw.removeprefix(_BYTE_ORDER_MARK)
         if not raw.strip():
             continue
         try:
             messages.append(decode_message(raw))
         except DecodeError as error:
-            malformed.append(MalformedRow(number, error, raw.rstrip(b"\r\n")))
+            malformed.append(MalformedRow(number, error, raw))
     return Transcript(tuple(messages), tuple(malformed))

@@ -6,7 +6,7 @@ apart by ``kind``. A row from before there were versions has none and reads as v
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
@@ -164,21 +164,42 @@ class TrajectoryRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     payload: TrajectoryPayload
 
 
-class _PayloadStamps(Struct):
+class _RunEndedStamps(Struct):
     """The timestamps of a payload's messages as they were written."""
 
-    new_messages: tuple[Stamp, ...] = ()
-    assistant: Stamp | None = None
-    tool_results: tuple[Stamp, ...] = ()
-    message: Stamp | None = None
+    new_messages: tuple[Stamp, ...]
 
-    def in_order(self) -> list[Stamp]:
-        singles = [stamp for stamp in (self.message, self.assistant) if stamp is not None]
-        return [*singles, *self.tool_results, *self.new_messages]
+    def in_order(self) -> tuple[Stamp, ...]:
+        return self.new_messages
 
 
-class _RecordStamps(Struct):
-    payload: _PayloadStamps
+class _TurnEndedStamps(Struct):
+    assistant: Stamp
+    tool_results: tuple[Stamp, ...]
+
+    def in_order(self) -> tuple[Stamp, ...]:
+        return (self.assistant, *self.tool_results)
+
+
+class _MessageAppendedStamps(Struct):
+    message: Stamp
+
+    def in_order(self) -> tuple[Stamp, ...]:
+        return (self.message,)
+
+
+_S = TypeVar("_S")
+
+
+class _Stamped(Struct, Generic[_S]):
+    payload: _S
+
+
+_STAMPS: dict[type, Any] = {
+    RunEnded: _Stamped[_RunEndedStamps],
+    TurnEnded: _Stamped[_TurnEndedStamps],
+    MessageAppended: _Stamped[_MessageAppendedStamps],
+}
 
 
 def encode_record(record: TrajectoryRecord) -> bytes:
@@ -194,8 +215,9 @@ def decode_record(data: bytes | str) -> TrajectoryRecord:
     record = decode_json(data, TrajectoryRecord)
     messages = _messages(record.payload)
     if any(message.timestamp is None for message in messages):
-        stamps = decode_json(data, _RecordStamps).payload
-        for message, stamp in zip(messages, stamps.in_order(), strict=True):
+        kind = _STAMPS[type(record.payload)]
+        stamps = decode_json(data, kind).payload.in_order()
+        for message, stamp in zip(messages, stamps, strict=True):
             date_message(message, stamp)
     return record
 
