@@ -3,6 +3,7 @@
 # Another interpreter beside the usual one: make PYTHON=python3.13 VENV=.venv-3.13 test
 
 PYTHON ?= python3
+SECONDS_GIVEN ?= 86400
 VENV := .venv
 PY := $(VENV)/bin/python
 
@@ -14,7 +15,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo bench clean FORCE
+.PHONY: help test check format docs demo bench soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
@@ -42,6 +43,12 @@ demo: $(VENV)/.stamp-core ## run the demo; needs no model and no key
 
 bench: $(VENV)/.stamp-core ## run the benchmarks
 	@$(PY) benchmarks/run.py
+
+soak: $(VENV)/.stamp-test ## live a million random lives; SECONDS_GIVEN=60 for fewer
+	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
+
+mutants: $(VENV)/.stamp-test ## break promises on purpose, one at a time: the tests must notice
+	@$(PY) -m tests.model.mutants
 
 clean: ## remove .venv and everything generated
 	@rm -rf $(VENV) site dist htmlcov .coverage .coverage.* .hypothesis \

@@ -95,7 +95,7 @@ class ScriptedStream:
 
     def _events(self, step: Step, request: StreamRequest) -> Iterable[StreamEvent]:
         if isinstance(step, BaseException):
-            raise step
+            raise step.with_traceback(None)  # each time anew, or it would grow
         if callable(step):
             return self._events(step(request), request)
         if isinstance(step, str):

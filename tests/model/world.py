@@ -134,7 +134,7 @@ class World:
         self.ran: Counter[str] = Counter()
         self.open_streams = 0
 
-    def config(self, sink: RecordingSink) -> ca.LoopConfig:
+    def config(self, sink: ca.EventSink) -> ca.LoopConfig:
         scenario = self.scenario
         settings: dict[str, Any] = {"cancel_grace": GRACE, **scenario.settings}
         return ca.LoopConfig(
@@ -472,8 +472,12 @@ async def check_nothing_left(
     assert len(sink.events) == told
     world.release.set()
     world.thread_release.set()
-    while tool_run.left_behind():  # tools that ignored everything end now
-        await asyncio.wait(asyncio.all_tasks() - before)
+    if rest := asyncio.all_tasks() - before:  # tools that ignored everything end now
+        assert len(rest) <= tool_run.left_behind()
+        await asyncio.wait(rest)
+    for _ in range(2):  # their last callbacks
+        await asyncio.sleep(0)
+    assert tool_run.left_behind() == 0
     left = asyncio.all_tasks() - before
     assert not left, left
     loop: Any = asyncio.get_running_loop()

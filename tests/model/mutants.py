@@ -1,0 +1,117 @@
+"""Breaks promises on purpose, one at a time, and looks whether the tests notice.
+
+``python -m tests.model.mutants`` copies the package, makes one change to the copy, and runs the
+sweep, the random lives and the recorded scenarios against it. A mutant that survives is a promise
+that nobody checks. The list:
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = (
+    "tests/model/test_sweep.py",
+    "tests/model/test_random.py",
+    "tests/conformance/test_loop.py",
+)
+
+MUTANTS: dict[str, tuple[str, str, str]] = {
+    "a turn that fails has no turn_end": (
+        "run_state.py",
+        "await self.emit_closing(TurnEnd, message, tuple(self.turn_results))",
+        "pass",
+    ),
+    "a run that fails has no agent_end": (
+        "run_state.py",
+        "await self.emit_closing(AgentEnd, self.messages.view())",
+        "pass",
+    ),
+    "an answer that is cut off is not discarded": (
+        "run_state.py",
+        "await self.emit_closing(MessageDiscarded, reason)",
+        "pass",
+    ),
+    "an interrupted batch drops its results": (
+        "run_state.py",
+        "self.turn_results = await batch.settle(error)",
+        "await batch.settle(error)",
+    ),
+    "calls of an answer that no batch has taken up stay unanswered": (
+        "loop.py",
+        "if state.has_unanswered_calls and state.turn_message is not None:",
+        "if False:",
+    ),
+    "messages that were not announced yet are forgotten": (
+        "run_state.py",
+        "        while self._announcing:\n            message = self._announcing.popleft()",
+        "        while False:\n            message = self._announcing.popleft()",
+    ),
+    "tasks of an interrupted batch are left running": (
+        "execution.py",
+        '        self.stop("aborted")\n        await self._tasks_done()',
+        "        pass",
+    ),
+    "a tool that ignores everything is waited for": (
+        "tool_run.py",
+        "        self._leave = True\n        self._cancel_task()",
+        "        pass",
+    ),
+    "timers of a call stay behind": ("tool_run.py", "timer.cancel()", "pass"),
+    "a token's cancellation is left on the task": ("cancel_scope.py", "task.uncancel()", "pass"),
+    "the model's stream is not closed": ("turn.py", "await _close(events)", "pass"),
+    "progress after the return is told": ("agent_tool.py", "self._settled = True", "pass"),
+    "a truncated call is run": (
+        "execution.py",
+        "return self._asked_by.stop_reason is StopReason.MAX_TOKENS",
+        "return False",
+    ),
+    "a cancelled task ends as aborted": (
+        "loop.py",
+        "if cancelled_from_outside or not state.signal.cancelled:",
+        "if False:",
+    ),
+    "state is shared between runs": (
+        "plugin.py",
+        'if not any(hasattr(plugin, "for_run") for plugin in self.plugins):',
+        "if True:",
+    ),
+}
+
+
+def survives(file: str, old: str, new: str) -> bool:
+    """Whether all tests pass with the change made."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "src", folder, dirs_exist_ok=True)
+        path = Path(folder, "clark_agent", file)
+        source = path.read_text(encoding="utf-8")
+        assert old in source, f"{file} has changed: {old!r} is not in it any more"
+        path.write_text(source.replace(old, new), encoding="utf-8")
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
+        environment = {**os.environ, "PYTHONPATH": folder, "CLARK_AGENT_LIVES": "500"}
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False
+            )
+        except subprocess.TimeoutExpired:  # it hangs: noticed
+            return False
+        return done.returncode == 0
+
+
+def main() -> None:
+    survivors = []
+    for name, change in MUTANTS.items():
+        survived = survives(*change)
+        print(f"{'SURVIVES' if survived else 'caught  '}  {name}", flush=True)
+        survivors += [name] * survived
+    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} caught")
+    sys.exit(1 if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()

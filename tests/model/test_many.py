@@ -1,0 +1,133 @@
+"""Much at once and for long: everything ends, and memory is where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections import Counter
+from typing import Any
+
+import clark_agent as ca
+from clark_agent import tool_run
+from clark_agent.testing import FakeClock, ScriptedStream, call
+from tests.model.world import GRACE, Scenario, World
+
+
+class Work(ca.AgentTool):
+    name = "work"
+
+    async def execute(self, args: Any, ctx: ca.ToolContext) -> ca.ToolResult:
+        return ca.ToolResult.text("done")
+
+
+async def test_of_64_tools_each_result_says_how_it_ended() -> None:
+    """A third is done, a third can be cancelled, a third ignores everything."""
+    world = World(Scenario((("fast", "hangs", "swallows") * 21 + ("fast",),)))
+    token, running = ca.CancellationToken(), asyncio.Event()
+
+    def cancel_when_all_run(event: ca.AgentEvent) -> None:
+        if len(world.ran) == 64:
+            running.set()
+
+    config = world.config(RecordingAll(cancel_when_all_run))
+    task = asyncio.create_task(ca.run("go", ca.AgentContext(), config, token))
+    await running.wait()
+    token.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcome, ca.RunAborted)
+    assert not world.release.is_set(), "it did not wait for those that ignore it"
+    results = [m for m in outcome.messages if isinstance(m, ca.ToolResultMessage)]
+    assert len(results) == 64
+    ends = Counter(
+        "done" if not r.is_error else "left" if r.details["still_running"] else "cancelled"
+        for r in results
+    )
+    assert ends == {"done": 22, "cancelled": 21, "left": 21}
+    assert tool_run.left_behind() == 21
+    world.release.set()
+    await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+    assert tool_run.left_behind() == 0
+
+
+class RecordingAll:
+    """A sink with something to do at each event."""
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+        self.events: list[ca.AgentEvent] = []
+
+    def __call__(self, event: ca.AgentEvent) -> None:
+        self.events.append(event)
+        self.act(event)
+
+
+async def test_five_thousand_turns_in_one_run() -> None:
+    steps: list[Any] = [call("work", n=n) for n in range(5_000)]
+    config = ca.LoopConfig(stream=ScriptedStream([*steps, "done"]), tools=[Work()])
+    result = await ca.run("go", ca.AgentContext(), config)
+    assert result.outcome is ca.LoopOutcome.DONE
+    assert len(result.messages) == 2 + 2 * 5_000
+    assert ca.repair_history(result.messages).changes == ()
+
+
+async def sleepy(request: ca.StreamRequest, signal: ca.CancellationToken) -> Any:
+    await asyncio.sleep(0)
+    turn = len(request.messages) // 2
+    if turn < 3:
+        message = ca.AssistantMessage.from_calls([ca.ToolCall(f"c{turn}", "work", {})])
+    else:
+        message = ca.AssistantMessage.from_text("done")
+    yield ca.stream.Done(message)
+
+
+async def test_ten_thousand_runs_at_once() -> None:
+    config = ca.LoopConfig(stream=sleepy, tools=[Work()], max_iterations=20)
+    runs = [ca.run(f"go {n}", ca.AgentContext(), config) for n in range(10_000)]
+    results = await asyncio.gather(*runs)
+    assert {len(result.messages) for result in results} == {8}
+    assert {result.text for result in results} == {"done"}
+    firsts = [result.messages[0] for result in results]
+    assert [m.content for m in firsts if isinstance(m, ca.UserMessage)] == [
+        f"go {n}" for n in range(10_000)
+    ]
+
+
+async def test_memory_returns_to_where_it_was() -> None:
+    """A hundred rounds of runs that succeed, fail and are cancelled leave nothing behind."""
+    config = ca.LoopConfig(
+        stream=sleepy,
+        tools=[Work()],
+        plugins=[ca.TokenBudget(50), ca.ToolResultBudget(), ca.UniqueToolCallIds()],
+        max_iterations=20,
+        cancel_grace=GRACE,
+        clock=FakeClock(),
+    )
+    broken = config.replace(stream=ScriptedStream([OSError("no")], at_end="repeat"))
+
+    async def one_round() -> None:
+        await asyncio.gather(*[ca.run("go", ca.AgentContext(), config) for _ in range(5)])
+        await asyncio.gather(ca.run("go", ca.AgentContext(), broken), return_exceptions=True)
+        token = ca.CancellationToken()
+        task = asyncio.create_task(ca.run("go", ca.AgentContext(), config, token))
+        await asyncio.sleep(0)
+        token.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for _ in range(10):  # caches fill
+        await one_round()
+    tracemalloc.start()
+    try:
+        gc.collect()
+        objects, memory = len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+        broken.stream.requests.clear()  # type: ignore[attr-defined]
+        for _ in range(100):
+            await one_round()
+        broken.stream.requests.clear()  # type: ignore[attr-defined]
+        gc.collect()
+        more_objects = len(gc.get_objects()) - objects
+        more_memory = tracemalloc.get_traced_memory()[0] - memory
+    finally:
+        tracemalloc.stop()
+    assert more_objects < 100, f"{more_objects} objects more after 100 rounds"
+    assert more_memory < 50_000, f"{more_memory} bytes more after 100 rounds"
