@@ -53,8 +53,9 @@ def step(rng: random.Random) -> Any:
 def cancel(rng: random.Random) -> Cancel | None:
     if rng.random() < 0.2:
         return None
-    at = rng.randint(1, 80)
-    return rng.choice((Cancel(at, "token"), Cancel(at, "task"), Cancel(at, "thread")))
+    at, passes = rng.randint(1, 80), rng.choice((0, 0, 1, 2, 3, 5, 8))
+    by = rng.choice((Cancel(at, "token"), Cancel(at, "task"), Cancel(at, "thread"))).by
+    return Cancel(at, by, passes)
 
 
 def one(seed: int) -> None:

@@ -48,7 +48,13 @@ scenarios = st.builds(
     repeated_ids=st.booleans(),
 )
 cancels = st.one_of(
-    st.none(), st.builds(Cancel, st.integers(1, 60), st.sampled_from(["token", "task", "thread"]))
+    st.none(),
+    st.builds(
+        Cancel,
+        st.integers(1, 60),
+        st.sampled_from(["token", "task", "thread"]),
+        st.integers(0, 6),
+    ),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import product
 
 import pytest
 
@@ -21,10 +22,10 @@ async def test_every_suspension_point(name: str) -> None:
     points = (await live(scenario)).points
     assert points > 0, "a life that never waits cannot be cancelled"
     aborted = 0
-    for at in range(1, points + 1):
-        by_token = await live(scenario, Cancel(at, "token"))
-        by_thread = await live(scenario, Cancel(at, "thread"))
-        by_task = await live(scenario, Cancel(at, "task"))
+    for at, passes in product(range(1, points + 1), (0, 3)):
+        by_token = await live(scenario, Cancel(at, "token", passes))
+        by_thread = await live(scenario, Cancel(at, "thread", passes))
+        by_task = await live(scenario, Cancel(at, "task", passes))
         aborted += isinstance(by_token.outcome, ca.RunAborted)
         aborted += isinstance(by_thread.outcome, ca.RunAborted)
         aborted += isinstance(by_task.outcome, asyncio.CancelledError)

@@ -82,10 +82,11 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancel the run at its n-th suspension point."""
+    """Cancel the run at its n-th suspension point, so many passes of the event loop into it."""
 
     at: int
     by: Literal["token", "task", "thread"]
+    passes: int = 0
 
 
 # --- suspension points ------------------------------------------------------------------------
@@ -390,9 +391,15 @@ async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
-    def act() -> None:
+    ended = False
+
+    def act(passes: int) -> None:
         assert cancel is not None
-        if cancel.by == "token":
+        if ended:
+            return
+        if passes > 0:
+            loop.call_soon(act, passes - 1)
+        elif cancel.by == "token":
             token.cancel("at a suspension point")
         elif cancel.by == "task":
             task.cancel()
@@ -403,15 +410,16 @@ async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
 
     # Whatever hangs for good is cancelled in the end, so that every life ends.
     net = loop.call_later(PATIENCE, token.cancel, "it has hung for long enough")
-    watched = Watched(
-        ca.run("go", ca.AgentContext("sys"), config, token), 0 if cancel is None else cancel.at, act
-    )
+    at, passes = (0, 0) if cancel is None else (cancel.at, cancel.passes)
+    coroutine = ca.run("go", ca.AgentContext("sys"), config, token)
+    watched = Watched(coroutine, at, lambda: act(passes))
     outcome: ca.RunResult | BaseException
     try:
         outcome = await watched
     except (ca.LoopError, asyncio.CancelledError) as error:
         outcome = error
     finally:
+        ended = True
         net.cancel()
     cancelled_by_task = task.cancelling()
     while task.cancelling():
