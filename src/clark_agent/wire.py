@@ -152,7 +152,7 @@ def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
         messages: list[AgentMessage] = decoder_for(AgentMessage).decode_lines(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
-    if not _is_one_a_line(data.strip(), len(messages)):
+    if not _is_one_a_line(data, len(messages)):
         return None
     for message in messages:
         if message.timestamp is None:
@@ -162,8 +162,8 @@ def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
 
 def _is_one_a_line(rows: bytes, count: int) -> bool:
     """Whether so many objects stand on as many lines. The decoder would take any white space."""
-    breaks = rows.count(b"}\n{") + rows.count(b"}\r\n{")
-    return breaks == rows.count(b"\n") == max(count - 1, 0) and rows[:1] in (b"{", b"")
+    breaks = rows.count(b"\n") - rows.endswith(b"\n")
+    return rows[:1] == b"{" and count - 1 == breaks == rows.count(b"}\n{")
 
 
 def _load_lines(lines: Iterable[bytes | str]) -> Transcript:
