@@ -132,32 +132,39 @@ async def _start(
         except BaseException as error:
             if state.has_unanswered_calls and state.turn_message is not None:
                 state.batch = Batch(state, state.turn_message)
-            cut_off = await state.close(error)
-            cancelled_from_outside = state.scope.cancelled_from_outside
-            failure = _failure(state, error)
-            state.carry(failure, cut_off)
-            if isinstance(error, asyncio.CancelledError):
-                if cancelled_from_outside or not state.signal.cancelled:
-                    error.__cause__ = failure
-                    raise
-                raise failure from None
-            if cancelled_from_outside:
-                raise asyncio.CancelledError from failure
-            if failure is error or not isinstance(error, Exception):
-                raise
-            raise failure from error
+            failure = _failure(error, state.signal)
+            state.carry(failure, await state.close(error))
+            ending = _ending(error, failure, state)
+            raise ending from ending.__cause__
         finally:
             state.hooks.end_run()
     return RunResult(tuple(state.messages), outcome, state.usage, tuple(state.undelivered))
 
 
-def _failure(state: Run, error: BaseException) -> LoopError:
-    """What a run that ended like this raises, or the cause of what it lets through."""
+def _failure(error: BaseException, signal: CancellationToken) -> LoopError:
+    """The error that carries what the run had."""
     if isinstance(error, LoopError):
         return error
-    if isinstance(error, Exception):
-        return LoopError(f"the run failed unexpectedly: {type(error).__name__}: {error}")
-    return RunAborted(state.signal.reason)
+    if not isinstance(error, Exception):
+        return RunAborted(signal.reason)
+    failure = LoopError(f"the run failed unexpectedly: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _ending(error: BaseException, failure: LoopError, state: Run) -> BaseException:
+    """What the caller gets: the failure, or what is not ours to end, with the failure as cause."""
+    by_token = state.signal.cancelled and not state.scope.cancelled_from_outside
+    if isinstance(error, asyncio.CancelledError) and not by_token:
+        ending: BaseException = error
+    elif isinstance(error, Exception) and state.scope.cancelled_from_outside:
+        ending = asyncio.CancelledError()
+    elif isinstance(error, (Exception, asyncio.CancelledError)):
+        return failure
+    else:  # the interpreter is told to stop
+        ending = error
+    ending.__cause__ = failure
+    return ending
 
 
 async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:

@@ -73,8 +73,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a cancelled task ends as aborted": (
         "loop.py",
-        "if cancelled_from_outside or not state.signal.cancelled:",
-        "if False:",
+        "by_token = state.signal.cancelled and not state.scope.cancelled_from_outside",
+        "by_token = True",
     ),
     "state is shared between runs": (
         "plugin.py",

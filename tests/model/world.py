@@ -426,6 +426,7 @@ async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
         task.uncancel()
     life = Life(outcome, sink, watched.count)
     check_ending(life, cancelled_by_task)
+    assert "cut" not in world.ran, "a call that was cut off has been run"
     check_messages(life)
     await check_nothing_left(world, sink, before)
     await check_config_still_works(world, config)
@@ -498,13 +499,10 @@ async def check_config_still_works(world: World, config: ca.LoopConfig) -> None:
     """The next run on the same config knows nothing of this one."""
     if "hangs" in world.scenario.hooks.values():
         return
-    fresh = World(Scenario((), world.scenario.hooks, world.scenario.settings))
+    scenario = world.scenario
+    fresh = World(Scenario((), scenario.hooks, scenario.settings, scenario.steering))
     again, anew = RecordingSink(), RecordingSink()
-    used = config.replace(
-        stream=fresh.stream(),
-        event_sink=again,
-        plugins=[p for p in config.plugins if not isinstance(p, Steering)],
-    )
+    used = config.replace(stream=fresh.stream(), event_sink=again)
     for one in (used, fresh.config(anew)):
         with suppress(ca.LoopError):
             await ca.run("again", ca.AgentContext("sys"), one)
