@@ -1,7 +1,4 @@
-"""A tool that runs an agent of its own: another prompt, the same transport and tools.
-
-The child's identity names its parent, so that a listener can tell the two apart.
-"""
+"""A tool that runs an agent of its own, with a prompt and an identity that names its parent."""
 
 import asyncio
 

@@ -143,6 +143,17 @@ def test_a_token_knows_whether_somebody_waits_for_it_or_below() -> None:
     assert not parent.has_subscribers
 
 
+async def test_a_token_remembers_whether_it_was_ever_watched_itself() -> None:
+    parent, child, grandchild = family()
+    child.subscribe(lambda: None).close()
+    assert [token.is_watched for token in (parent, child, grandchild)] == [False, True, False]
+    waiting = asyncio.create_task(grandchild.wait())
+    await asyncio.sleep(0)
+    assert [token.is_watched for token in (parent, child, grandchild)] == [False, True, True]
+    parent.cancel()
+    await waiting
+
+
 def test_tokens_without_subscriptions_cost_their_parent_nothing() -> None:
     parent = CancellationToken()
     children = [parent.child() for _ in range(100)]

@@ -96,7 +96,7 @@ def test_the_check_refuses_the_others(history: list[AgentMessage]) -> None:
 
 
 @given(broken_histories())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_a_repaired_history_is_valid_and_stays_as_it_is(history: list[AgentMessage]) -> None:
     repaired = repair_history(history)
     check_valid(repaired.messages)
@@ -130,7 +130,7 @@ def test_other_messages_all_stay_in_order(history: list[AgentMessage]) -> None:
 
 
 @given(broken_histories())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_the_account_of_changes_is_what_a_comparison_finds(history: list[AgentMessage]) -> None:
     repaired = repair_history(history)
     assert Counter(repaired.changes) == Counter(differences(history, repaired.messages))
@@ -172,7 +172,7 @@ def differences(
 
 
 @given(broken_histories())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_results_go_to_their_calls_first_come_first_served(history: list[AgentMessage]) -> None:
     answered = answers(repair_history(history).messages)
     calls = [
@@ -417,7 +417,7 @@ def renamed_by_hand(history: Sequence[AgentMessage]) -> tuple[list[AgentMessage]
 
 
 @given(broken_histories())
-@settings(max_examples=200)
+@settings(max_examples=120)
 def test_unique_ids_are_what_the_slow_way_gives(history: list[AgentMessage]) -> None:
     renamed = unique_tool_call_ids(history)
     expected, new_ids = renamed_by_hand(history)

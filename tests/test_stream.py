@@ -120,7 +120,7 @@ def _begun(pieces: Sequence[StreamChunk], index: int) -> bool:
 
 
 @given(st.data(), answers)
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_it_does_not_matter_how_an_answer_is_cut(
     data: st.DataObject, answer: list[StreamChunk]
 ) -> None:
@@ -144,7 +144,7 @@ def well_formed(text: str) -> str:
 
 
 @given(answers)
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_blocks_stand_in_the_order_in_which_they_began(answer: list[StreamChunk]) -> None:
     expected: list[list[Any]] = []
     calls: dict[int, list[Any]] = {}

@@ -428,7 +428,7 @@ ALL_SOURCES = [*BINARY_SOURCES, *TEXT_SOURCES]
 
 
 @given(files(), st.sampled_from([b"\n", b"\r\n"]), st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_bad_rows_are_reported_and_the_others_load(
     file: File, newline: bytes, ends_in_newline: bool
 ) -> None:

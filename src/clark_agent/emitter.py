@@ -115,8 +115,9 @@ class Emitter:
             except asyncio.CancelledError as error:
                 cancelled = error
             except TimeoutError:
-                self._waiting.remove(turn)
-                return False, cancelled
+                if not turn.done():
+                    self._waiting.remove(turn)
+                    return False, cancelled
         return True, cancelled
 
     def _pass_on_turn(self) -> None:

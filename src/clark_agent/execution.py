@@ -89,7 +89,7 @@ class Batch:
         if self._failure is not None:
             raise self._failure
 
-    async def settle(self, error: BaseException) -> list[ToolResultMessage]:
+    async def settle(self) -> list[ToolResultMessage]:
         """The batch was interrupted: stop what runs, end every call, give all results."""
         self.stop("aborted")
         await self._tasks_done()
@@ -251,11 +251,11 @@ class Batch:
             pending.answer_ourselves(_stopped(tool_run.stopped, timeout, still_running=True))
         except asyncio.CancelledError as error:
             cancelled = error
-            stopped = tool_run.stopped is not None or tool_run.cancelled_from_outside
-            left = stopped and tool.runs_in_thread
+            why = "aborted" if tool_run.cancelled_from_outside else tool_run.stopped
+            left = why is not None and tool.runs_in_thread
             if left:
                 logger.warning("the thread of the tool %r was left behind", tool.name)
-            pending.answer_ourselves(_stopped(tool_run.stopped, timeout, still_running=left))
+            pending.answer_ourselves(_stopped(why, timeout, still_running=left))
         except ToolAborted as error:
             self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
             pending.result = ToolResult.error(f"The tool aborted the run: {error}")

@@ -146,10 +146,8 @@ class EventChecker:
     def _message_start(self, message: AgentMessage) -> None:
         self._require(self._open is None, "one message ends before the next starts")
         self._require(self._turns > 0, "messages come after the first turn_start")
-        if isinstance(message, AssistantMessage) and self._turn_open:
-            self._require(self._asked, "an answer follows provider_request_prepared")
-        elif self._turn_open:
-            self._require(not self._asked, "the model's answer comes before other messages")
+        answers = isinstance(message, AssistantMessage)
+        self._require(answers or not self._asked, "the model's answer comes before other messages")
         self._require(not self._running.total(), "no message starts while a tool runs")
         self._require(not self._failed, "a turn without an answer is the last")
         self._results_begun = self._answer is not None

@@ -99,6 +99,7 @@ async def run(
 
     Raises a `LoopError`, which carries what the run had, when there is no end to be had.
     """
+    _check_arguments(context, config)
     if isinstance(prompts, str):
         prompts = UserMessage(prompts, timestamp=config.clock.now_ms())
     messages = prompts if isinstance(prompts, Iterable) else (prompts,)
@@ -109,6 +110,7 @@ async def run_continue(
     context: AgentContext, config: LoopConfig, signal: CancellationToken | None = None
 ) -> RunResult:
     """Run the agent on a transcript that waits for its answer already."""
+    _check_arguments(context, config)
     if not context.messages:
         raise InvalidContinuationError("there is nothing to continue: the context has no messages")
     if isinstance(context.messages[-1], AssistantMessage):
@@ -116,6 +118,13 @@ async def run_continue(
             "the transcript ends with the assistant's own message; add one for it to answer"
         )
     return await _start((), context, config, signal)
+
+
+def _check_arguments(context: object, config: object) -> None:
+    if not isinstance(context, AgentContext):
+        raise TypeError(f"the context must be an AgentContext, not {context!r}")
+    if not isinstance(config, LoopConfig):
+        raise TypeError(f"the config must be a LoopConfig, not {config!r}")
 
 
 async def _start(

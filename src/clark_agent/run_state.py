@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 class OpenBatch(Protocol):
     """A tool batch whose calls are not all answered yet."""
 
-    async def settle(self, error: BaseException) -> list[ToolResultMessage]:
+    async def settle(self) -> list[ToolResultMessage]:
         """Stop what runs, end every call, and give all results."""
         ...
 
@@ -337,7 +337,7 @@ class Run:
     async def _close_turn(self, error: BaseException, cut_off: AssistantMessage | None) -> None:
         if self.batch is not None:
             batch, self.batch = self.batch, None
-            self.turn_results = await batch.settle(error)
+            self.turn_results = await batch.settle()
             if self.emitter.deadline is not None:  # the tools have had their grace first
                 self._limit_listeners()
             for result in self.turn_results:

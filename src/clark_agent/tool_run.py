@@ -125,7 +125,7 @@ class ToolRun:
                 timer.cancel()
             self.cancelled_from_outside = self._is_cancelled_from_outside()
             if self.cancelled_from_outside:
-                self._token.cancel("cancelled")  # for a thread that goes on alone
+                self._token.cancel("aborted")  # for a thread that goes on alone
             for _ in range(self._cancels):
                 task.uncancel()
             self._task = None
@@ -160,8 +160,8 @@ class ToolRun:
 
     def _begin_to_leave(self) -> None:
         """The tool goes on although its task was cancelled: to clean up, or for ever."""
-        self.stopped = "cancelled"
-        self._token.cancel("cancelled")
+        self.stopped = "aborted"
+        self._token.cancel("aborted")
         self._later(self._grace, self._end_of_grace)
 
 

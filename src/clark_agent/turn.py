@@ -256,6 +256,8 @@ async def _read(run: Run, events: AsyncIterator[Any]) -> AssistantMessage | _Fai
                 placeholder = event.partial
                 await run.begin_answer(placeholder)
         elif isinstance(event, Done):
+            if not isinstance(event.message, AssistantMessage):
+                raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")
             return event.message
         elif isinstance(event, Error):
             return _failed(run, event)

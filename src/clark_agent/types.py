@@ -200,6 +200,11 @@ class SystemMessage(
     content: str
     timestamp: NonNegativeInt | None = None
 
+    @property
+    def plain_text(self) -> str:
+        """The text."""
+        return self.content
+
 
 class UserMessage(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="user"):
     """What the user said: a plain string, or blocks of text and images."""
@@ -301,6 +306,11 @@ class CustomMessage(
     kind: str
     payload: Any = field(default_factory=NoneType)
     timestamp: NonNegativeInt | None = None
+
+    @property
+    def plain_text(self) -> str:
+        """Nothing: what is in the payload is the host's affair."""
+        return ""
 
 
 AgentMessage: TypeAlias = (

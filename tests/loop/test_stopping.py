@@ -44,6 +44,7 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent._threads import run_in_thread
+from clark_agent.emitter import Emitter
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
 from tests.loop.support import (
@@ -1417,3 +1418,24 @@ async def test_a_function_that_cancels_itself_in_its_thread_has_ended() -> None:
     assert message.is_error
     assert "cancelled itself" in message.plain_text
     assert "still be running" not in message.plain_text
+
+
+async def test_a_turn_that_comes_with_the_deadline_is_taken() -> None:
+    """Two events at once, the first held up by its listener, and the deadline between them."""
+    loop, held = asyncio.get_running_loop(), asyncio.Event()
+    heard: list[AgentEvent] = []
+
+    async def hold(event: AgentEvent) -> None:
+        heard.append(event)
+        if len(heard) == 1:
+            await held.wait()
+
+    emitter = Emitter(hold, (), None)
+    first = asyncio.create_task(emitter.emit(ev.AgentStart))
+    await asyncio.sleep(0)
+    emitter.deadline = loop.time() + 0.01
+    loop.call_at(emitter.deadline, emitter._pass_on_turn)
+    await emitter.emit(ev.TurnStart)
+    held.set()
+    await first
+    assert heard == [ev.AgentStart(), ev.TurnStart()]

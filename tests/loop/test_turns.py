@@ -103,6 +103,30 @@ async def test_prompts_may_be_several_messages_from_anything_that_can_be_iterate
         assert sink.types[1:4] == ["turn_start", "message_start", "message_end"]
 
 
+async def test_prompts_may_hold_answers_and_results_as_an_example() -> None:
+    prompts = [
+        UserMessage("1 + 1?"),
+        say("", call("add", call_id="e")),
+        ToolResultMessage("e", "add", (TextContent("2"),)),
+        say("2"),
+        UserMessage("2 + 2?"),
+    ]
+    stream = ScriptedStream(["4"])
+    result, _ = await completed(stream, prompts=prompts)
+    assert result.messages[:5] == tuple(prompts)
+    assert list(stream.requests[0].messages) == prompts
+
+
+@pytest.mark.parametrize("capability", ["steering", "follow_up"])
+async def test_a_source_may_give_an_answer_in_the_models_name(capability: Any) -> None:
+    given: list[AgentMessage] = [say("I should look closer."), UserMessage("Do.")]
+    plugins = [source(capability, given)]
+    result, _ = await completed(["ok", "done"], plugins=plugins)
+    assert given[0] in result.messages
+    capped, _ = await completed(["ok"], plugins=[source(capability, given)], max_iterations=1)
+    assert given[0] in (*capped.messages, *capped.undelivered)
+
+
 async def test_no_prompts_at_all_still_asks_the_model() -> None:
     result, _ = await completed(["ok"], prompts=[])
     assert outline(result.messages) == ["assistant: ok"]

@@ -39,8 +39,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "an interrupted batch drops its results": (
         "run_state.py",
-        "self.turn_results = await batch.settle(error)",
-        "await batch.settle(error)",
+        "self.turn_results = await batch.settle()",
+        "await batch.settle()",
     ),
     "calls of an answer that no batch has taken up stay unanswered": (
         "loop.py",
