@@ -79,14 +79,20 @@ class CancellationToken:
     @property
     def cancelled(self) -> bool:
         """Whether this token or one above it was cancelled."""
-        return self._cancelled or (self._parent is not None and self._parent.cancelled)
+        token: CancellationToken | None = self
+        while token is not None:
+            if token._cancelled:
+                return True
+            token = token._parent
+        return False
 
     @property
     def reason(self) -> str | None:
         """What the nearest ``cancel`` gave as its reason."""
-        if self._cancelled or self._parent is None:
-            return self._reason
-        return self._parent.reason
+        token = self
+        while not token._cancelled and token._parent is not None:
+            token = token._parent
+        return token._reason
 
     @property
     def has_subscribers(self) -> bool:

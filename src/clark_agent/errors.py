@@ -99,6 +99,8 @@ class LoopError(ClarkAgentError):
     """The tokens of the run so far."""
     undelivered: tuple[AgentMessage, ...]
     """Steering that was accepted and did not reach the model."""
+    turn: int | None = None
+    """In which turn of the run it happened, from 1."""
 
     def __init__(
         self,
@@ -123,6 +125,20 @@ class StreamError(LoopError):
         super().__init__(f"the model's stream failed ({kind}): {message}")
         self.kind = kind
         self.message = message
+        if kind in _ADVICE:
+            self.add_note(_ADVICE[kind])
+
+
+_ADVICE = {
+    StreamErrorKind.CONTEXT_OVERFLOW: (
+        "What to do: give the config a TokenBudget, or an overflow_recovery that shrinks the "
+        "transcript."
+    ),
+    StreamErrorKind.PROVIDER_RATE_LIMITED: "What to do: wait, then go on with run_continue.",
+    StreamErrorKind.TRANSIENT: "What to do: go on with run_continue; the messages are still valid.",
+    StreamErrorKind.EMPTY: "What to do: look at what the provider sends; it keeps saying nothing.",
+    StreamErrorKind.FATAL: "What to do: see the cause; asking again will not help.",
+}
 
 
 class RunAborted(LoopError):

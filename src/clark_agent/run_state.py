@@ -366,6 +366,9 @@ class Run:
     def carry(self, error: LoopError, partial: AssistantMessage | None = None) -> None:
         """Put on an error what the run had, so that nothing is lost with it."""
         error.messages = tuple(self.messages)
+        if self.iterations:
+            error.turn = self.iterations
+            error.add_note(f"In turn {self.iterations} of the run.")
         error.partial = error.partial or partial or self._discarded
         error.usage = self.usage
         error.undelivered = (*self.undelivered, *self.pending, *self.follow_ups)

@@ -38,8 +38,8 @@ from clark_agent import (
     run,
 )
 from clark_agent import events as ev
-from clark_agent.stream import Chunk, Done, Start, TextChunk
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
+from clark_agent.testing import ScriptedStream, call, say
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -818,3 +818,12 @@ async def test_a_run_that_fails_does_not_spoil_the_next_on_the_same_config() -> 
     with pytest.raises(StreamError):
         await run("go", CONTEXT, config)
     assert (await run("go", CONTEXT, config)).text == "ok"
+
+
+async def test_an_error_says_in_which_turn_it_happened_and_what_to_do() -> None:
+    broken = Error(say(""), StreamErrorKind.CONTEXT_OVERFLOW, "too long")
+    error, _ = await failed(StreamError, [call("work"), [broken]], Work())
+    assert error.turn == 2
+    advice, place = error.__notes__
+    assert "overflow_recovery" in advice
+    assert place == "In turn 2 of the run."
