@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 
 from msgspec import Struct
 
@@ -182,21 +182,21 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
     await state.begin(prompts)
     await poll(state, state.hooks.steering, state.pending)
     while True:
-        more, terminated = True, False
-        while more or state.pending:
+        then = _Then.ANSWER
+        while then is _Then.ANSWER or state.pending:
             state.check_cancelled()
             if state.at_cap:
                 break
-            more, terminated = await _turn(state, fallback)
-            if not terminated:
+            then = await _turn(state, fallback)
+            if then is not _Then.END:
                 await poll(state, state.hooks.steering, state.pending)
         _check_empty_outcomes(config, fallback)
-        if terminated:
+        if then is _Then.END:
             return _outcome(state, unfinished=False)
         await poll(state, state.hooks.follow_up, state.follow_ups)
         follow_ups, state.follow_ups = state.follow_ups, []
         if state.at_cap:
-            unfinished = more or bool(state.pending) or bool(follow_ups)
+            unfinished = then is _Then.ANSWER or bool(state.pending) or bool(follow_ups)
             state.undelivered, state.pending = state.pending, []
             await state.add(follow_ups)
             return _outcome(state, unfinished=unfinished)
@@ -205,8 +205,19 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
         state.pending = follow_ups
 
 
-async def _turn(state: Run, fallback: PlainTextFallback) -> tuple[bool, bool]:
-    """One turn: whether the model has something to answer after it, and whether the run is over."""
+class _Then(Enum):
+    """What a turn leaves to be done."""
+
+    ANSWER = auto()
+    """The model has results to answer."""
+    STOP = auto()
+    """It has stopped. Steering or a follow-up may start it again."""
+    END = auto()
+    """The run is over; nobody is asked any more."""
+
+
+async def _turn(state: Run, fallback: PlainTextFallback) -> _Then:
+    """Steering, the model's answer, its tool calls; and what comes then."""
     iteration = await state.begin_turn()
     answer = await ask_model(state, iteration)
     _check_answer(answer.message)
@@ -218,11 +229,11 @@ async def _turn(state: Run, fallback: PlainTextFallback) -> tuple[bool, bool]:
         fallback.reset()
         state.turn_results = batch.results
         await state.add(state.turn_results)
-        more, terminated = not batch.terminates, batch.terminates
+        then = _Then.END if batch.terminates else _Then.ANSWER
     else:
-        more, terminated = await _without_tools(state, answer, fallback)
+        then = await _without_tools(state, answer, fallback)
     await state.end_turn()
-    return more, terminated
+    return then
 
 
 def _check_answer(message: AssistantMessage) -> None:
@@ -234,23 +245,21 @@ def _check_answer(message: AssistantMessage) -> None:
         raise StreamError(StreamErrorKind.TRANSIENT, text)
 
 
-async def _without_tools(
-    state: Run, answer: ModelAnswer, fallback: PlainTextFallback
-) -> tuple[bool, bool]:
+async def _without_tools(state: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> _Then:
     """The model has stopped in plain text: nudge it, deliver the text, or leave it at that."""
     decision = ask_policy(state, lambda: fallback.decide(answer.message, answer.allowlist))
     match decision:
         case Nudge():
             await state.add([_nudge(state, answer)])
-            return True, False
+            return _Then.ANSWER
         case Deliver(text):
             fallback.reset()
             result = _delivered(state, text)
             state.turn_results = [result]
             await state.add([result])
-            return False, True
+            return _Then.END
         case _:
-            return False, False
+            return _Then.STOP
 
 
 def _nudge(state: Run, answer: ModelAnswer) -> SystemMessage:
