@@ -47,6 +47,7 @@ class Batch:
     def __init__(self, run: Run, message: AssistantMessage) -> None:
         self._run = run
         self._asked_by = message
+        # As the model named them, for a batch that is settled before it is executed.
         self._calls = self._pending(message.tool_calls)
         self._ready, self._over_cap = self._calls, list[PendingCall]()
         self._running: dict[PendingCall, ToolRun] = {}
