@@ -230,8 +230,11 @@ class Batch:
         if self._sibling_failed:
             pending.answer_ourselves(_stopped("sibling", None))
             return
-        tool, config = pending.tool, self._run.config
-        assert tool is not None
+        assert pending.tool is not None
+        await self._run_tool(pending, pending.tool)
+
+    async def _run_tool(self, pending: PendingCall, tool: AgentTool) -> None:
+        config = self._run.config
         token = self._run.signal.child()
         context = self._context(pending, token)
         tool_run = ToolRun(

@@ -82,14 +82,13 @@ class ToolRun:
         """Make the call end. The first reason stays."""
         if self.stopped is not None:
             return
-        may_end_itself = self._in_thread or self._token.is_watched
         self.stopped = why
         self._token.cancel(why)
         if self._task is None:  # not begun: it never will
             return
         if self._in_thread:
             self._later(self._grace, self._end_of_grace)
-        elif may_end_itself:
+        elif self._token.is_watched:
             self._later(self._grace / 2, self._interrupt)
         else:
             self._interrupt()

@@ -82,7 +82,7 @@ def decode_json(data: bytes | str, kind: Any) -> Any:
 
 def encode_message(message: AgentMessage) -> bytes:
     """The message's JSON."""
-    return _encoder.encode(message)
+    return encode_json(message)
 
 
 def decode_message(data: bytes | str) -> AgentMessage:

@@ -109,7 +109,6 @@ class TokenBudget:
                 items = list(view[: view.stable] if self._log is None else self._log)
             items[index] = trimmed
             saved = self._costs[index] - estimator.estimate_message(trimmed)
-            self._costs[index] -= saved
             self._total -= saved
             excess -= saved
         if items is not None:
