@@ -15,7 +15,7 @@ import pytest
 import typing_extensions
 from msgspec import Meta, Struct
 
-from clark_agent.agent_tool import is_tool_name
+from clark_agent.base_tool import is_tool_name
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import InvalidArgumentsError, ToolExecutionError, ToolValidationError
 from clark_agent.stream import ToolSchema

@@ -35,7 +35,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from clark_agent._docstrings import Documentation
-from clark_agent.agent_tool import ToolContext
+from clark_agent.base_tool import ToolContext
 from clark_agent.argument_repair import (
     close_match,
     explain_arguments,

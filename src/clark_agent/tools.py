@@ -16,7 +16,7 @@ fit is mended where its meaning is plain, and else goes back to the model with t
 result may be a `ToolResult`, text, content blocks, nothing, or anything that can be written as
 JSON. Plain functions run in a thread of their own, so that they cannot stall the event loop.
 
-What a tool is, without any of this, is in :mod:`clark_agent.agent_tool`.
+What a tool is, without any of this, is in :mod:`clark_agent.base_tool`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 from clark_agent._docstrings import Documentation, parse_docstring
 from clark_agent._signature import REFUSED, Plan, plan_call
 from clark_agent._threads import run_in_thread
-from clark_agent.agent_tool import (
+from clark_agent.base_tool import (
     NEVER_CLIP,
     AgentTool,
     Emit,

@@ -65,7 +65,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "timers of a call stay behind": ("tool_run.py", "timer.cancel()", "pass"),
     "a token's cancellation is left on the task": ("cancel_scope.py", "task.uncancel()", "pass"),
     "the model's stream is not closed": ("turn.py", "await _close(events)", "pass"),
-    "progress after the return is told": ("agent_tool.py", "self._settled = True", "pass"),
+    "progress after the return is told": ("base_tool.py", "self._settled = True", "pass"),
     "a truncated call is run": (
         "execution.py",
         "return self._asked_by.stop_reason is StopReason.MAX_TOKENS",
