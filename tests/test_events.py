@@ -67,6 +67,7 @@ def test_every_event_has_its_tag() -> None:
         "tool_execution_start",
         "tool_execution_update",
         "tool_execution_end",
+        "child_run_event",
         "output_tokens_escalation",
         "context_transform_applied",
         "tool_gate_applied",

@@ -11,6 +11,7 @@ import pytest
 from clark_agent import (
     AgentEvent,
     AgentMessage,
+    Budget,
     JsonSizeEstimator,
     MaxTokensRecovery,
     ReasoningEffort,
@@ -74,6 +75,7 @@ INHERITED: dict[str, Any] = {
     "force_tool_call": True,
     "max_output_tokens_recovery": MaxTokensRecovery(),
     "grace_iterations": 2,
+    "budget": Budget(turns=3),
     "plain_text_terminal_fallback_tool": "done",
     "plain_text_terminal_fallback_eager": True,
     "plain_text_terminal_fallback_eager_nudge": True,
@@ -113,6 +115,7 @@ DEFAULTS: dict[str, Any] = {
     "graceful_turn_limit_message_provider": None,
     "graceful_turn_limit_grace_provider": None,
     "empty_outcome_retry_budget": None,
+    "budget": None,
     "plain_text_terminal_fallback_tool": None,
     "plain_text_terminal_fallback_eager": False,
     "plain_text_terminal_fallback_eager_nudge": False,

@@ -10,7 +10,9 @@ The layers, each knowing only those before it:
   functions over all that
 - ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
 - ``plugins``, ``config``: the built-in plugins, and the settings of a run
+- ``steering``, ``budget``: what reaches into a run, and what a run may spend
 - ``turn``, ``execution``, ``loop``: one model call, one tool batch, and the loop around them
+- ``running``, ``conversation``, ``sub_agents``, ``finish``: what people do with the loop
 - ``grammar``, ``trajectory``, ``testing``: the order of events as code, durable records, and what
   to test an agent with
 
@@ -20,9 +22,11 @@ Importing this package loads msgspec and the standard library, nothing else.
 from clark_agent import events, stream
 from clark_agent._version import __version__
 from clark_agent.argument_repair import repair_arguments
+from clark_agent.budget import Budget, BudgetLimit, Price, Spent
 from clark_agent.cancellation import CancellationToken, Subscription
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
+from clark_agent.conversation import Conversation
 from clark_agent.errors import (
     ClarkAgentError,
     ConfigError,
@@ -45,6 +49,7 @@ from clark_agent.errors import (
     ToolValidationError,
 )
 from clark_agent.events import AgentEvent, ChannelSink, EventSink, FanOutSink
+from clark_agent.finish import FinishTool, finish_tool
 from clark_agent.grammar import EventChecker, check_events, fold_events
 from clark_agent.history import (
     HistoryChange,
@@ -78,8 +83,8 @@ from clark_agent.plugin import (
 from clark_agent.plugins import (
     ChannelSteering,
     GracefulTurnLimit,
+    LoopDetector,
     OpeningGate,
-    SteeringHandle,
     TokenBudget,
     ToolResultBudget,
     UniqueToolCallIds,
@@ -116,8 +121,10 @@ from clark_agent.request_summary import (
     ProviderMessageCounts,
     ProviderRequestSummary,
 )
+from clark_agent.running import RunStream, run_sync, stream_run
 from clark_agent.schema import portable_schema, strict_schema
 from clark_agent.schema_rules import SchemaProblem, SchemaRules, check_schema
+from clark_agent.steering import SteeringHandle, SteeringReceipt, SteeringStatus, SteerWhen
 from clark_agent.stream import (
     MessageAssembler,
     ReasoningEffort,
@@ -129,6 +136,7 @@ from clark_agent.stream import (
     ToolSchema,
     parse_arguments,
 )
+from clark_agent.sub_agents import agent_tool, run_child
 from clark_agent.thinking import ThinkingTagStreamFilter, strip_thinking_tags
 from clark_agent.tokens import JsonSizeEstimator, TokenEstimator, estimate_messages
 from clark_agent.tool_identity import (
@@ -201,6 +209,8 @@ __all__ = [
     "BeforeToolCallContext",
     "BeforeToolDecision",
     "Block",
+    "Budget",
+    "BudgetLimit",
     "CancellationToken",
     "ChannelSink",
     "ChannelSteering",
@@ -209,6 +219,7 @@ __all__ = [
     "ConfigError",
     "ContextOverflowRecovery",
     "ContextTransform",
+    "Conversation",
     "CustomMessage",
     "DecodeError",
     "Double",
@@ -219,6 +230,7 @@ __all__ = [
     "EventSink",
     "ExecutionMode",
     "FanOutSink",
+    "FinishTool",
     "Fixed",
     "FollowUpSource",
     "FunctionPlugin",
@@ -235,6 +247,7 @@ __all__ = [
     "JsonSizeEstimator",
     "Linear",
     "LoopConfig",
+    "LoopDetector",
     "LoopError",
     "LoopOutcome",
     "MalformedRow",
@@ -247,6 +260,7 @@ __all__ = [
     "OpeningGate",
     "PlainTextRecoveryContext",
     "Plugin",
+    "Price",
     "ProtocolPolicy",
     "ProviderContentCounts",
     "ProviderMessageCounts",
@@ -268,10 +282,15 @@ __all__ = [
     "RunAborted",
     "RunIdentity",
     "RunResult",
+    "RunStream",
     "SchemaProblem",
     "SchemaRules",
+    "Spent",
+    "SteerWhen",
     "SteeringHandle",
+    "SteeringReceipt",
     "SteeringSource",
+    "SteeringStatus",
     "StopReason",
     "StreamChunk",
     "StreamError",
@@ -317,6 +336,7 @@ __all__ = [
     "UserBlock",
     "UserMessage",
     "__version__",
+    "agent_tool",
     "arg_parse_error",
     "audit_replay",
     "check_events",
@@ -332,6 +352,7 @@ __all__ = [
     "extract_args_key",
     "extract_operation_key",
     "extract_target",
+    "finish_tool",
     "fold_events",
     "load_transcript",
     "parse_arguments",
@@ -339,8 +360,11 @@ __all__ = [
     "repair_arguments",
     "repair_history",
     "run",
+    "run_child",
     "run_continue",
+    "run_sync",
     "stream",
+    "stream_run",
     "strict_schema",
     "strip_thinking_tags",
     "tool",

@@ -35,13 +35,13 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from clark_agent._docstrings import Documentation
-from clark_agent.base_tool import ToolContext
 from clark_agent.argument_repair import (
     close_match,
     explain_arguments,
     quoted,
     repair_arguments,
 )
+from clark_agent.base_tool import ToolContext
 from clark_agent.errors import InvalidArgumentsError, ToolDefinitionError
 from clark_agent.schema import (
     JsonSchema,

@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from inspect import iscoroutinefunction, unwrap
 from threading import get_ident
 from types import FunctionType
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.stream import ToolSchema
 from clark_agent.tool_identity import ToolIdentityPolicy
-from clark_agent.types import TextContent, ToolResultBlock
+from clark_agent.types import RunIdentity, TextContent, ToolResultBlock
 
 __all__ = [
     "NEVER_CLIP",
@@ -94,6 +94,13 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
 
 # --- what a running tool gets -----------------------------------------------------------------
 
+
+class ParentRun(Protocol):
+    """The run around a tool call, as far as a tool may know it."""
+
+    identity: RunIdentity | None
+
+
 Emit: TypeAlias = Callable[[ToolResult], Awaitable[None]]
 """Where progress goes. Called on the event loop's thread."""
 
@@ -124,6 +131,7 @@ class ToolContext:
         "_emit",
         "_loop",
         "_reporting",
+        "_run",
         "_settled",
         "_thread",
         "signal",
@@ -139,18 +147,35 @@ class ToolContext:
         signal: CancellationToken | None = None,
         emit: Emit | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
+        run: ParentRun | None = None,
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
         self.signal = CancellationToken() if signal is None else signal
         self._settled = False
         self._reporting: asyncio.Task[None] | None = None
+        self._run = run
         self._emit = emit
         self._thread = 0
         self._loop = loop
         if emit is not None:
             self._thread = get_ident()
             self._loop = loop or asyncio.get_running_loop()
+
+    @property
+    def run(self) -> ParentRun | None:
+        """The run that called the tool, for those who start another below it. None in a test."""
+        return self._run
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the call is over, as far as the run is concerned."""
+        return self._settled
+
+    @property
+    def identity(self) -> RunIdentity | None:
+        """Whose run it is, if the host has said so."""
+        return None if self._run is None else self._run.identity
 
     def update(self, partial: ToolResult | str) -> Awaitable[None]:
         """Report progress.
@@ -270,6 +295,8 @@ class AgentTool:
     """It blocks a thread, which cannot be stopped from outside but may look at its signal."""
     idempotent: bool = False
     """Calling it twice does no more than calling it once: it may run again after a crash."""
+    takes_output: bool = False
+    """When a call to it ends the run, `output` of its arguments is the run's answer."""
 
     _schema: ToolSchema | None = None
 
@@ -315,6 +342,10 @@ class AgentTool:
         `ToolAborted`, which end the run. Stop soon after ``ctx.signal`` is cancelled.
         """
         raise NotImplementedError
+
+    def output(self, args: Any) -> Any:
+        """The answer of a run that a call with these arguments has ended; see ``takes_output``."""
+        return args
 
     @property
     def schema(self) -> ToolSchema:

@@ -68,6 +68,12 @@ class CancelScope:
             self._cancels += 1
             self._task.cancel()
 
+    def take_back(self) -> None:
+        """What `cancel_task` was called for is done; the task goes on."""
+        if self._task is not None:
+            self._cancels -= 1
+            self._task.uncancel()
+
     @property
     def cancelled_from_outside(self) -> bool:
         """Whether somebody else has cancelled the task since the scope was entered."""

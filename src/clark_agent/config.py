@@ -16,6 +16,7 @@ from typing import Any, Self
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
+from clark_agent.budget import Budget
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent, EventSink
@@ -105,6 +106,8 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
     graceful_turn_limit_grace_provider: Callable[[], int] | None = None
     empty_outcome_retry_budget: int | None = None
     """How many stops without a tool call follow-ups may recover; one more is an error."""
+    budget: Budget | None = None
+    """What the run and its children may spend together."""
 
     plain_text_terminal_fallback_tool: str | None = None
     """Prose where a tool call was due becomes the result of this tool and ends the run."""
@@ -247,6 +250,11 @@ def _check(config: LoopConfig) -> None:
     _check_enum(config, "default_execution_mode", ExecutionMode)
     _check_enum(config, "reasoning", ReasoningEffort)
     _check_fallback(config)
+    budget: Any = config.budget
+    if budget is not None:
+        if not isinstance(budget, Budget):
+            raise ConfigError(f"budget must be a Budget, not {budget!r}")
+        budget.check_model(config.model_id)
 
 
 def _check_enum(config: LoopConfig, name: str, kind: type[StrEnum]) -> None:
@@ -383,6 +391,10 @@ class AgentBuilder:
     def graceful_turn_limit_grace_provider(self, value: Callable[[], int] | None) -> Self:
         """A grace that changes as the run goes on."""
         return self._set("graceful_turn_limit_grace_provider", value)
+
+    def budget(self, value: Budget) -> Self:
+        """What the run and its children may spend together."""
+        return self._set("budget", value)
 
     def empty_outcome_retry_budget(self, value: int | None) -> Self:
         """How many stops without a tool call may be recovered."""

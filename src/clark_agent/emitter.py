@@ -32,7 +32,7 @@ Listeners: TypeAlias = tuple[Listener, ...]
 
 
 class Emitter:
-    """Emits the events of one run: first to the sink, then to the observers in order.
+    """Emits the events of one run: first to the sinks, then to the observers in order.
 
     A listener is awaited, so a slow one slows the run. One that raises is logged and skipped. All
     listeners see the same events in the same order: an event goes out when the one before it is
@@ -43,9 +43,9 @@ class Emitter:
     __slots__ = ("_by_kind", "_listeners", "_sending", "_timeout", "_waiting", "deadline")
 
     def __init__(
-        self, sink: EventSink | None, observers: Sequence[ObserverHook], timeout: float | None
+        self, sinks: Sequence[EventSink], observers: Sequence[ObserverHook], timeout: float | None
     ) -> None:
-        listeners = [] if sink is None else [Listener("event_sink", sink)]
+        listeners = [Listener("event_sink", sink) for sink in sinks]
         listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
         self._listeners = tuple(listeners)
         self._by_kind: dict[type, Listeners] = {}
@@ -54,6 +54,11 @@ class Emitter:
         """When listeners have had their time, by the event loop's clock; None: they may take it."""
         self._sending = False
         self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a listener has an event that it is not done with."""
+        return self._sending
 
     def listeners(self, kind: type[AgentEvent]) -> Listeners:
         """Those who want events of a class."""

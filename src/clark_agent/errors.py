@@ -97,6 +97,8 @@ class LoopError(ClarkAgentError):
     """An assistant message that was cut off in mid-stream. It is not among ``messages``."""
     usage: Usage
     """The tokens of the run so far."""
+    tree_usage: Usage
+    """These, and the tokens of its child runs."""
     undelivered: tuple[AgentMessage, ...]
     """Steering that was accepted and did not reach the model."""
     turn: int | None = None
@@ -114,7 +116,7 @@ class LoopError(ClarkAgentError):
         super().__init__(text)
         self.messages = tuple(messages)
         self.partial = partial
-        self.usage = usage or Usage()
+        self.usage = self.tree_usage = usage or Usage()
         self.undelivered = tuple(undelivered)
 
 
@@ -187,6 +189,13 @@ class EmptyOutcomeError(LoopError):
         )
         self.budget = budget
         self.observed = observed
+
+
+def failure_of(error: BaseException) -> LoopError | None:
+    """The error that carries what a run had: itself, or the cause of what ended the run."""
+    if isinstance(error, LoopError):
+        return error
+    return error.__cause__ if isinstance(error.__cause__, LoopError) else None
 
 
 # --- errors of a tool -------------------------------------------------------------------------

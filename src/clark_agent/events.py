@@ -25,6 +25,7 @@ __all__ = [
     "AgentEvent",
     "AgentStart",
     "ChannelSink",
+    "ChildRunEvent",
     "ContextTransformApplied",
     "EventSink",
     "FanOutSink",
@@ -131,6 +132,15 @@ class ToolExecutionEnd(_Event, frozen=True, gc=False, tag="tool_execution_end"):
     is_error: bool
 
 
+class ChildRunEvent(_Event, frozen=True, gc=False, tag="child_run_event"):
+    """An event of a run that a tool has started, or of one further down: told apart by identity."""
+
+    identity: RunIdentity
+    tool_call_id: str
+    """The call that started it, of the run above it."""
+    event: AgentEvent
+
+
 class OutputTokensEscalation(_Event, frozen=True, gc=False, tag="output_tokens_escalation"):
     """A cut-off answer was thrown away; the model is asked again with a larger cap."""
 
@@ -191,6 +201,7 @@ AgentEvent: TypeAlias = (
     | ToolExecutionStart
     | ToolExecutionUpdate
     | ToolExecutionEnd
+    | ChildRunEvent
     | OutputTokensEscalation
     | ContextTransformApplied
     | ToolGateApplied
@@ -202,7 +213,8 @@ AgentEvent: TypeAlias = (
     agent_start [run_identified] turn_start (message_start message_end)*prompts
     turn := [turn_start, except the first] (message_start message_end)*steering
             attempt+
-            tool events: start? update* end per call, interleaved in a parallel batch
+            tool events: start? (update | child_run_event)* end per call, interleaved in a
+            parallel batch
             (message_start message_end)*results and runtime notes
             turn_end
     attempt := context_transform_applied* tool_gate_applied* [tool_gate_conflict_resolved]

@@ -31,6 +31,7 @@ from clark_agent.hooks import call_hook
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
 from clark_agent.preparation import PendingCall, ask_policy, prepare
 from clark_agent.run_state import Run
+from clark_agent.steering import SteerWhen
 from clark_agent.tool_run import ToolLeftBehindError, ToolRun
 from clark_agent.tools import AgentTool, ToolContext, ToolResult
 from clark_agent.turn import ModelAnswer
@@ -72,6 +73,14 @@ class Batch:
             if pending.tool is None or pending.tool.counts_toward_termination_vote
         ]
         return bool(votes) and all(votes)
+
+    @property
+    def output(self) -> Any:
+        """What the last call was given whose tool takes the run's answer."""
+        for pending in reversed(self._calls):
+            if pending.tool is not None and pending.tool.takes_output:
+                return pending.tool.output(pending.input)
+        return None
 
     async def execute(self, answer: ModelAnswer) -> None:
         """Run the calls. Raises `ToolFatalError` or `RunAborted` when a tool says so."""
@@ -148,7 +157,7 @@ class Batch:
         for pending in self._ready:
             if skip:
                 pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
-            else:
+            elif not self._is_held_back(pending):
                 self._run.check_cancelled()
                 await prepare(self._run, answer, pending)
                 if pending.result is None:
@@ -161,6 +170,8 @@ class Batch:
 
     async def _all_at_once(self, answer: ModelAnswer) -> None:
         for pending in self._ready:
+            if self._is_held_back(pending):
+                continue
             await prepare(self._run, answer, pending)
             if pending.result is None:
                 await self._start(pending)
@@ -176,20 +187,20 @@ class Batch:
             await self._call_in_tasks(to_run)
 
     async def _call_here(self, pending: PendingCall) -> None:
-        self._run.scope.interrupt = self._abort
+        self._take_interrupts()
         try:
             await self._call(pending)
         finally:
-            self._run.scope.interrupt = None
+            self._give_back_interrupts()
 
     async def _call_in_tasks(self, to_run: Sequence[PendingCall]) -> None:
         create_task = asyncio.get_running_loop().create_task
         self._tasks = {pending: create_task(self._call_and_finalize(pending)) for pending in to_run}
-        self._run.scope.interrupt = self._abort
+        self._take_interrupts()
         try:
             await asyncio.wait(self._tasks.values())
         finally:
-            self._run.scope.interrupt = None
+            self._give_back_interrupts()
         for task in self._tasks.values():
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -204,8 +215,29 @@ class Batch:
             for tool_run in tuple(self._running.values()):
                 tool_run.stop("sibling")
 
+    def _take_interrupts(self) -> None:
+        """Whoever interrupts the run now stops the calls, each in its own way."""
+        self._run.scope.interrupt = self._abort
+        self._run.break_off = self._break_off
+
+    def _give_back_interrupts(self) -> None:
+        self._run.scope.interrupt = self._run.break_off = None
+
     def _abort(self) -> None:
         self.stop("aborted")
+
+    def _break_off(self) -> None:
+        """Somebody has intervened: the calls that run end, and the run goes on."""
+        why = self._run.intervention(SteerWhen.NOW) or "steered"
+        for tool_run in tuple(self._running.values()):
+            tool_run.stop(why)
+
+    def _is_held_back(self, pending: PendingCall) -> bool:
+        """Whether somebody has intervened before the call was run; then it has its result."""
+        why = self._run.intervention(SteerWhen.BEFORE_NEXT_TOOL)
+        if why is not None:
+            pending.answer_ourselves(_not_executed(why, _HELD_BACK[why]))
+        return why is not None
 
     async def _tasks_done(self) -> None:
         """Wait for the tasks of the batch. Each of them ends within the grace."""
@@ -230,6 +262,8 @@ class Batch:
         if self._sibling_failed:
             pending.answer_ourselves(_stopped("sibling", None))
             return
+        if self._is_held_back(pending):
+            return
         assert pending.tool is not None
         await self._run_tool(pending, pending.tool)
 
@@ -240,7 +274,7 @@ class Batch:
         tool_run = ToolRun(
             _execute(tool, pending.input, context),
             token,
-            grace=config.cancel_grace,
+            grace=self._run.grace,
             in_thread=tool.runs_in_thread,
         )
         timeout = config.tool_timeout if tool.timeout is None else tool.timeout
@@ -292,6 +326,7 @@ class Batch:
             tool_name=call.name,
             signal=token,
             emit=emit if listened else None,
+            run=run,
         )
 
     async def _finalize(self, pending: PendingCall) -> None:
@@ -312,6 +347,7 @@ class Batch:
                 result,
                 result.is_error,
                 self._run.transcript.view(),
+                pending.tool,
             )
             try:
                 decision = await call_hook(self._run, hook, context)
@@ -359,6 +395,13 @@ _CUT_OFF = (
 )
 _UNCHECKED = "The result was withheld: the run was stopped before the hooks had checked it."
 _NOT_STARTED = "The call was not run: the run was stopped before it started."
+_HELD_BACK = {
+    "steered": (
+        "Not executed: the user intervened. See what they say next, then send this call again if "
+        "it is still wanted."
+    ),
+    "out_of_time": "Not executed: the time for this run is over.",
+}
 _SIBLING_FAILED_BEFORE = (
     "The call was not run: an earlier call of the same batch failed. Deal with that first, then "
     "send this call again if it is still wanted."
@@ -412,6 +455,10 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
             )
         case "timeout":
             text = f"The call took longer than {timeout} seconds and was stopped."
+        case "steered":
+            text = "The call was running when the user intervened, and was stopped."
+        case "out_of_time":
+            text = "The call was running when the time for this run was over, and was stopped."
         case None:
             text = "The tool cancelled itself."
         case _:

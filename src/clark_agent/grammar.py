@@ -51,6 +51,7 @@ class EventChecker:
         self._turns = 0
         self._open: AgentMessage | None = None
         self._failed = False
+        self._broken_off = False
         self._stage = 0
         self._asked = False
         self._answer: AssistantMessage | None = None
@@ -98,7 +99,9 @@ class EventChecker:
             case ev.MessageEnd():
                 self._message_end(event.message)
             case ev.MessageDiscarded():
-                self._message_discarded()
+                self._message_discarded(event.reason)
+            case ev.ChildRunEvent():
+                self._require(self._running.total() > 0, "child runs belong to a tool that runs")
             case ev.ToolExecutionStart() | ev.ToolExecutionUpdate() | ev.ToolExecutionEnd():
                 self._tool(event)
             case _:
@@ -112,6 +115,7 @@ class EventChecker:
         self._require(not self._failed, "a turn without an answer is the last")
         self._turn_open = True
         self._turns += 1
+        self._broken_off = False
         self._stage = 0
         self._asked = False
         self._answer = None
@@ -130,7 +134,7 @@ class EventChecker:
             if wanted:
                 told = Counter([result.tool_call_id for result in event.tool_results])
                 self._require(told == wanted, "turn_end carries one result for every call")
-        self._failed = self._answer is None
+        self._failed = self._answer is None and not self._broken_off
         self._turn_open = False
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
@@ -165,7 +169,7 @@ class EventChecker:
         self._open = None
         self._messages.append(message)
 
-    def _message_discarded(self) -> None:
+    def _message_discarded(self, reason: str) -> None:
         previous = self._previous
         follows = (
             isinstance(previous, ev.MessageEnd)
@@ -175,6 +179,7 @@ class EventChecker:
         self._require(follows, "message_discarded directly follows the end of an answer")
         self._answer = None
         self._stage = 0
+        self._broken_off = reason in ("steered", "out_of_time")
         self._messages.pop()
 
     # --- requests and tools ---------------------------------------------------------------------

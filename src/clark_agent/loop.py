@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from enum import Enum, StrEnum, auto
+from typing import Any
 
 from msgspec import Struct
 
+from clark_agent.budget import BudgetLimit, Spent
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import (
@@ -28,6 +30,7 @@ from clark_agent.errors import (
     RunAborted,
     StreamError,
 )
+from clark_agent.events import EventSink
 from clark_agent.execution import Batch
 from clark_agent.fallback import Deliver, Nudge, PlainTextFallback
 from clark_agent.hooks import poll
@@ -63,11 +66,13 @@ class LoopOutcome(StrEnum):
     """The model closed cleanly after it was told that its turns run out."""
     HIT_MAX_ITERATIONS = "hit_max_iterations"
     """The turns ran out while there was more to do."""
+    OUT_OF_BUDGET = "out_of_budget"
+    """The budget ran out while there was more to do; ``RunResult.limit`` says what of it."""
 
     @property
     def is_complete(self) -> bool:
         """Whether the model came to an end of its own."""
-        return self is not LoopOutcome.HIT_MAX_ITERATIONS
+        return self in (LoopOutcome.DONE, LoopOutcome.WRAPPED_UP)
 
 
 class RunResult(Struct, frozen=True):
@@ -79,6 +84,14 @@ class RunResult(Struct, frozen=True):
     """The tokens of all calls to the model, those asked again included."""
     undelivered: tuple[AgentMessage, ...] = ()
     """Steering that was accepted and came too late."""
+    output: Any = None
+    """The answer that a `finish_tool` was called with, as the type it was made for."""
+    limit: BudgetLimit | None = None
+    """What of the budget ran out, if that ended the run."""
+    spent: Spent | None = None
+    """What was spent of the budget, by this run and all that share it."""
+    tree_usage: Usage = Usage()
+    """The tokens of this run and of its child runs."""
 
     @property
     def text(self) -> str:
@@ -99,45 +112,56 @@ async def run(
 
     Raises a `LoopError`, which carries what the run had, when there is no end to be had.
     """
-    _check_arguments(context, config)
-    if isinstance(prompts, str):
-        prompts = UserMessage(prompts, timestamp=config.clock.now_ms())
-    messages = prompts if isinstance(prompts, Iterable) else (prompts,)
-    return await _start(messages, context, config, signal)
+    check_arguments(context, config)
+    return await start(prompts, context, config, signal)
 
 
 async def run_continue(
     context: AgentContext, config: LoopConfig, signal: CancellationToken | None = None
 ) -> RunResult:
     """Run the agent on a transcript that waits for its answer already."""
-    _check_arguments(context, config)
+    check_arguments(context, config)
+    check_continuation(context)
+    return await start((), context, config, signal)
+
+
+def check_continuation(context: AgentContext) -> None:
+    """Raise `InvalidContinuationError` unless the transcript waits for an answer."""
     if not context.messages:
         raise InvalidContinuationError("there is nothing to continue: the context has no messages")
     if isinstance(context.messages[-1], AssistantMessage):
         raise InvalidContinuationError(
             "the transcript ends with the assistant's own message; add one for it to answer"
         )
-    return await _start((), context, config, signal)
 
 
-def _check_arguments(context: object, config: object) -> None:
+def check_arguments(context: object, config: object) -> None:
+    """Raise `TypeError` for what is no context or no config."""
     if not isinstance(context, AgentContext):
         raise TypeError(f"the context must be an AgentContext, not {context!r}")
     if not isinstance(config, LoopConfig):
         raise TypeError(f"the config must be a LoopConfig, not {config!r}")
 
 
-async def _start(
-    prompts: Iterable[AgentMessage],
+async def start(
+    prompts: str | AgentMessage | Iterable[AgentMessage],
     context: AgentContext,
     config: LoopConfig,
-    signal: CancellationToken | None,
+    signal: CancellationToken | None = None,
+    *,
+    sink: EventSink | None = None,
+    parent: Run | None = None,
 ) -> RunResult:
-    state = Run(context, config, signal or CancellationToken())
+    """Run the agent, with a sink besides the config's, or as the child of another run."""
+    if isinstance(prompts, str):
+        prompts = UserMessage(prompts, timestamp=config.clock.now_ms())
+    messages = prompts if isinstance(prompts, Iterable) else (prompts,)
+    state = Run(context, config, signal or CancellationToken(), sink=sink, parent=parent)
     with state.scope:
         try:
-            outcome = await _run(state, prompts)
+            outcome = await _run(state, messages)
             await state.end()
+            return _result(state, outcome)
         except BaseException as error:
             if state.has_unanswered_calls and state.turn_message is not None:
                 state.batch = Batch(state, state.turn_message)
@@ -147,7 +171,19 @@ async def _start(
             raise ending from ending.__cause__
         finally:
             state.hooks.end_run()
-    return RunResult(tuple(state.messages), outcome, state.usage, tuple(state.undelivered))
+
+
+def _result(state: Run, outcome: LoopOutcome) -> RunResult:
+    return RunResult(
+        messages=tuple(state.messages),
+        outcome=outcome,
+        usage=state.usage,
+        undelivered=state.leave(),
+        output=state.output,
+        limit=state.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None,
+        spent=state.meters[0].spent(state.clock.now_ms()) if state.meters else None,
+        tree_usage=state.tree_usage,
+    )
 
 
 def _failure(error: BaseException, signal: CancellationToken) -> LoopError:
@@ -181,6 +217,7 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
     fallback = PlainTextFallback(config)
     await state.begin(prompts)
     await poll(state, state.hooks.steering, state.pending)
+    state.warn_of_limits()
     while True:
         then = _Then.ANSWER
         while then is _Then.ANSWER or state.pending:
@@ -190,6 +227,8 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
             then = await _turn(state, fallback)
             if then is not _Then.END:
                 await poll(state, state.hooks.steering, state.pending)
+                if then is _Then.ANSWER or state.pending:
+                    state.warn_of_limits()
         _check_empty_outcomes(config, fallback)
         if then is _Then.END:
             return _outcome(state, unfinished=False)
@@ -197,8 +236,7 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
         follow_ups, state.follow_ups = state.follow_ups, []
         if state.at_cap:
             unfinished = then is _Then.ANSWER or bool(state.pending) or bool(follow_ups)
-            state.undelivered, state.pending = state.pending, []
-            await state.add(follow_ups)
+            await state.add_follow_ups(follow_ups)
             return _outcome(state, unfinished=unfinished)
         if not follow_ups:
             return _outcome(state, unfinished=False)
@@ -220,6 +258,9 @@ async def _turn(state: Run, fallback: PlainTextFallback) -> _Then:
     """Steering, the model's answer, its tool calls; and what comes then."""
     iteration = await state.begin_turn()
     answer = await ask_model(state, iteration)
+    if answer is None:
+        await state.end_turn()
+        return _Then.ANSWER
     _check_answer(answer.message)
     state.check_cancelled()
     if answer.message.tool_calls:
@@ -229,7 +270,9 @@ async def _turn(state: Run, fallback: PlainTextFallback) -> _Then:
         fallback.reset()
         state.turn_results = batch.results
         await state.add(state.turn_results)
-        then = _Then.END if batch.terminates else _Then.ANSWER
+        then = _Then.ANSWER
+        if batch.terminates:
+            then, state.output = _Then.END, batch.output
     else:
         then = await _without_tools(state, answer, fallback)
     await state.end_turn()
@@ -294,6 +337,10 @@ def _check_empty_outcomes(config: LoopConfig, fallback: PlainTextFallback) -> No
 
 def _outcome(state: Run, *, unfinished: bool) -> LoopOutcome:
     if unfinished:
-        return LoopOutcome.HIT_MAX_ITERATIONS
-    warned = any(isinstance(p, GracefulTurnLimit) and p.fired for p in state.hooks.plugins)
+        cap = state.config.max_iterations
+        hit_cap = cap is not None and state.iterations >= cap
+        return LoopOutcome.HIT_MAX_ITERATIONS if hit_cap else LoopOutcome.OUT_OF_BUDGET
+    warned = state.was_told_to_wrap_up or any(
+        isinstance(plugin, GracefulTurnLimit) and plugin.fired for plugin in state.hooks.plugins
+    )
     return LoopOutcome.WRAPPED_UP if warned else LoopOutcome.DONE

@@ -71,6 +71,8 @@ class BeforeToolCallContext(Struct, frozen=True, gc=False):
     args: Any
     """The arguments as the tool prepared them, with the rewrites of hooks before this one."""
     messages: Sequence[AgentMessage]
+    tool: AgentTool | None = None
+    """The tool that is about to run."""
 
 
 class Block(Struct, frozen=True):
@@ -104,6 +106,8 @@ class AfterToolCallContext(Struct, frozen=True, gc=False):
     result: ToolResult
     is_error: bool
     messages: Sequence[AgentMessage]
+    tool: AgentTool | None = None
+    """The tool that was called; None when there is none of that name."""
 
 
 class AfterToolDecision(Struct, frozen=True):

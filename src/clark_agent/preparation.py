@@ -167,7 +167,7 @@ def ask_policy(run: Run, question: Callable[[], Any]) -> Any:
 async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> None:
     for hook in run.hooks.before_tool_call:
         context = BeforeToolCallContext(
-            answer.message, pending.call, pending.args, run.transcript.view()
+            answer.message, pending.call, pending.args, run.transcript.view(), pending.tool
         )
         try:
             decision = await call_hook(run, hook, context)

@@ -40,12 +40,20 @@ ZERO_OUTPUT_RECOVERY = (
     "once; if the answer is ready, deliver it."
 )
 
-WRAP_UP = (
-    "Your turns for this task are nearly used up. Stop working now and give your final result: "
-    "what you have done, what is still open, and whatever you found that others will need. Start "
-    "no new work and call no further work tools. Ask a question only if nothing can be delivered "
-    "without its answer."
+_CLOSE = (
+    "Stop working now and give your final result: what you have done, what is still open, and "
+    "whatever you found that others will need. Start no new work and call no further work tools. "
+    "Ask a question only if nothing can be delivered without its answer."
 )
+
+WRAP_UP = f"Your turns for this task are nearly used up. {_CLOSE}"
+
+BUDGET_WRAP_UP = {
+    "turns": WRAP_UP,
+    "tokens": f"Your tokens for this task are nearly used up. {_CLOSE}",
+    "cost": f"Your budget for this task is nearly used up. {_CLOSE}",
+    "seconds": f"Your time for this task is nearly over. {_CLOSE}",
+}
 
 _PREVIEWED_TOOLS = 12
 

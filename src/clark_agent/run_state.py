@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
+from clark_agent.budget import BudgetLimit, Meter
 from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -21,6 +22,7 @@ from clark_agent.events import (
     AgentEnd,
     AgentEvent,
     AgentStart,
+    EventSink,
     MessageDiscarded,
     MessageEnd,
     MessageStart,
@@ -29,6 +31,9 @@ from clark_agent.events import (
     TurnStart,
 )
 from clark_agent.plugin import TransformContext
+from clark_agent.plugins.channel_steering import ChannelSteering
+from clark_agent.protocol import BUDGET_WRAP_UP
+from clark_agent.steering import SteerWhen
 from clark_agent.stream import MessageAssembler, StreamChunk
 from clark_agent.tokens import CachingEstimator
 from clark_agent.transcript import MessageLog, checked_messages
@@ -37,14 +42,23 @@ from clark_agent.types import (
     AgentMessage,
     AssistantBlock,
     AssistantMessage,
+    RunIdentity,
     StopReason,
+    SystemMessage,
     ToolResultMessage,
     Usage,
 )
 
-__all__ = ["Run"]
+__all__ = ["Intervention", "Run"]
 
 logger = logging.getLogger(__name__)
+
+
+Intervention: TypeAlias = Literal["steered", "out_of_time"]
+"""Why something is not begun, or broken off, in a run that goes on."""
+
+# A child has less time to stop than its parent gives it, so that it is not left behind.
+_CHILDS_SHARE_OF_GRACE = 0.4
 
 
 class OpenBatch(Protocol):
@@ -67,22 +81,30 @@ class Run:
         "_estimated",
         "_estimated_count",
         "_estimator",
+        "_loop",
         "_open",
         "_streaming",
+        "_timers",
         "_turn_due",
         "_turn_open",
         "batch",
+        "break_off",
+        "channels",
+        "children_usage",
         "chunks",
         "clock",
         "config",
         "emit",
         "emitter",
         "follow_ups",
+        "grace",
         "hooks",
         "identity",
         "iterations",
         "last_usage",
         "messages",
+        "meters",
+        "output",
         "pending",
         "registry",
         "scope",
@@ -91,12 +113,18 @@ class Run:
         "transcript",
         "turn_message",
         "turn_results",
-        "undelivered",
         "usage",
+        "was_told_to_wrap_up",
     )
 
     def __init__(
-        self, context: AgentContext, config: LoopConfig, signal: CancellationToken
+        self,
+        context: AgentContext,
+        config: LoopConfig,
+        signal: CancellationToken,
+        *,
+        sink: EventSink | None = None,
+        parent: Run | None = None,
     ) -> None:
         self.scope = CancelScope(signal)
         self.config = config
@@ -106,14 +134,21 @@ class Run:
         self.signal = signal
         self.system_prompt = context.system_prompt
         self.identity = context.identity
-        self.emitter = Emitter(config.event_sink, self.hooks.event_observer, config.hook_timeout)
+        sinks = [taker for taker in (config.event_sink, sink) if taker is not None]
+        self.emitter = Emitter(sinks, self.hooks.event_observer, config.hook_timeout)
         self.emit = self.emitter.emit
+        self.grace = config.cancel_grace
+        if parent is not None:
+            self.grace = min(self.grace, parent.grace * _CHILDS_SHARE_OF_GRACE)
 
         self.transcript = MessageLog(context.messages)
         """What the model sees, before the transforms."""
         self.messages = MessageLog()
         """What this run has added to it."""
         self.usage = Usage()
+        self.children_usage = Usage()
+        self.output: Any = None
+        """What the call that ended the run was given as its answer."""
         self.last_usage = _last_usage(context.messages)
         self.iterations = 0
         """How many turns have begun."""
@@ -121,7 +156,6 @@ class Run:
         """Messages for the next turn."""
         self.follow_ups: list[AgentMessage] = []
         """What follow-up sources have given, before it is decided what becomes of it."""
-        self.undelivered: list[AgentMessage] = []
         self.batch: OpenBatch | None = None
         self.chunks: list[StreamChunk] = []
         """What has been streamed of the open answer."""
@@ -141,12 +175,28 @@ class Run:
         self._estimated = 0
         self._estimated_count = 0
 
+        self.break_off: Callable[[], None] | None = None
+        """Stops what is in flight, while there is something that can be stopped."""
+        self.was_told_to_wrap_up = False
+        self._timers: list[asyncio.TimerHandle] = []
+        self._loop = asyncio.get_running_loop()
+        self.meters: tuple[Meter, ...] = self._meters(() if parent is None else parent.meters)
+        self.channels = tuple([p for p in self.hooks.plugins if isinstance(p, ChannelSteering)])
+        for channel in self.channels:
+            channel.listen(self._wake)
+
     # --- the transcript -----------------------------------------------------------------------
 
     async def add(self, messages: Iterable[AgentMessage]) -> None:
         """Append messages to the transcript and tell of each."""
         self._append(messages)
         await self._announce()
+
+    async def add_follow_ups(self, messages: Sequence[AgentMessage]) -> None:
+        """Append what no turn is left to answer."""
+        for channel in self.channels:
+            channel.appended()
+        await self.add(messages)
 
     def _append(self, messages: Iterable[AgentMessage]) -> None:
         for message in messages:
@@ -169,24 +219,121 @@ class Run:
 
     def transform_context(self, iteration: int) -> TransformContext:
         """What transforms and the overflow recovery are told."""
-        for index in range(self._estimated_count, len(self.transcript)):
-            self._estimated += self._estimator.estimate_message(self.transcript[index])
-        self._estimated_count = len(self.transcript)
         return TransformContext(
             self.signal,
             self.config.model_id or "",
             iteration,
             self.last_usage,
             self._estimator,
-            self._estimated,
+            self._estimated_tokens(),
             self.registry,
         )
+
+    def _estimated_tokens(self) -> int:
+        """What the transcript costs by the estimator, each message counted once."""
+        for index in range(self._estimated_count, len(self.transcript)):
+            self._estimated += self._estimator.estimate_message(self.transcript[index])
+        self._estimated_count = len(self.transcript)
+        return self._estimated
+
+    # --- limits ---------------------------------------------------------------------------------
 
     @property
     def at_cap(self) -> bool:
         """Whether no turn is left."""
         cap = self.config.max_iterations
-        return cap is not None and self.iterations >= cap
+        return (cap is not None and self.iterations >= cap) or self.limit is not None
+
+    @property
+    def limit(self) -> BudgetLimit | None:
+        """What has run out."""
+        for meter in self.meters:
+            if (limit := meter.reached(self.clock.now_ms())) is not None:
+                return limit
+        return None
+
+    def warn_of_limits(self) -> None:
+        """Tell the model, once, that something is about to run out."""
+        if self.was_told_to_wrap_up or not self.meters or self.at_cap:
+            return
+        for meter in self.meters:
+            limit = meter.nearly_reached(self.clock.now_ms())
+            if limit is not None:
+                self.was_told_to_wrap_up = True
+                text = meter.budget.message or BUDGET_WRAP_UP[limit]
+                self.pending.append(SystemMessage(text, self.clock.now_ms()))
+                return
+
+    def _meters(self, inherited: tuple[Meter, ...]) -> tuple[Meter, ...]:
+        """Those of the parent, and one of its own unless the budget is the same."""
+        budget, now = self.config.budget, self.clock.now_ms()
+        meters = inherited
+        if budget is not None and all(meter.budget is not budget for meter in inherited):
+            meters = (Meter(budget, now), *inherited)
+        for meter in meters:
+            left = meter.seconds_left(now)
+            if left is not None:
+                self._timers.append(self._loop.call_later(left, self._out_of_time, meter))
+        return meters
+
+    def _out_of_time(self, meter: Meter) -> None:
+        meter.is_out_of_time = True
+        self._intervene()
+
+    def _spend(self, message: AssistantMessage) -> None:
+        usage = message.usage
+        if usage is not None:
+            self.usage += usage
+        elif self.meters and message.content:
+            output = self._estimator.estimate_message(message)
+            usage = Usage(self._estimated_tokens(), output)
+        if usage is not None:
+            for meter in self.meters:
+                meter.spend(usage, self.config.model_id)
+
+    # --- intervening ----------------------------------------------------------------------------
+
+    def intervention(self, when: SteerWhen) -> Intervention | None:
+        """Why nothing more should be begun (before the next tool), or go on (now)."""
+        for channel in self.channels:
+            if channel.urgency in (when, SteerWhen.NOW):
+                return "steered"
+        if any(meter.is_out_of_time for meter in self.meters):
+            return "out_of_time"
+        return None
+
+    def _wake(self) -> None:
+        """Something urgent waits. Called on any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._intervene)
+        except RuntimeError:  # the loop has closed in the meantime
+            logger.debug("steered after the event loop of the run was closed")
+
+    def _intervene(self) -> None:
+        if self.break_off is not None and self.intervention(SteerWhen.NOW) is not None:
+            self.break_off()
+
+    def leave(self) -> tuple[AgentMessage, ...]:
+        """Listen to nobody any more; what was accepted and never delivered."""
+        for timer in self._timers:
+            timer.cancel()
+        left = [*self.pending, *self.follow_ups]
+        for channel in self.channels:
+            left += channel.close()
+        return tuple(left)
+
+    # --- child runs -----------------------------------------------------------------------------
+
+    def identify(self) -> RunIdentity:
+        """Who this run is to its children, also when the host has not said."""
+        if self.identity is None:
+            self.identity = RunIdentity.root(self.clock.new_id())
+        return self.identity
+
+    @property
+    def tree_usage(self) -> Usage:
+        """The tokens of this run and of those below it."""
+        return self.usage + self.children_usage
 
     # --- brackets -----------------------------------------------------------------------------
 
@@ -204,6 +351,8 @@ class Run:
     async def begin_turn(self) -> int:
         """Open a turn (the first is open already), put pending messages first; its number."""
         self.iterations += 1
+        for meter in self.meters:
+            meter.begin_turn()
         self.turn_message = None
         self.turn_results = []
         self._discarded = None
@@ -211,6 +360,8 @@ class Run:
             self._turn_open = True
             await self.emit(TurnStart)
         pending, self.pending = self.pending, []
+        for channel in self.channels:
+            channel.delivered(self.iterations)
         await self.add(pending)
         return self.iterations - 1
 
@@ -231,8 +382,7 @@ class Run:
         self._open = None
         self._streaming = False
         self._discard = discard
-        if message.usage is not None:
-            self.usage += message.usage
+        self._spend(message)
         self._discarded = None if discard is None else message
         if discard is None:
             self.turn_message = message
@@ -246,13 +396,16 @@ class Run:
 
     async def end_turn(self) -> None:
         """Close the turn."""
-        message = self.turn_message
+        message = self.turn_message or self._discarded
         assert message is not None
         self._turn_open = False
         await self.emit(TurnEnd, message, tuple(self.turn_results))
 
     async def end(self) -> None:
         """Close the run."""
+        if self._turn_open:  # there was nothing to spend on the first turn
+            self._turn_open = False
+            await self.emit(TurnEnd, self.unanswered("there is no budget for a turn"), ())
         self._ended = True
         await self.emit(AgentEnd, self.messages.view())
 
@@ -272,13 +425,15 @@ class Run:
 
     def failed_message(self, error: BaseException) -> AssistantMessage:
         """The assistant message for one that did not come, with what has been streamed of it."""
-        aborted = isinstance(error, (RunAborted, asyncio.CancelledError))
-        return AssistantMessage(
-            self._streamed(),
-            StopReason.ABORTED if aborted else StopReason.ERROR,
-            "the run was aborted" if aborted else str(error),
-            self.clock.now_ms(),
-        )
+        if isinstance(error, (RunAborted, asyncio.CancelledError)):
+            return self.unanswered("the run was aborted")
+        return self.unanswered(str(error), StopReason.ERROR)
+
+    def unanswered(
+        self, why: str, stop_reason: StopReason = StopReason.ABORTED
+    ) -> AssistantMessage:
+        """An answer that was broken off, or never begun, with what has been streamed of it."""
+        return AssistantMessage(self._streamed(), stop_reason, why, self.clock.now_ms())
 
     def _streamed(self) -> tuple[AssistantBlock, ...]:
         if not self._streaming or not isinstance(self._open, AssistantMessage):
@@ -371,7 +526,8 @@ class Run:
             error.add_note(f"In turn {self.iterations} of the run.")
         error.partial = error.partial or partial or self._discarded
         error.usage = self.usage
-        error.undelivered = (*self.undelivered, *self.pending, *self.follow_ups)
+        error.tree_usage = self.tree_usage
+        error.undelivered = self.leave()
 
 
 def _last_usage(messages: Iterable[AgentMessage]) -> Usage | None:

@@ -34,6 +34,7 @@ from clark_agent.hooks import call_hook
 from clark_agent.plugin import GateHook, ToolGateContext
 from clark_agent.protocol import ZERO_OUTPUT_RECOVERY
 from clark_agent.run_state import Run
+from clark_agent.steering import SteerWhen
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -54,6 +55,11 @@ logger = logging.getLogger(__name__)
 _EMPTY_ATTEMPTS = 3
 _EMPTY_DELAY = 0.25
 _ZERO_OUTPUT_DELAY = 0.5
+
+_BROKEN_OFF = {
+    "steered": "the user intervened",
+    "out_of_time": "the time for the run is over",
+}
 
 
 class ModelAnswer(Struct, frozen=True):
@@ -86,14 +92,18 @@ class _Attempts:
         self.overflows = 0
 
 
-async def ask_model(run: Run, iteration: int) -> ModelAnswer:
-    """The model's answer for this turn, in the transcript when this returns.
+async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
+    """The model's answer for this turn, in the transcript when this returns; None: broken off.
 
     Raises `StreamError` or `RunAborted` when there is none to be had.
     """
     attempts = _Attempts(run)
     while True:
         outcome, gate_context, allowlist = await _attempt(run, iteration, attempts)
+        if outcome is None:
+            why = run.intervention(SteerWhen.NOW) or "steered"
+            await run.end_answer(run.unanswered(_BROKEN_OFF[why]), discard=why)
+            return None
         if isinstance(outcome, _Failure):
             await run.end_answer(outcome.message, discard=str(outcome.kind))
             run.check_cancelled()  # which may be why the stream failed
@@ -111,7 +121,7 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer:
 
 async def _attempt(
     run: Run, iteration: int, attempts: _Attempts
-) -> tuple[AssistantMessage | _Failure, ToolGateContext, frozenset[str] | None]:
+) -> tuple[AssistantMessage | _Failure | None, ToolGateContext, frozenset[str] | None]:
     messages = await _transformed(run, iteration, attempts.note)
     config = run.config
     context = ToolGateContext(iteration, messages, config.conversation_id, run.registry.names)
@@ -221,12 +231,31 @@ def _names(allow: Any) -> frozenset[str]:
 # --- the stream -------------------------------------------------------------------------------
 
 
-async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failure:
-    """The final message, or why there is none. Chunks before the start are nobody's."""
+class _Interruption:
+    """Breaks off a stream that is being waited for. A listener that works is not disturbed."""
+
+    __slots__ = ("_run", "is_due", "was_cancelled")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.is_due = False
+        self.was_cancelled = False
+
+    def __call__(self) -> None:
+        self.is_due = True
+        if not self.was_cancelled and not self._run.emitter.is_sending:
+            self.was_cancelled = True
+            self._run.scope.cancel_task()
+
+
+async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failure | None:
+    """The final message, or why there is none. None: somebody has intervened."""
+    if run.intervention(SteerWhen.NOW) is not None:
+        return None
     try:
         events = run.config.stream(request, run.signal)
         try:
-            return await _read(run, events)
+            return await _read_until_interrupted(run, events)
         finally:
             await _close(events)
     except (Exception, asyncio.CancelledError) as error:
@@ -240,7 +269,26 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
         )
 
 
-async def _read(run: Run, events: AsyncIterator[Any]) -> AssistantMessage | _Failure:
+async def _read_until_interrupted(
+    run: Run, events: AsyncIterator[Any]
+) -> AssistantMessage | _Failure | None:
+    interruption = run.break_off = _Interruption(run)
+    try:
+        return await _read(run, events, interruption)
+    except (Exception, asyncio.CancelledError):
+        if interruption.was_cancelled and not run.is_cancelled:
+            return None
+        raise
+    finally:
+        run.break_off = None
+        if interruption.was_cancelled:
+            run.scope.take_back()
+
+
+async def _read(
+    run: Run, events: AsyncIterator[Any], interruption: _Interruption
+) -> AssistantMessage | _Failure | None:
+    """Read to the end. Chunks before the start are nobody's."""
     placeholder: AssistantMessage | None = None
     listeners = run.emitter.listeners(MessageUpdate)
     send = run.emitter.send
@@ -263,6 +311,8 @@ async def _read(run: Run, events: AsyncIterator[Any]) -> AssistantMessage | _Fai
             return _failed(run, event)
         else:
             raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
+        if interruption.is_due:
+            return None
     message = AssistantMessage(
         (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
     )

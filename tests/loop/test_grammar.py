@@ -20,6 +20,7 @@ from clark_agent import (
     EventChecker,
     EventOrderError,
     FunctionPlugin,
+    LoopConfig,
     MaxTokensRecovery,
     RunIdentity,
     StopReason,
@@ -31,10 +32,11 @@ from clark_agent import (
     UserMessage,
     check_events,
     fold_events,
+    run_child,
 )
 from clark_agent import events as ev
 from clark_agent.stream import TextChunk
-from clark_agent.testing import RecordingSink, call
+from clark_agent.testing import RecordingSink, ScriptedStream, call
 from tests.loop.support import (
     FINISH,
     PLACEHOLDER,
@@ -53,6 +55,7 @@ Events = list[AgentEvent]
 
 async def progress(args: Any, ctx: ToolContext) -> ToolResult:
     await ctx.update("half")
+    await run_child(ctx, "a part of it", LoopConfig(stream=ScriptedStream(["done"])))
     return ToolResult.text("done")
 
 

@@ -296,10 +296,10 @@ async def test_after_a_unanimous_vote_nobody_is_polled_any_more() -> None:
 async def test_steering_through_a_channel() -> None:
     steering = ChannelSteering()
     handle = steering.handle
-    assert handle.steer("early")
+    receipts = [handle.steer("early")]
 
     async def work(args: Any, ctx: Any) -> ToolResult:
-        assert handle.steer(SystemMessage("meanwhile"))
+        receipts.append(handle.steer(SystemMessage("meanwhile")))
         return ToolResult.text("done")
 
     result, _ = await completed([call("work"), "ok"], Work("work", work), plugins=[steering])
@@ -307,7 +307,11 @@ async def test_steering_through_a_channel() -> None:
         "user: go", "user: early", "assistant: ", "tool_result: done", "system: meanwhile",
         "assistant: ok",
     ]  # fmt: skip
-    assert not handle.steer("too late")
+    assert [(receipt.status, receipt.turn) for receipt in receipts] == [
+        ("delivered", 1),
+        ("delivered", 2),
+    ]
+    assert handle.steer("too late").status == "expired"
 
 
 # --- follow-ups ---------------------------------------------------------------------------------

@@ -1,105 +1,190 @@
-"""A handle for any thread; what it takes is delivered, and it says when nobody listens."""
+"""A handle for any thread: every message is delivered or expires, once, and the receipt says so."""
 
 from __future__ import annotations
 
+import asyncio
 from threading import Barrier, Thread
 
-from clark_agent import AgentMessage, SystemMessage, UserMessage
+import pytest
+
+from clark_agent import AgentMessage, SteeringReceipt, SteerWhen, SystemMessage, UserMessage
 from clark_agent.plugin import Hooks
-from clark_agent.plugins import ChannelSteering, SteeringHandle
+from clark_agent.plugins import ChannelSteering
+
+
+def told(*receipts: SteeringReceipt) -> list[tuple[str, int | None]]:
+    return [(receipt.status, receipt.turn) for receipt in receipts]
 
 
 def test_what_is_sent_before_the_run_waits_for_it() -> None:
     steering = ChannelSteering()
-    assert steering.handle.steer("early")
-    assert steering.for_run().next_steering_messages() == [UserMessage("early")]
-    assert steering.next_steering_messages() == []
+    receipt = steering.handle.steer("early")
+    assert told(receipt) == [("queued", None)]
+    assert not receipt.is_settled
+    run = steering.for_run()
+    assert run.next_steering_messages() == [UserMessage("early")]
+    assert told(receipt) == [("queued", None)], "taken is not delivered"
+    run.delivered(3)
+    assert told(receipt) == [("delivered", 3)]
+    assert receipt.is_settled
 
 
 def test_messages_come_in_order_and_once() -> None:
     steering = ChannelSteering()
     run = steering.for_run()
     note = SystemMessage("note")
-    assert [steering.handle.steer(message) for message in ("a", note, "b")] == [True] * 3
+    for message in ("a", note, "b"):
+        _ = steering.handle.steer(message)
     first, second, third = run.next_steering_messages()
     assert (first, third) == (UserMessage("a"), UserMessage("b"))
     assert second is note
     assert run.next_steering_messages() == []
-    assert steering.handle.steer("c")
+    _ = steering.handle.steer("c")
     assert run.next_steering_messages() == [UserMessage("c")]
 
 
-def test_nothing_is_lost_when_many_threads_send() -> None:
+def test_follow_ups_have_a_queue_of_their_own() -> None:
     steering = ChannelSteering()
-    run, senders, each = steering.for_run(), 8, 400
+    run = steering.for_run()
+    later, soon = steering.handle.follow_up("later"), steering.handle.steer("soon")
+    assert run.next_steering_messages() == [UserMessage("soon")]
+    assert run.next_follow_up_messages() == [UserMessage("later")]
+    run.appended()
+    assert told(later, soon) == [("delivered", None), ("queued", None)]
+    assert run.close() == []
+    assert told(soon) == [("expired", None)]
+
+
+@pytest.mark.parametrize("nothing", [3, None, b"bytes", ["a"]])
+def test_what_is_no_message_is_refused_at_once(nothing: object) -> None:
+    steering = ChannelSteering()
+    with pytest.raises(TypeError, match="messages are needed"):
+        _ = steering.handle.steer(nothing)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="soon"):
+        _ = steering.handle.steer("hello", "soon")
+    assert steering.next_steering_messages() == []
+
+
+def test_urgency_is_that_of_the_most_pressing_message() -> None:
+    steering = ChannelSteering()
+    run, urgencies = steering.for_run(), list[SteerWhen | None]()
+    for when in ("after_batch", "before_next_tool", "now", "after_batch"):
+        urgencies.append(run.urgency)
+        _ = steering.handle.steer("x", when)
+    assert urgencies == [None, *SteerWhen]
+    run.next_steering_messages()
+    assert run.urgency is None
+
+
+def test_only_what_cannot_wait_wakes_the_run() -> None:
+    steering, woken = ChannelSteering(), list[str]()
+    run = steering.for_run()
+    run.listen(lambda: woken.append("woken"))
+    _ = steering.handle.steer("a")
+    _ = steering.handle.steer("b", SteerWhen.BEFORE_NEXT_TOOL)
+    _ = steering.handle.follow_up("c")
+    assert woken == []
+    _ = steering.handle.steer("d", SteerWhen.NOW)
+    assert woken == ["woken"]
+    run.close()
+    _ = steering.handle.steer("e", SteerWhen.NOW)
+    assert woken == ["woken"]
+
+
+def test_nothing_is_lost_when_many_threads_send_to_runs_that_come_and_go() -> None:
+    steering = ChannelSteering()
+    senders, each = 8, 400
     start = Barrier(senders + 1)
-    taken: list[int] = []
+    receipts: list[SteeringReceipt] = []
+    got: list[AgentMessage] = []
+    left: list[AgentMessage] = []
 
     def send(sender: int) -> None:
         start.wait()
-        taken.append(sum(steering.handle.steer(f"{sender} {n}") for n in range(each)))
+        receipts.extend(steering.handle.steer(f"{sender} {n}") for n in range(each))
 
     threads = [Thread(target=send, args=(sender,)) for sender in range(senders)]
     for thread in threads:
         thread.start()
-    got: list[AgentMessage] = []
     start.wait()
+    turn = 0
     while any(thread.is_alive() for thread in threads):
-        got += run.next_steering_messages()
+        run = steering.for_run()
+        for _ in range(5):
+            turn += 1
+            got += run.next_steering_messages()
+            run.delivered(turn)
+        left += run.close()
     for thread in threads:
         thread.join()
-    got += run.next_steering_messages()
-    assert taken == [each] * senders
-    texts = [m.plain_text for m in got if isinstance(m, UserMessage)]
-    assert len(texts) == len(got) == senders * each
+    assert len(receipts) == senders * each
+    delivered = [r.message for r in receipts if r.status == "delivered"]
+    expired = [r.message for r in receipts if r.status == "expired"]
+    assert len(delivered) + len(expired) == len(receipts), "every message has its fate"
+    assert sorted(map(id, delivered)) == sorted(map(id, got)), "and no other than its receipt says"
+    assert set(map(id, left)) <= set(map(id, expired))
     for sender in range(senders):
-        mine = [text for text in texts if text.startswith(f"{sender} ")]
-        assert mine == [f"{sender} {n}" for n in range(each)]
+        mine = [m.plain_text for m in got if m.plain_text.startswith(f"{sender} ")]
+        assert mine == sorted(mine, key=lambda text: int(text.split()[1])), "in order"
 
 
-def test_after_the_run_the_handle_says_so_and_takes_nothing() -> None:
+def test_after_the_run_a_message_expires_at_once() -> None:
     steering = ChannelSteering()
     run = steering.for_run()
-    assert steering.handle.steer("in time")
+    in_time = steering.handle.steer("in time")
+    assert run.close() == [UserMessage("in time")]
+    assert run.close() == [], "once"
     run.end_run()
-    assert not steering.handle.steer("late")
-    assert run.next_steering_messages() == [UserMessage("in time")], "taken, so still to be had"
+    late = steering.handle.steer("late")
+    assert told(in_time, late) == [("expired", None)] * 2
     assert steering.for_run().next_steering_messages() == []
 
 
-def test_while_another_run_listens_messages_are_taken() -> None:
+def test_while_another_run_listens_messages_wait_for_it() -> None:
     steering = ChannelSteering()
     one, two = steering.for_run(), steering.for_run()
-    one.end_run()
-    assert steering.handle.steer("for whoever looks first")
+    receipt = steering.handle.steer("for whoever looks first")
+    assert one.close() == []
     assert two.next_steering_messages() == [UserMessage("for whoever looks first")]
+    two.delivered(1)
     two.end_run()
-    assert not steering.handle.steer("late")
+    assert told(receipt, steering.handle.steer("late")) == [("delivered", 1), ("expired", None)]
 
 
-def test_one_run_after_the_other() -> None:
+def test_it_is_a_source_of_both_kinds_and_shared_by_runs() -> None:
     steering = ChannelSteering()
-    for turn in range(3):
-        run = steering.for_run()
-        assert steering.handle.steer(f"run {turn}")
-        assert run.next_steering_messages() == [UserMessage(f"run {turn}")]
-        run.end_run()
-        assert not steering.handle.steer("between")
-
-
-def test_it_is_a_steering_source_alone_and_shared_by_runs() -> None:
-    steering = ChannelSteering()
-    assert isinstance(steering.handle, SteeringHandle)
     hooks = Hooks.of([steering])
-    assert {name for name, found in hooks.names.items() if found} == {"steering"}
+    assert {name for name, found in hooks.names.items() if found} == {"steering", "follow_up"}
     run = hooks.for_run()
-    assert steering.handle.steer("hi")
+    _ = steering.handle.steer("hi")
     assert run.steering[0].call() == [UserMessage("hi")]
-    run.plugins[0].end_run()
-    assert not steering.handle.steer("late")
+    run.end_run()
+    assert steering.handle.steer("late").status == "expired"
 
 
 def test_channels_are_apart() -> None:
     one, two = ChannelSteering(), ChannelSteering()
-    assert one.handle.steer("for one")
+    _ = one.handle.steer("for one")
     assert two.next_steering_messages() == []
+
+
+async def test_a_receipt_can_be_awaited_by_many_and_from_other_loops() -> None:
+    steering = ChannelSteering()
+    run = steering.for_run()
+    receipt = steering.handle.steer("hi")
+    assert not receipt.wait(0)
+    waiting = [asyncio.create_task(wait_for(receipt)) for _ in range(3)]
+    in_thread = asyncio.create_task(asyncio.to_thread(asyncio.run, wait_for(receipt)))
+    blocked = asyncio.create_task(asyncio.to_thread(receipt.wait, 10))
+    await asyncio.sleep(0.02)
+    assert not any(task.done() for task in waiting)
+    run.next_steering_messages()
+    await asyncio.to_thread(run.delivered, 2)
+    assert await asyncio.gather(*waiting, in_thread) == [receipt] * 4
+    assert await blocked
+    assert receipt.wait(0)
+    assert repr(receipt) == "<SteeringReceipt delivered in turn 2>"
+
+
+async def wait_for(receipt: SteeringReceipt) -> SteeringReceipt:
+    return await receipt

@@ -29,6 +29,7 @@ from clark_agent import (
     Rewrite,
     RunIdentity,
     RunResult,
+    SteeringReceipt,
     StopReason,
     StreamError,
     StreamErrorKind,
@@ -201,7 +202,8 @@ built = (
     .build()
 )
 assert_type(built, LoopConfig)
-assert_type(steering.handle.steer("now"), bool)
+receipt = steering.handle.steer("now")
+_ = assert_type(receipt, SteeringReceipt)
 
 
 async def main() -> None:

@@ -3,73 +3,115 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-from clark_agent.types import AgentMessage, UserMessage
+from clark_agent.steering import (
+    Channel,
+    SteeringHandle,
+    SteeringReceipt,
+    SteeringStatus,
+    SteerWhen,
+)
+from clark_agent.types import AgentMessage
 
-__all__ = ["ChannelSteering", "SteeringHandle"]
-
-
-class SteeringHandle:
-    """The sending end. Any thread may use it, before, during and after a run."""
-
-    __slots__ = ("_queue", "_state")
-
-    def __init__(self, queue: deque[AgentMessage], state: _State) -> None:
-        self._queue = queue
-        self._state = state
-
-    def steer(self, message: AgentMessage | str) -> bool:
-        """Put a message before the model as soon as the running batch is done.
-
-        False when the run is over: then the message was not taken.
-        """
-        if self._state.is_over:
-            return False
-        self._queue.append(UserMessage(message) if isinstance(message, str) else message)
-        return True
-
-
-class _State:
-    """How many runs listen, shared by the source, its runs and the handle."""
-
-    __slots__ = ("ended", "listening")
-
-    def __init__(self) -> None:
-        self.listening = 0
-        self.ended = False
-
-    @property
-    def is_over(self) -> bool:
-        return self.ended and self.listening == 0
+__all__ = ["ChannelSteering"]
 
 
 class ChannelSteering:
-    """A steering source fed through its ``handle``.
+    """A source of steering and follow-ups, fed through its ``handle``.
 
-    What is sent before the run waits for it. If several runs share the source, the first to look
-    gets the message.
+    If several runs share the source, the first to look gets the message; what nobody has taken
+    goes to the last of them that ends, as undelivered.
     """
 
     name = "channel_steering"
 
-    def __init__(self) -> None:
-        self._queue: deque[AgentMessage] = deque()
-        self._state = _State()
-        self.handle = SteeringHandle(self._queue, self._state)
+    def __init__(self, channel: Channel | None = None) -> None:
+        self._channel = Channel() if channel is None else channel
+        self.handle = SteeringHandle(self._channel)
+        self._steering: list[SteeringReceipt] = []
+        self._follow_ups: list[SteeringReceipt] = []
+
+    # --- what plugins have ----------------------------------------------------------------------
 
     def for_run(self) -> ChannelSteering:
         """The same channel, now with one run more that listens."""
-        self._state.listening += 1
-        return self
+        listener = ChannelSteering(self._channel)
+        self._channel.listeners[listener] = None
+        return listener
 
     def end_run(self) -> None:
         """One run less listens."""
-        self._state.listening -= 1
-        self._state.ended = True
+        self.close()
 
     def next_steering_messages(self) -> list[AgentMessage]:
-        """All messages that wait."""
-        waiting: list[AgentMessage] = []
-        while self._queue:
-            waiting.append(self._queue.popleft())
-        return waiting
+        """All messages that wait to be put before the model."""
+        return _take(self._channel.steering, self._steering)
+
+    def next_follow_up_messages(self) -> list[AgentMessage]:
+        """All messages that wait for the model to stop."""
+        return _take(self._channel.follow_ups, self._follow_ups)
+
+    # --- what the loop asks of it beyond that ---------------------------------------------------
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, on any thread, when a message is sent that cannot wait."""
+        self._channel.listeners[self] = wake
+
+    @property
+    def urgency(self) -> SteerWhen | None:
+        """How soon the most pressing message that waits wants to be heard."""
+        if not self._channel.steering:
+            return None
+        wanted = {receipt.when for receipt in self._channel.steering.copy()}
+        return max(wanted, key=_URGENCY.index, default=None)
+
+    def delivered(self, turn: int) -> None:
+        """All that was taken is now in the transcript, before the answer of this turn."""
+        _settle(self._steering, SteeringStatus.DELIVERED, turn)
+        _settle(self._follow_ups, SteeringStatus.DELIVERED, turn)
+
+    def appended(self) -> None:
+        """The follow-ups that were taken are in the transcript, and no turn comes after them."""
+        _settle(self._follow_ups, SteeringStatus.DELIVERED)
+
+    def close(self) -> list[AgentMessage]:
+        """Listen no more. What was taken and not delivered has expired.
+
+        The last to leave lets all that waits expire, and returns it.
+        """
+        if self._channel.listeners.pop(self, _NOBODY) is _NOBODY:
+            return []
+        self._channel.ended = True
+        _settle(self._steering, SteeringStatus.EXPIRED)
+        _settle(self._follow_ups, SteeringStatus.EXPIRED)
+        if self._channel.listeners:
+            return []
+        left: list[SteeringReceipt] = []
+        messages = _take(self._channel.steering, left) + _take(self._channel.follow_ups, left)
+        _settle(left, SteeringStatus.EXPIRED)
+        return messages
+
+
+_URGENCY = list(SteerWhen)
+_NOBODY = object()
+
+
+def _take(queue: deque[SteeringReceipt], into: list[SteeringReceipt]) -> list[AgentMessage]:
+    messages: list[AgentMessage] = []
+    while queue:
+        try:
+            receipt = queue.popleft()
+        except IndexError:  # another run has taken it
+            break
+        into.append(receipt)
+        messages.append(receipt.message)
+    return messages
+
+
+def _settle(
+    receipts: list[SteeringReceipt], status: SteeringStatus, turn: int | None = None
+) -> None:
+    for receipt in receipts:
+        receipt.settle(status, turn)
+    receipts.clear()

@@ -1,0 +1,183 @@
+"""Budget: what a run and all the runs below it may spend together.
+
+A `Budget` is a setting and never changes. Each run that starts with one gets a `Meter`, which its
+child runs share: whatever any of them spends counts for all. Before a limit is reached each of them
+is told to wrap up, once; when it is reached no further turn begins, and the run ends as
+`out_of_budget`. Only time also stops what is in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from clark_agent.errors import ConfigError
+from clark_agent.types import Usage
+
+__all__ = ["Budget", "BudgetLimit", "Meter", "Price", "Spent"]
+
+_MILLION = 1_000_000
+
+
+class BudgetLimit(StrEnum):
+    """What can run out."""
+
+    TURNS = "turns"
+    TOKENS = "tokens"
+    COST = "cost"
+    SECONDS = "seconds"
+
+
+class Price(Struct, frozen=True, kw_only=True):
+    """What a model's tokens cost, per million, in whatever currency the host thinks in.
+
+    Tokens read from a cache or written to it cost as much as other input unless it says otherwise.
+    """
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None
+
+    def of(self, usage: Usage) -> float:
+        """The cost of what a provider reports."""
+        cache_read = self.input if self.cache_read is None else self.cache_read
+        cache_write = self.input if self.cache_write is None else self.cache_write
+        return (
+            usage.input_tokens * self.input
+            + usage.output_tokens * self.output
+            + usage.cache_read_input_tokens * cache_read
+            + usage.cache_creation_input_tokens * cache_write
+        ) / _MILLION
+
+
+class Budget(Struct, frozen=True, kw_only=True):
+    """Limits for a run and its children together. None is unlimited, 0 is nothing at all.
+
+    ``tokens`` counts input and output, cached or not. An answer without usage is counted as the
+    config's estimator sees it. ``cost`` needs the price of the model that the config names.
+    """
+
+    turns: int | None = None
+    tokens: int | None = None
+    cost: float | None = None
+    seconds: float | None = None
+    """Wall time from the start of the outermost run."""
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    """By ``model_id``."""
+    wrap_up_at: float | None = 0.8
+    """At which share of a limit the model is told to wrap up; None: it is not."""
+    message: str | None = None
+    """What it is told, instead of the usual words."""
+
+    def __post_init__(self) -> None:
+        for limit in BudgetLimit:
+            value: Any = getattr(self, limit)
+            if value is None:
+                continue
+            whole = limit in (BudgetLimit.TURNS, BudgetLimit.TOKENS)
+            if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+                wanted = "a whole number" if whole else "a number"
+                raise ConfigError(f"Budget.{limit} must be {wanted} or None, not {value!r}")
+            if not value >= 0:
+                raise ConfigError(f"Budget.{limit} must be at least 0 or None, not {value}")
+        if self.cost is not None and not self.prices:
+            raise ConfigError("Budget.cost needs prices: a Price for each model_id")
+        share: Any = self.wrap_up_at
+        is_share = isinstance(share, (int, float)) and not isinstance(share, bool)
+        if share is not None and not (is_share and 0 < share <= 1):
+            raise ConfigError(f"Budget.wrap_up_at must be above 0 and at most 1, not {share!r}")
+
+    def with_seconds(self, seconds: float) -> Budget:
+        """The same budget with this much time."""
+        return replace(self, seconds=seconds)
+
+    def check_model(self, model_id: str | None) -> None:
+        """Raise `ConfigError` if what the model costs matters and is not known."""
+        if self.cost is None or model_id in self.prices:
+            return
+        if model_id is None:
+            raise ConfigError("Budget.cost needs to know the model: set model_id in the config")
+        known = ", ".join(map(repr, self.prices))
+        raise ConfigError(f"Budget.prices has no price for the model {model_id!r}, only {known}")
+
+
+class Spent(Struct, frozen=True):
+    """What a run and its children have spent of their budget."""
+
+    turns: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+    seconds: float = 0.0
+
+
+class Meter:
+    """Counts what a tree of runs spends. For the loop."""
+
+    __slots__ = ("_cost", "_started_ms", "_tokens", "_turns", "budget", "is_out_of_time")
+
+    def __init__(self, budget: Budget, now_ms: int) -> None:
+        self.budget = budget
+        self._started_ms = now_ms
+        self._turns = 0
+        self._tokens = 0
+        self._cost = 0.0
+        self.is_out_of_time = False
+        """Set by the run whose timer went off."""
+
+    def begin_turn(self) -> None:
+        """A run of the tree begins a turn."""
+        self._turns += 1
+
+    def spend(self, usage: Usage, model_id: str | None) -> None:
+        """A model was asked."""
+        self._tokens += (
+            usage.input_tokens
+            + usage.output_tokens
+            + usage.cache_creation_input_tokens
+            + usage.cache_read_input_tokens
+        )
+        price = None if model_id is None else self.budget.prices.get(model_id)
+        if price is not None:
+            self._cost += price.of(usage)
+
+    def spent(self, now_ms: int) -> Spent:
+        """All that was spent so far."""
+        seconds = max(0, now_ms - self._started_ms) / 1000
+        return Spent(self._turns, self._tokens, self._cost, seconds)
+
+    def seconds_left(self, now_ms: int) -> float | None:
+        """How much time is left; None: any."""
+        limit = self.budget.seconds
+        return None if limit is None else max(0.0, limit - self.spent(now_ms).seconds)
+
+    def reached(self, now_ms: int) -> BudgetLimit | None:
+        """The limit that leaves no room for another turn."""
+        return self._over(now_ms, 1.0)
+
+    def nearly_reached(self, now_ms: int) -> BudgetLimit | None:
+        """The limit that the model should be told of.
+
+        Turns are told of while there is one left to act on it.
+        """
+        share = self.budget.wrap_up_at
+        if share is None or self._turns == 0:
+            return None
+        turns = self.budget.turns
+        if turns is not None and self._turns >= turns - 1:
+            return BudgetLimit.TURNS
+        return self._over(now_ms, share)
+
+    def _over(self, now_ms: int, share: float) -> BudgetLimit | None:
+        if self.is_out_of_time:
+            return BudgetLimit.SECONDS
+        spent = self.spent(now_ms)
+        for limit in BudgetLimit:
+            most: float | None = getattr(self.budget, limit)
+            if most is not None and getattr(spent, limit) >= most * share:
+                return limit
+        return None

@@ -1,0 +1,50 @@
+"""finish_tool: the tool that ends a run, and whose arguments are the answer."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from msgspec.structs import astuple
+
+from clark_agent.tools import FunctionTool, ToolResult
+
+__all__ = ["FinishTool", "finish_tool"]
+
+_T = TypeVar("_T")
+
+_DESCRIPTION = "Give the final answer. Call this once, alone, when the work is done."
+
+
+class FinishTool(FunctionTool[[Any], Any], Generic[_T]):
+    """A terminal tool for an answer of one type. See `finish_tool`."""
+
+    takes_output = True
+
+    def output(self, args: Any) -> _T:
+        """The answer itself."""
+        (answer,) = astuple(args)
+        return answer  # type: ignore[no-any-return]
+
+
+def finish_tool(
+    output_type: type[_T],
+    *,
+    name: str = "finish",
+    description: str = _DESCRIPTION,
+    strict: bool = False,
+) -> FinishTool[_T]:
+    """A tool that ends the run with a value of this type, which becomes ``RunResult.output``.
+
+    A struct, dataclass, ``TypedDict`` or Pydantic model gives the parameters; any other type is the
+    one parameter ``answer``. Arguments that do not fit go back to the model with the reason. With
+    ``force_tool_call`` in the config a model cannot answer in prose instead.
+
+    Raises `ToolDefinitionError` for a type that arguments cannot have.
+    """
+
+    async def finish(answer: Any) -> ToolResult:
+        return ToolResult.terminal("The answer was accepted.")
+
+    finish.__annotations__["answer"] = output_type
+    finish.__qualname__ = f"finish_tool({getattr(output_type, '__name__', output_type)})"
+    return FinishTool(finish, name=name, description=description, strict=strict)

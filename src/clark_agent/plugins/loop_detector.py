@@ -1,0 +1,108 @@
+"""LoopDetector: notices a model that does the same thing over and over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from clark_agent.errors import ConfigError
+from clark_agent.plugin import AfterToolCallContext, BeforeToolCallContext, Block
+from clark_agent.tool_identity import (
+    ToolIdentityPolicy,
+    extract_args_key,
+    extract_operation_key,
+)
+from clark_agent.tools import AgentTool
+from clark_agent.types import SystemMessage
+
+__all__ = ["LoopDetector"]
+
+_DEFAULT_POLICY = ToolIdentityPolicy()
+
+
+class LoopDetector:
+    """Counts calls that are the same, by the tool's identity policy, and bring the same result.
+
+    After ``warn_after`` of them the model gets a note, once; after ``block_after`` further ones are
+    not run. Another result, as from polling something that moves, starts the count anew. None
+    switches a step off. It remembers the last ``window`` different calls.
+    """
+
+    name = "loop_detector"
+
+    def __init__(
+        self, warn_after: int | None = 3, block_after: int | None = 5, *, window: int = 100
+    ) -> None:
+        for label, value in (("warn_after", warn_after), ("block_after", block_after)):
+            if value is not None and (isinstance(value, bool) or value < 1):
+                raise ConfigError(f"{label} must be at least 1 or None, not {value!r}")
+        if warn_after is not None and block_after is not None and block_after < warn_after:
+            raise ConfigError(
+                f"block_after ({block_after}) comes after warn_after ({warn_after}), not before"
+            )
+        if window < 1:
+            raise ConfigError(f"window must be at least 1, not {window!r}")
+        self.warn_after = warn_after
+        self.block_after = block_after
+        self.window = window
+        self._seen: dict[tuple[str, ...], tuple[int, int]] = {}
+        self._blocked: set[str] = set()
+        self._notes: list[SystemMessage] = []
+
+    def for_run(self) -> LoopDetector:
+        """A fresh one that has seen nothing."""
+        return LoopDetector(self.warn_after, self.block_after, window=self.window)
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | None:
+        """Refuse a call whose result is known by now."""
+        _, count = self._seen.get(_identity(ctx.tool_call.name, ctx.tool, ctx.args), (0, 0))
+        if self.block_after is None or count < self.block_after:
+            return None
+        self._blocked.add(ctx.tool_call.id)
+        details = {"kind": "tool_call_not_executed", "reason": "loop_detected", "repeats": count}
+        return Block(
+            f"The call was not run: it has been made {count} times and always gave the same "
+            "result. Use that result, try something different, or say what stands in the way.",
+            details,
+        )
+
+    def on_after_tool_call(self, ctx: AfterToolCallContext) -> None:
+        """Count the outcome."""
+        if ctx.tool_call.id in self._blocked:
+            self._blocked.discard(ctx.tool_call.id)
+            return
+        key = _identity(ctx.tool_call.name, ctx.tool, ctx.args)
+        outcome = hash((ctx.result.is_error, ctx.result.content))
+        known, count = self._seen.pop(key, (outcome, 0))
+        count = count + 1 if known == outcome else 1
+        self._seen[key] = (outcome, count)
+        if len(self._seen) > self.window:
+            del self._seen[next(iter(self._seen))]
+        if count == self.warn_after:
+            self._notes.append(
+                SystemMessage(
+                    "[from the runtime, not from the user]\n"
+                    f"You have called {ctx.tool_call.name!r} {count} times in the same way, with "
+                    "the same result each time. Calling it again will not change that: use what "
+                    "you have, try something different, or say what stands in the way."
+                )
+            )
+
+    def next_steering_messages(self) -> list[SystemMessage]:
+        """The notes that are due."""
+        notes, self._notes = self._notes, []
+        return notes
+
+
+def _identity(name: str, tool: AgentTool | None, args: Any) -> tuple[str, ...]:
+    policy = _DEFAULT_POLICY if tool is None else tool.identity_policy
+    key = extract_args_key(policy, name, args)
+    return name, extract_operation_key(policy, args), _text(args) if key is None else key
+
+
+def _text(args: Any) -> str:
+    try:
+        return msgspec.json.encode(args, order="deterministic").decode()
+    except (TypeError, ValueError, RecursionError):
+        return repr(args)

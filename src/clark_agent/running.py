@@ -1,0 +1,179 @@
+"""Other ways to run: as a stream of events, and without async."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from contextvars import copy_context
+from threading import Thread
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.config import LoopConfig
+from clark_agent.errors import LoopError, failure_of
+from clark_agent.events import AgentEvent, ChannelSink, EventSink
+from clark_agent.loop import RunResult, check_arguments, check_continuation, run, start
+from clark_agent.types import AgentContext, AgentMessage
+
+__all__ = ["RunStream", "run_sync", "stream_run"]
+
+Prompts: TypeAlias = str | AgentMessage | Iterable[AgentMessage]
+
+Starter: TypeAlias = Callable[[EventSink, CancellationToken], Coroutine[Any, Any, RunResult]]
+"""Starts a run whose events go to the sink."""
+
+
+def stream_run(
+    prompts: Prompts | None,
+    context: AgentContext,
+    config: LoopConfig,
+    signal: CancellationToken | None = None,
+    *,
+    max_buffered: int = 256,
+) -> RunStream:
+    """The events of a run, to iterate over; without prompts the context is continued::
+
+        async with stream_run("Hello", context, config) as events:
+            async for event in events:
+                ...
+        print(events.result.text)
+
+    The iteration ends with the run, and raises what the run raises. At most ``max_buffered`` events
+    wait for the reader, then the run does; leaving the block cancels it and waits until it is over.
+    """
+    check_arguments(context, config)
+    if prompts is None:
+        check_continuation(context)
+
+    def starter(sink: EventSink, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
+        return start(() if prompts is None else prompts, context, config, token, sink=sink)
+
+    return RunStream(starter, signal, max_buffered)
+
+
+class RunStream:
+    """A run as a context manager and iterator over its events. Made by `stream_run`."""
+
+    def __init__(
+        self, starter: Starter, signal: CancellationToken | None = None, max_buffered: int = 256
+    ) -> None:
+        self._starter = starter
+        self._token = CancellationToken() if signal is None else signal.child()
+        self._sink = ChannelSink(max_buffered)
+        self._task: asyncio.Task[RunResult] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise RuntimeError("a stream is entered once; ask stream_run for another")
+        self._task = asyncio.create_task(self._starter(self._sink, self._token))
+        self._task.add_done_callback(lambda _: self._sink.close())
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AgentEvent:
+        task = self._entered()
+        try:
+            return await self._sink.__anext__()
+        except StopAsyncIteration:
+            # Cancelling the reader must not cancel the run halfway; leaving the block does.
+            await asyncio.shield(task)
+            raise
+
+    @property
+    def result(self) -> RunResult:
+        """What the run has brought. Raises what the run raised, and if it is not over."""
+        task = self._entered()
+        if not task.done():
+            raise RuntimeError("the run is not over: iterate to the end first")
+        return task.result()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task = self._entered()
+        self._sink.close()
+        self._token.cancel("the stream was left")
+        cancelled: asyncio.CancelledError | None = None
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as again:
+                cancelled = again
+                task.cancel()
+        if not task.cancelled():
+            task.exception()  # has been raised to the reader, or is on its way from `result`
+        if cancelled is not None:
+            raise cancelled
+
+    def _entered(self) -> asyncio.Task[RunResult]:
+        if self._task is None:
+            raise RuntimeError("use 'async with stream_run(...) as events'")
+        return self._task
+
+
+def run_sync(
+    prompts: Prompts,
+    context: AgentContext,
+    config: LoopConfig,
+    signal: CancellationToken | None = None,
+) -> RunResult:
+    """`run` for code that is not async: scripts, and notebooks too.
+
+    Where an event loop runs already, as in a notebook, the run has a thread and a loop of its own.
+    Ctrl-C stops the run cleanly and raises ``KeyboardInterrupt`` when it is over, whose
+    ``__cause__`` carries what the run had; a second one does not wait.
+    """
+    check_arguments(context, config)
+    token = CancellationToken() if signal is None else signal.child()
+    failure: LoopError | None = None
+
+    async def main() -> RunResult:
+        nonlocal failure
+        try:
+            return await run(prompts, context, config, token)
+        except BaseException as error:
+            failure = failure_of(error)
+            raise
+
+    try:
+        if _has_running_loop():
+            return _on_a_thread(main, token)
+        return asyncio.run(main())
+    except KeyboardInterrupt as stop:
+        raise stop from failure
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _on_a_thread(
+    main: Callable[[], Coroutine[Any, Any, RunResult]], token: CancellationToken
+) -> RunResult:
+    outcome: Future[RunResult] = Future()
+    context = copy_context()
+
+    def work() -> None:
+        try:
+            outcome.set_result(context.run(asyncio.run, main()))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    Thread(target=work, name="clark_agent.run_sync", daemon=True).start()
+    try:
+        return outcome.result()
+    except KeyboardInterrupt:
+        token.cancel("interrupted")
+        outcome.exception()  # until the run has ended, or somebody interrupts once more
+        raise

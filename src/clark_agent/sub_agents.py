@@ -1,0 +1,193 @@
+"""Runs below runs: a tool that is an agent of its own.
+
+A child run is told apart by its identity, shares the budget of the run above it, is cancelled with
+the call that started it, adds its tokens to the tree, and tells its events in the parent's stream.
+`agent_tool` makes a tool of a config; `run_child` is for tools that want to do more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, cast
+
+from msgspec import to_builtins
+
+from clark_agent.budget import Budget
+from clark_agent.config import LoopConfig
+from clark_agent.errors import ConfigError, LoopError, ToolExecutionError, failure_of
+from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
+from clark_agent.loop import LoopOutcome, RunResult, check_arguments, start
+from clark_agent.run_state import Run
+from clark_agent.tools import AgentTool, ToolContext, ToolResult, TypedTool, tool_result
+from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
+
+__all__ = ["agent_tool", "run_child"]
+
+_MAX_DEPTH = 3
+
+
+async def run_child(
+    ctx: ToolContext,
+    prompts: str | AgentMessage | Iterable[AgentMessage],
+    config: LoopConfig,
+    *,
+    system_prompt: str = "",
+    max_depth: int = _MAX_DEPTH,
+) -> RunResult:
+    """Run an agent from inside a tool. Its context is empty but for the system prompt.
+
+    Raises what `run` raises, and `ToolExecutionError` when the child would be deeper than
+    ``max_depth`` runs below the outermost one.
+    """
+    parent = cast("Run | None", ctx.run)
+    identity = _child_identity(parent, config)
+    if identity.depth > max_depth:
+        raise ToolExecutionError(
+            f"no agent may be started here: {max_depth} levels below the outermost run is the limit"
+        )
+    context = AgentContext(system_prompt, identity=identity)
+    check_arguments(context, config)
+    config = _within_deadline(config, identity)
+    child = start(
+        prompts,
+        context,
+        config,
+        ctx.signal,
+        sink=_forward(ctx, identity, parent),
+        parent=parent,
+    )
+    # In a task of its own, so that its cancellations and those of the parent are told apart.
+    usage = Usage()
+    try:
+        result = await asyncio.get_running_loop().create_task(child)
+        usage = result.tree_usage
+        return result
+    except BaseException as error:
+        if (failure := failure_of(error)) is not None:
+            usage = failure.tree_usage
+        raise
+    finally:
+        if parent is not None:
+            parent.children_usage += usage
+
+
+def _child_identity(parent: Run | None, config: LoopConfig) -> RunIdentity:
+    above = RunIdentity.root(config.clock.new_id()) if parent is None else parent.identify()
+    return RunIdentity.child_of(above, config.clock.new_id())
+
+
+def _within_deadline(config: LoopConfig, identity: RunIdentity) -> LoopConfig:
+    """The config, with no more time than the identity has."""
+    if identity.deadline_unix_ms is None:
+        return config
+    left = max(0, identity.deadline_unix_ms - config.clock.now_ms()) / 1000
+    budget = config.budget or Budget()
+    if budget.seconds is not None and budget.seconds <= left:
+        return config
+    return config.replace(budget=budget.with_seconds(left))
+
+
+def _forward(ctx: ToolContext, identity: RunIdentity, parent: Run | None) -> EventSink | None:
+    """Where the child's events go: into the parent's stream, if anybody there wants them."""
+    if parent is None or not parent.emitter.listeners(ChildRunEvent):
+        return None
+
+    async def forward(event: AgentEvent) -> None:
+        if ctx.is_settled:  # left behind: its call is over
+            return
+        if isinstance(event, ChildRunEvent):  # from further down
+            await parent.emit(ChildRunEvent, event.identity, event.tool_call_id, event.event)
+        else:
+            await parent.emit(ChildRunEvent, identity, ctx.tool_call_id, event)
+
+    return forward
+
+
+def agent_tool(
+    name: str,
+    description: str,
+    config: LoopConfig,
+    *,
+    system_prompt: str = "",
+    max_depth: int = _MAX_DEPTH,
+    timeout: float | None = None,
+) -> AgentTool:
+    """A tool that gives a task to an agent and returns what it says last.
+
+    When the child runs out of turns, budget or time, its result is what it has so far, and says so;
+    when it fails, an error with what it has. If the child has a `finish_tool`, that answer is the
+    result. A run more than ``max_depth`` levels below the outermost one is refused.
+    """
+    if not isinstance(config, LoopConfig):
+        raise ConfigError(f"agent_tool needs a LoopConfig, not {config!r}")
+    return _AgentTool(name, description, config, system_prompt, max_depth, timeout)
+
+
+class _AgentTool(TypedTool):
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        config: LoopConfig,
+        system_prompt: str,
+        max_depth: int,
+        timeout: float | None,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.timeout = timeout
+        self._config = config
+        self._system_prompt = system_prompt
+        self._max_depth = max_depth
+        super().__init__()
+
+    async def run(self, task: str, ctx: ToolContext) -> ToolResult:
+        """Give a task to an agent.
+
+        Args:
+            task: What to do, with all that is needed to do it. Nothing else is known there.
+        """
+        try:
+            result = await run_child(
+                ctx,
+                task,
+                self._config,
+                system_prompt=self._system_prompt,
+                max_depth=self._max_depth,
+            )
+        except LoopError as error:
+            return _failed(error)
+        return _answer(result)
+
+
+def _answer(result: RunResult) -> ToolResult:
+    details = _details(str(result.outcome), result.tree_usage)
+    if result.output is not None:
+        return ToolResult(tool_result(result.output).content, details=details)
+    said = _last_words(result.messages)
+    if result.outcome.is_complete:
+        return ToolResult.text(said or "The agent ended without a word.", details=details)
+    what = "turns" if result.outcome is LoopOutcome.HIT_MAX_ITERATIONS else str(result.limit)
+    return ToolResult.text(_so_far(f"The agent ran out of {what}.", said), details=details)
+
+
+def _failed(error: LoopError) -> ToolResult:
+    said = _last_words(error.messages)
+    if error.partial is not None:
+        said = error.partial.plain_text or said
+    details = _details("failed", error.tree_usage)
+    return ToolResult.error(_so_far(f"The agent did not end well: {error}.", said), details=details)
+
+
+def _so_far(what: str, said: str) -> str:
+    return f"{what} So far it had said:\n{said}" if said else f"{what} It had said nothing yet."
+
+
+def _last_words(messages: Iterable[AgentMessage]) -> str:
+    said = [m.plain_text for m in messages if isinstance(m, AssistantMessage)]
+    return next((text for text in reversed(said) if text.strip()), "")
+
+
+def _details(outcome: str, usage: Usage) -> dict[str, Any]:
+    return {"kind": "sub_agent", "outcome": outcome, "usage": to_builtins(usage)}
