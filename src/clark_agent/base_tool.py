@@ -10,12 +10,12 @@ callable in its `ToolContext`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from inspect import iscoroutinefunction, unwrap
-from threading import get_ident
+from threading import Lock, get_ident
 from types import FunctionType
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -95,29 +95,68 @@ class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
 # --- what a running tool gets -----------------------------------------------------------------
 
 
-class ParentRun(Protocol):
-    """The run around a tool call, as far as a tool may know it."""
-
-    identity: RunIdentity | None
-
-
 Emit: TypeAlias = Callable[[ToolResult], Awaitable[None]]
 """Where progress goes. Called on the event loop's thread."""
 
 
+class ParentRun(Protocol):
+    """The run around a tool call, as far as a tool may know it."""
+
+    identity: RunIdentity | None
+    signal: CancellationToken
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop; None: nobody listens to reports."""
+        ...
+
+    @property
+    def thread(self) -> int:
+        """The thread of the event loop."""
+        ...
+
+    def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
+        """Tell listeners how far the call has come."""
+        ...
+
+
+class _NoRun:
+    """Stands in for the run of a tool that is called by itself."""
+
+    identity: RunIdentity | None = None
+    thread = 0
+
+    def __init__(
+        self,
+        signal: CancellationToken | None,
+        emit: Emit | None,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.signal = CancellationToken() if signal is None else signal
+        self._emit = emit
+        self.loop = loop
+        if emit is not None:
+            self.thread = get_ident()
+            self.loop = loop or asyncio.get_running_loop()
+
+    def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
+        return FINISHED if self._emit is None else self._emit(partial)
+
+
 class _Finished:
-    """Can be awaited any number of times and never waits."""
+    """Can be awaited any number of times and never waits, without a frame of its own."""
 
     __slots__ = ()
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield from ()
+    __await__ = ().__iter__
 
 
-_FINISHED: Final = _Finished()
+FINISHED: Final = cast("Awaitable[None]", _Finished())
+"""What there is to await when all is done."""
 
 # An event loop does not hold on to its tasks, and a thread may stop waiting for its own.
 _reports: set[asyncio.Task[None]] = set()
+
+_making_a_signal = Lock()
 
 
 class ToolContext:
@@ -127,17 +166,9 @@ class ToolContext:
     and nobody cancels. With ``emit`` it must be made on the event loop's thread.
     """
 
-    __slots__ = (
-        "_emit",
-        "_loop",
-        "_reporting",
-        "_run",
-        "_settled",
-        "_thread",
-        "signal",
-        "tool_call_id",
-        "tool_name",
-    )
+    _signal: CancellationToken | None = None
+    _settled = False
+    _reporting: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -151,21 +182,28 @@ class ToolContext:
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
-        self.signal = CancellationToken() if signal is None else signal
-        self._settled = False
-        self._reporting: asyncio.Task[None] | None = None
-        self._run = run
-        self._emit = emit
-        self._thread = 0
-        self._loop = loop
-        if emit is not None:
-            self._thread = get_ident()
-            self._loop = loop or asyncio.get_running_loop()
+        self._run: ParentRun = _NoRun(signal, emit, loop) if run is None else run
+        if signal is not None:
+            self._signal = signal
+
+    @property
+    def signal(self) -> CancellationToken:
+        """Cancelled when the call should stop. Made when somebody first looks."""
+        if self._signal is None:
+            with _making_a_signal:
+                if self._signal is None:
+                    self._signal = self._run.signal.child()
+        return self._signal
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the tool has asked to be told when it should stop."""
+        return self._signal is not None and self._signal.is_watched
 
     @property
     def run(self) -> ParentRun | None:
         """The run that called the tool, for those who start another below it. None in a test."""
-        return self._run
+        return None if isinstance(self._run, _NoRun) else self._run
 
     @property
     def is_settled(self) -> bool:
@@ -175,7 +213,7 @@ class ToolContext:
     @property
     def identity(self) -> RunIdentity | None:
         """Whose run it is, if the host has said so."""
-        return None if self._run is None else self._run.identity
+        return self._run.identity
 
     def update(self, partial: ToolResult | str) -> Awaitable[None]:
         """Report progress.
@@ -186,28 +224,26 @@ class ToolContext:
         Contract: what is reported after the tool has returned is dropped. An exception of a
         listener comes out here.
         """
-        emit = self._emit
-        if emit is None or self._settled:
-            return _FINISHED
+        run = self._run
+        if self._settled or run.loop is None:
+            return FINISHED
         result = ToolResult.text(partial) if isinstance(partial, str) else partial
-        if get_ident() == self._thread:
-            return self._report(emit, result)
-        self._report_and_wait(emit, result)
-        return _FINISHED
+        if get_ident() == run.thread:
+            return self._report(result)
+        self._report_and_wait(run.loop, result)
+        return FINISHED
 
-    async def _report(self, emit: Emit, result: ToolResult) -> None:
+    async def _report(self, result: ToolResult) -> None:
         if not self._settled:
-            await emit(result)
+            await self._run.report(self, result)
 
-    def _report_and_wait(self, emit: Emit, result: ToolResult) -> None:
+    def _report_and_wait(self, loop: asyncio.AbstractEventLoop, result: ToolResult) -> None:
         """Hand the update to the event loop's thread, and wait while that can help."""
-        loop = self._loop
-        assert loop is not None
         done: Future[None] = Future()
 
         async def report() -> None:
             try:
-                await self._report(emit, result)
+                await self._report(result)
             except asyncio.CancelledError:  # the loop is shutting down: no matter to the thread
                 done.set_result(None)
                 raise

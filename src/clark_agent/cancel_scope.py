@@ -33,6 +33,16 @@ class CancelScope:
     calls in its own way.
     """
 
+    __slots__ = (
+        "_cancelling",
+        "_cancels",
+        "_subscription",
+        "_task",
+        "_token",
+        "interrupt",
+        "is_fired",
+    )
+
     def __init__(self, token: CancellationToken) -> None:
         self._token = token
         self._subscription: Subscription | None = None
@@ -40,18 +50,21 @@ class CancelScope:
         self._cancels = 0
         self._cancelling = 0
         self.interrupt: Callable[[], None] | None = None
+        self.is_fired = False
+        """Whether the token was cancelled."""
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
-        loop = asyncio.get_running_loop()
-
-        def from_any_thread() -> None:
-            loop.call_soon_threadsafe(self._fire)
-
-        if not self._token.cancelled:  # otherwise the run finds out by itself, at a known point
-            self._subscription = self._token.subscribe(from_any_thread)
+        self.is_fired = self._token.cancelled
+        if not self.is_fired:  # otherwise the run finds out by itself, at a known point
+            self._subscription = self._token.subscribe(self._fire_from_any_thread)
         return self
+
+    def _fire_from_any_thread(self) -> None:
+        self.is_fired = True
+        if self._task is not None:
+            self._task.get_loop().call_soon_threadsafe(self._fire)
 
     def _fire(self) -> None:
         task = self._task
@@ -79,6 +92,13 @@ class CancelScope:
         """Whether somebody else has cancelled the task since the scope was entered."""
         task = self._task
         return task is not None and task.cancelling() > self._cancelling + self._cancels
+
+    def is_cancelled(self) -> bool:
+        """Whether the token was cancelled, or the task by somebody else."""
+        task = self._task
+        return self.is_fired or (
+            task is not None and task.cancelling() > self._cancelling + self._cancels
+        )
 
     def __exit__(
         self,

@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr, replace
 
 from clark_agent.budget import Budget
 from clark_agent.clock import Clock, SystemClock
+from clark_agent.emitter import Audience
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.plugin import (
@@ -137,6 +138,12 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
     def hooks(self) -> Hooks:
         """The plugins by capability, with those that the settings call for."""
         return Hooks.of([*self.plugins, *_installed(self)])
+
+    @cached_property
+    def audience(self) -> Audience:
+        """Who listens to a run whose plugins keep no state."""
+        sinks = () if self.event_sink is None else (self.event_sink,)
+        return Audience(sinks, self.hooks.event_observer)
 
     @property
     def plugin_names(self) -> dict[str, tuple[str, ...]]:

@@ -1,21 +1,22 @@
-"""Hands events to those who listen, and makes none when nobody does."""
+"""Hands events to those who listen."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from msgspec import Struct
 
+from clark_agent.base_tool import FINISHED
 from clark_agent.cancel_scope import is_cancelled
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.plugin import ObserverHook
 
-__all__ = ["Emitter", "Listener"]
+__all__ = ["Audience", "Emitter", "Listener"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,32 @@ class Listener(Struct, frozen=True):
 Listeners: TypeAlias = tuple[Listener, ...]
 
 
+class Audience:
+    """Who wants which events: first the sinks, then the observers in order. Shared by runs."""
+
+    __slots__ = ("_by_kind", "_listeners", "only")
+
+    def __init__(self, sinks: Sequence[EventSink], observers: Sequence[ObserverHook] = ()) -> None:
+        listeners = [Listener("event_sink", sink) for sink in sinks]
+        listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
+        self._listeners = tuple(listeners)
+        self._by_kind: dict[type, Listeners] = {}
+        self.only: dict[type, Callable[[AgentEvent], Any] | None] = {}
+        """The only listener to each class of events, as most runs have; None: not one."""
+
+    def to(self, kind: type[AgentEvent]) -> Listeners:
+        """Those who want events of a class."""
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = self._by_kind[kind] = tuple(
+                [x for x in self._listeners if x.observes is None or kind in x.observes]
+            )
+            self.only[kind] = found[0].call if len(found) == 1 else None
+        return found
+
+
 class Emitter:
-    """Emits the events of one run: first to the sinks, then to the observers in order.
+    """Emits the events of one run.
 
     A listener is awaited, so a slow one slows the run. One that raises is logged and skipped. All
     listeners see the same events in the same order: an event goes out when the one before it is
@@ -40,51 +65,85 @@ class Emitter:
     works the others still get the event before the cancellation goes on.
     """
 
-    __slots__ = ("_by_kind", "_listeners", "_sending", "_timeout", "_waiting", "deadline")
+    __slots__ = ("_audience", "_only", "_timeout", "_waiting", "deadline", "is_sending")
 
-    def __init__(
-        self, sinks: Sequence[EventSink], observers: Sequence[ObserverHook], timeout: float | None
-    ) -> None:
-        listeners = [Listener("event_sink", sink) for sink in sinks]
-        listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
-        self._listeners = tuple(listeners)
-        self._by_kind: dict[type, Listeners] = {}
+    def __init__(self, audience: Audience, timeout: float | None = None) -> None:
+        self._audience = audience
+        self._only = audience.only
         self._timeout = timeout
         self.deadline: float | None = None
         """When listeners have had their time, by the event loop's clock; None: they may take it."""
-        self._sending = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def is_sending(self) -> bool:
+        self.is_sending = False
         """Whether a listener has an event that it is not done with."""
-        return self._sending
+        self._waiting: deque[asyncio.Future[None]] | None = None
 
     def listeners(self, kind: type[AgentEvent]) -> Listeners:
         """Those who want events of a class."""
-        found = self._by_kind.get(kind)
-        if found is None:
-            found = self._by_kind[kind] = tuple(
-                [x for x in self._listeners if x.observes is None or kind in x.observes]
-            )
-        return found
+        return self._audience.to(kind)
 
-    async def emit(self, kind: type[AgentEvent], *fields: Any) -> None:
-        """Make an event and send it, if anybody wants it."""
-        if listeners := self.listeners(kind):
-            await self.send(kind(*fields), listeners)
+    def emit(self, event: AgentEvent) -> Awaitable[None]:
+        """Give the event to each listener, whatever the others do. Await the rest of it.
 
-    async def send(self, event: AgentEvent, listeners: Listeners) -> None:
-        """Give the event to each listener, whatever the others do."""
-        turn, cancelled = await self._wait_for_turn() if self._sending else (True, None)
-        self._sending = True
+        Plain listeners are called at once; a coroutine is made only for what has to be waited for.
+        """
+        try:
+            listen = self._only[type(event)]
+        except KeyError:
+            self.listeners(type(event))  # which makes the entry
+            return self.emit(event)
+        if listen is None or self.is_sending:  # none, several, or not now
+            listeners = self.listeners(type(event))
+            return self._send(event, listeners) if listeners else FINISHED
+        try:
+            pending = listen(event)
+        except (Exception, asyncio.CancelledError):
+            _log_failure(self.listeners(type(event))[0], event)
+            return FINISHED
+        if pending is None:
+            return FINISHED
+        return self._finish(event, self.listeners(type(event)), pending)
+
+    def _send(self, event: AgentEvent, listeners: Listeners) -> Awaitable[None]:
+        if self.is_sending:
+            return self._send_in_turn(event, listeners)
+        for listener in listeners:
+            try:
+                pending = listener.call(event)
+            except (Exception, asyncio.CancelledError):
+                _log_failure(listener, event)
+                continue
+            if pending is not None and isawaitable(pending):
+                rest = listeners[listeners.index(listener) :]
+                return self._finish(event, rest, pending)
+        return FINISHED
+
+    def _finish(self, event: AgentEvent, listeners: Listeners, pending: Any) -> Awaitable[None]:
+        """Await what the first of the listeners has returned, then call the others."""
+        self.is_sending = True
+        return self._send_the_rest(event, listeners, pending)
+
+    async def _send_in_turn(self, event: AgentEvent, listeners: Listeners) -> None:
+        turn, cancelled = await self._wait_for_turn()
+        self.is_sending = True
+        await self._send_the_rest(event, listeners, None, has_turn=turn, cancelled=cancelled)
+
+    async def _send_the_rest(
+        self,
+        event: AgentEvent,
+        listeners: Listeners,
+        pending: Awaitable[Any] | None,
+        *,
+        has_turn: bool = True,
+        cancelled: asyncio.CancelledError | None = None,
+    ) -> None:
+        """Await what the first of them has returned, if it was called already; then the others."""
         try:
             for listener in listeners:
                 try:
-                    pending = listener.call(event)
+                    if pending is None:
+                        pending = listener.call(event)
                     if pending is not None and isawaitable(pending):
-                        async with asyncio.timeout_at(self._until()):
-                            await pending
+                        await self._within_time(pending)
                 except asyncio.CancelledError as error:
                     if is_cancelled():
                         cancelled = error
@@ -92,11 +151,20 @@ class Emitter:
                         _log_failure(listener, event)
                 except Exception:
                     _log_failure(listener, event)
+                pending = None
         finally:
-            if turn:
+            if has_turn:
                 self._pass_on_turn()
         if cancelled is not None:
             raise cancelled
+
+    async def _within_time(self, pending: Awaitable[Any]) -> None:
+        until = self._until()
+        if until is None:
+            await pending
+        else:
+            async with asyncio.timeout_at(until):
+                await pending
 
     def _until(self) -> float | None:
         """When the listener that is about to be awaited must be done."""
@@ -112,6 +180,8 @@ class Emitter:
         """
         cancelled: asyncio.CancelledError | None = None
         turn = asyncio.get_running_loop().create_future()
+        if self._waiting is None:
+            self._waiting = deque()
         self._waiting.append(turn)
         while not turn.done():
             try:
@@ -129,7 +199,7 @@ class Emitter:
         if self._waiting:
             self._waiting.popleft().set_result(None)
         else:
-            self._sending = False
+            self.is_sending = False
 
 
 def _log_failure(listener: Listener, event: AgentEvent) -> None:

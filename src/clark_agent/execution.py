@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
+from types import CoroutineType
 from typing import Any
 
 from msgspec.structs import replace
 
-from clark_agent.cancellation import CancellationToken
 from clark_agent.config import ExecutionMode
 from clark_agent.errors import (
     HookError,
@@ -26,10 +26,10 @@ from clark_agent.errors import (
     ToolFatal,
     ToolFatalError,
 )
-from clark_agent.events import ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
+from clark_agent.events import ToolExecutionEnd, ToolExecutionStart
 from clark_agent.hooks import call_hook
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
-from clark_agent.preparation import PendingCall, ask_policy, prepare
+from clark_agent.preparation import PendingCall, prepare
 from clark_agent.run_state import Run
 from clark_agent.steering import SteerWhen
 from clark_agent.tool_run import ToolLeftBehindError, ToolRun
@@ -39,42 +39,60 @@ from clark_agent.types import AssistantMessage, StopReason, ToolCall, ToolResult
 
 __all__ = ["Batch"]
 
+_MAX_TOKENS = StopReason.MAX_TOKENS  # a name of this module is found faster than a member
+
 logger = logging.getLogger(__name__)
 
 
 class Batch:
     """The tool calls of one answer."""
 
-    def __init__(self, run: Run, message: AssistantMessage) -> None:
+    _over_cap: Sequence[PendingCall] = ()
+    _failure: LoopError | None = None
+    _stopped: str | None = None
+    _sibling_failed = False
+
+    def __init__(self, run: Run, message: AssistantMessage, calls: Sequence[ToolCall]) -> None:
         self._run = run
         self._asked_by = message
+        self._given = calls
         # As the model named them, for a batch that is settled before it is executed.
-        self._calls = self._pending(message.tool_calls)
-        self._ready, self._over_cap = self._calls, list[PendingCall]()
+        self._calls = self._ready = self._pending(calls)
         self._running: dict[PendingCall, ToolRun] = {}
         self._tasks: dict[PendingCall, asyncio.Task[None]] = {}
-        self._failure: LoopError | None = None
-        self._stopped: str | None = None
-        self._sibling_failed = False
 
-    @property
     def results(self) -> list[ToolResultMessage]:
         """One message per call, in their order; those over the cap come last."""
-        return [self._message(pending) for pending in (*self._ready, *self._over_cap)]
+        now_ms = self._run.clock.now_ms
+        messages: list[ToolResultMessage] = []
+        for pending in (*self._ready, *self._over_cap):
+            call, result = pending.call, pending.result
+            assert result is not None
+            messages.append(
+                ToolResultMessage(
+                    call.id,
+                    call.name,
+                    result.content,
+                    result.is_error,
+                    result.narration,
+                    result.details,
+                    now_ms(),
+                )
+            )
+        return messages
 
-    @property
     def terminates(self) -> bool:
         """Whether the batch ends the run: all counted results vote so, and there is one."""
         if self._over_cap:
             return False
-        votes = [
-            pending.result is not None and pending.result.terminate
-            for pending in self._calls
-            if pending.tool is None or pending.tool.counts_toward_termination_vote
-        ]
-        return bool(votes) and all(votes)
+        voted = False
+        for pending in self._calls:
+            if pending.tool is None or pending.tool.counts_toward_termination_vote:
+                voted = True
+                if pending.result is None or not pending.result.terminate:
+                    return False
+        return voted
 
-    @property
     def output(self) -> Any:
         """What the last call was given whose tool takes the run's answer."""
         for pending in reversed(self._calls):
@@ -82,22 +100,19 @@ class Batch:
                 return pending.tool.output(pending.input)
         return None
 
-    async def execute(self, answer: ModelAnswer) -> None:
+    def execute(self, answer: ModelAnswer) -> Awaitable[None]:
         """Run the calls. Raises `ToolFatalError` or `RunAborted` when a tool says so."""
-        self._calls = self._pending(self._normalized())
-        self._ready, self._over_cap = self._split()
-        if self._is_cut_off():
+        self._run.check_cancelled()
+        self._normalize()
+        if self._asked_by.stop_reason is _MAX_TOKENS:
             for pending in self._calls:
                 pending.answer_ourselves(_not_executed("max_tokens", _CUT_OFF))
-        elif self._is_sequential():
-            await self._one_by_one(answer)
-        else:
-            await self._all_at_once(answer)
-        for pending in (*self._ready, *self._over_cap):
-            if not pending.ended:
-                await self._finalize(pending)
-        if self._failure is not None:
-            raise self._failure
+            return self._finalize_all()
+        if self._run.config.max_tool_calls_per_turn is not None:
+            self._apply_cap(self._run.config.max_tool_calls_per_turn)
+        if len(self._ready) <= 1 or self._is_sequential():
+            return self._one_by_one(answer)
+        return self._all_at_once(answer)
 
     async def settle(self) -> list[ToolResultMessage]:
         """The batch was interrupted: stop what runs, end every call, give all results."""
@@ -105,8 +120,8 @@ class Batch:
         await self._tasks_done()
         for pending in (*self._ready, *self._over_cap):
             if not pending.ended:
-                await self._run.emit_closing(*self._end(pending))
-        return self.results
+                await self._run.emit_closing(self._end(pending))
+        return self.results()
 
     def stop(self, why: str) -> None:
         """Make every call that runs end, and start no other."""
@@ -118,33 +133,33 @@ class Batch:
                 task.cancel()
 
     def _pending(self, calls: Sequence[ToolCall]) -> list[PendingCall]:
-        return [PendingCall(call, self._run.registry.get(call.name)) for call in calls]
+        find = self._run.registry.find
+        return [PendingCall(call, find(call.name), call.arguments) for call in calls]
 
-    def _normalized(self) -> Sequence[ToolCall]:
-        """The calls with the policy's repairs to their names and arguments."""
-        run, calls = self._run, self._asked_by.tool_calls
-        protocol = run.config.protocol
-        named = ask_policy(run, lambda: protocol.normalize_tool_calls(calls, run.registry))
-        if [call.id for call in named] != [call.id for call in calls]:
-            error = ValueError("normalize_tool_calls must return the same calls in the same order")
-            raise HookError("protocol policy", protocol.name, error)
-        return tuple(named)
+    def _normalize(self) -> None:
+        """Take the policy's repairs to the names and arguments of the calls."""
+        protocol, calls = self._run.config.protocol, self._given
+        try:
+            named = protocol.normalize_tool_calls(calls, self._run.registry)
+            if named is calls:
+                return
+            if [call.id for call in named] != [call.id for call in calls]:
+                raise ValueError(
+                    "normalize_tool_calls must return the same calls in the same order"
+                )
+        except Exception as error:
+            raise HookError("protocol policy", protocol.name, error) from error
+        self._calls = self._ready = self._pending(named)
 
     # --- one after the other, or all at once ----------------------------------------------------
 
-    def _split(self) -> tuple[list[PendingCall], list[PendingCall]]:
-        """The calls that may run, and those over the cap, which have their result already."""
-        cap = self._run.config.max_tool_calls_per_turn
+    def _apply_cap(self, cap: int) -> None:
+        """Tell the calls that may run from those over the cap, which get their result now."""
         counted = [pending for pending in self._calls if _takes_a_slot(pending.tool)]
-        if cap is None or len(counted) <= cap or self._is_cut_off():
-            return self._calls, []
-        over_cap = counted[cap:]
-        for pending in over_cap:
+        self._over_cap = counted[cap:]
+        for pending in self._over_cap:
             pending.answer_ourselves(_over_cap(len(self._calls), len(counted), cap))
-        return [pending for pending in self._calls if pending.result is None], over_cap
-
-    def _is_cut_off(self) -> bool:
-        return self._asked_by.stop_reason is StopReason.MAX_TOKENS
+        self._ready = [pending for pending in self._calls if pending.result is None]
 
     def _is_sequential(self) -> bool:
         return self._run.config.default_execution_mode is ExecutionMode.SEQUENTIAL or any(
@@ -153,20 +168,26 @@ class Batch:
         )
 
     async def _one_by_one(self, answer: ModelAnswer) -> None:
-        skip = False
+        run = self._run
+        previous: PendingCall | None = None
         for pending in self._ready:
-            if skip:
+            if previous is not None:
+                run.check_cancelled()
+                self._sibling_failed = self._sibling_failed or _fails_siblings(previous)
+            if self._sibling_failed:
                 pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
-            elif not self._is_held_back(pending):
-                self._run.check_cancelled()
-                await prepare(self._run, answer, pending)
+            elif not (run.can_intervene and self._is_held_back(pending)):
+                await prepare(run, answer, pending)
                 if pending.result is None:
-                    await self._start(pending)
-                    await self._call_here(pending)
+                    call = pending.call
+                    await run.emit(ToolExecutionStart(call.id, call.name, call.arguments))
+                    await self._call(pending, alone=True)
             await self._finalize(pending)
             if self._failure is not None:
                 raise self._failure
-            skip = skip or _fails_siblings(pending)
+            previous = pending
+        if self._over_cap:
+            await self._finalize_all()
 
     async def _all_at_once(self, answer: ModelAnswer) -> None:
         for pending in self._ready:
@@ -174,7 +195,8 @@ class Batch:
                 continue
             await prepare(self._run, answer, pending)
             if pending.result is None:
-                await self._start(pending)
+                call = pending.call
+                await self._run.emit(ToolExecutionStart(call.id, call.name, call.arguments))
         to_run: list[PendingCall] = []
         for pending in self._ready:
             if pending.result is None:
@@ -182,16 +204,18 @@ class Batch:
             else:
                 await self._finalize(pending)
         if len(to_run) == 1:
-            await self._call_here(to_run[0])
+            await self._call(to_run[0], alone=True)
         elif to_run:
             await self._call_in_tasks(to_run)
+        await self._finalize_all()
 
-    async def _call_here(self, pending: PendingCall) -> None:
-        self._take_interrupts()
-        try:
-            await self._call(pending)
-        finally:
-            self._give_back_interrupts()
+    async def _finalize_all(self) -> None:
+        """Let all calls end that have not, and the run if one of them says so."""
+        for pending in (*self._ready, *self._over_cap):
+            if not pending.ended:
+                await self._finalize(pending)
+        if self._failure is not None:
+            raise self._failure
 
     async def _call_in_tasks(self, to_run: Sequence[PendingCall]) -> None:
         create_task = asyncio.get_running_loop().create_task
@@ -249,64 +273,95 @@ class Batch:
 
     # --- one call -------------------------------------------------------------------------------
 
-    async def _start(self, pending: PendingCall) -> None:
-        pending.started = True
-        call = pending.call
-        await self._run.emit(ToolExecutionStart, call.id, call.name, call.arguments)
+    async def _call(self, pending: PendingCall, *, alone: bool = False) -> None:
+        """Run the tool; the call has its result after this, unless the run is over.
 
-    async def _call(self, pending: PendingCall) -> None:
-        """Run the tool; the call has its result after this, unless the run is over."""
-        if self._stopped is not None or self._run.is_cancelled:
+        A call that runs ``alone``, in the run's own task, takes the run's interrupts.
+        """
+        run, call, tool = self._run, pending.call, pending.tool
+        assert tool is not None
+        if self._stopped is not None or run.is_cancelled():
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
             return
         if self._sibling_failed:
             pending.answer_ourselves(_stopped("sibling", None))
             return
-        if self._is_held_back(pending):
+        if run.can_intervene and self._is_held_back(pending):
             return
-        assert pending.tool is not None
-        await self._run_tool(pending, pending.tool)
-
-    async def _run_tool(self, pending: PendingCall, tool: AgentTool) -> None:
-        config = self._run.config
-        token = self._run.signal.child()
-        context = self._context(pending, token)
-        tool_run = ToolRun(
-            _execute(tool, pending.input, context),
-            token,
-            grace=self._run.grace,
-            in_thread=tool.runs_in_thread,
-        )
-        timeout = config.tool_timeout if tool.timeout is None else tool.timeout
-        if timeout is not None:
-            tool_run.stop_after(timeout, "timeout")
-        self._running[pending] = tool_run
+        context = ToolContext(tool_call_id=call.id, tool_name=call.name, run=run)
+        tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
         try:
-            pending.result = await tool_run
-        except ToolLeftBehindError:
-            logger.warning("the tool %r did not stop and was left behind", tool.name)
-            pending.answer_ourselves(_stopped(tool_run.stopped, timeout, still_running=True))
-        except asyncio.CancelledError as error:
-            cancelled = error
-            why = "aborted" if tool_run.cancelled_from_outside else tool_run.stopped
-            left = why is not None and tool.runs_in_thread
-            if left:
-                logger.warning("the thread of the tool %r was left behind", tool.name)
-            pending.answer_ourselves(_stopped(why, timeout, still_running=left))
-        except ToolAborted as error:
-            self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
-            pending.result = ToolResult.error(f"The tool aborted the run: {error}")
-        except ToolFatal as error:
-            self._fail(ToolFatalError(tool.name, str(error)), error)
-            pending.result = ToolResult.error(f"The tool ended the run: {error}")
-        except Exception as error:
-            pending.result = ToolResult.error(f"{type(error).__name__}: {error}")
+            work: Any = tool.execute(pending.input, context)
+            coroutine = work if type(work) is CoroutineType else _awaited(work)
+            try:
+                awaited = coroutine.send(None)
+            except StopIteration as done:  # it had nothing to wait for
+                result = done.value
+            else:
+                tool_run = self._running[pending] = self._tool_run(
+                    tool, coroutine, awaited, context
+                )
+                if alone:
+                    self._take_interrupts()
+                result = await tool_run
+            if not isinstance(result, ToolResult):
+                raise TypeError(f"execute must return a ToolResult, not {type(result).__name__}")
+            pending.result = result
+        except (Exception, asyncio.CancelledError) as error:
+            self._give_error(pending, tool, error, tool_run)
+            cancelled = error if isinstance(error, asyncio.CancelledError) else None
         finally:
             context.settle()
-            del self._running[pending]
-        if tool_run.cancelled_from_outside:
+            if tool_run is not None:
+                del self._running[pending]
+                if alone:
+                    self._give_back_interrupts()
+        if tool_run is not None and tool_run.cancelled_from_outside:
             raise cancelled or asyncio.CancelledError
+
+    def _tool_run(
+        self, tool: AgentTool, coroutine: Any, awaited: Any, context: ToolContext
+    ) -> ToolRun:
+        grace, timeout = self._run.grace, self._timeout(tool)
+        tool_run = ToolRun(coroutine, awaited, context, grace=grace, in_thread=tool.runs_in_thread)
+        if timeout is not None:
+            tool_run.stop_after(timeout, "timeout")
+        return tool_run
+
+    def _timeout(self, tool: AgentTool) -> float | None:
+        return self._run.config.tool_timeout if tool.timeout is None else tool.timeout
+
+    def _give_error(
+        self,
+        pending: PendingCall,
+        tool: AgentTool,
+        error: Exception | asyncio.CancelledError,
+        tool_run: ToolRun | None,
+    ) -> None:
+        """The result of a call whose tool gave none."""
+        why = None if tool_run is None else tool_run.stopped
+        match error:
+            case ToolLeftBehindError():
+                logger.warning("the tool %r did not stop and was left behind", tool.name)
+                result = _stopped(why, self._timeout(tool), still_running=True)
+                pending.answer_ourselves(result)
+            case asyncio.CancelledError():
+                if tool_run is not None and tool_run.cancelled_from_outside:
+                    why = "aborted"
+                left = why is not None and tool.runs_in_thread
+                if left:
+                    logger.warning("the thread of the tool %r was left behind", tool.name)
+                result = _stopped(why, self._timeout(tool), still_running=left)
+                pending.answer_ourselves(result)
+            case ToolAborted():
+                self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
+                pending.result = ToolResult.error(f"The tool aborted the run: {error}")
+            case ToolFatal():
+                self._fail(ToolFatalError(tool.name, str(error)), error)
+                pending.result = ToolResult.error(f"The tool ended the run: {error}")
+            case _:
+                pending.result = ToolResult.error(f"{type(error).__name__}: {error}")
 
     def _fail(self, failure: LoopError, cause: BaseException) -> None:
         """The run cannot go on. The first reason counts."""
@@ -314,27 +369,16 @@ class Batch:
             failure.__cause__ = cause
             self._failure = failure
 
-    def _context(self, pending: PendingCall, token: CancellationToken) -> ToolContext:
-        call, run = pending.call, self._run
-
-        def emit(partial: ToolResult) -> Awaitable[None]:
-            return run.emit(ToolExecutionUpdate, call.id, call.name, partial)
-
-        listened = run.emitter.listeners(ToolExecutionUpdate)
-        return ToolContext(
-            tool_call_id=call.id,
-            tool_name=call.name,
-            signal=token,
-            emit=emit if listened else None,
-            run=run,
-        )
-
-    async def _finalize(self, pending: PendingCall) -> None:
+    def _finalize(self, pending: PendingCall) -> Awaitable[None]:
         """Let the hooks see the outcome, and tell that the call is over."""
-        is_over = self._stopped is not None or self._run.is_cancelled
-        if self._run.hooks.after_tool_call and not is_over:
+        if self._run.hooks.after_tool_call:
+            return self._finalize_with_hooks(pending)
+        return self._run.emit(self._end(pending))
+
+    async def _finalize_with_hooks(self, pending: PendingCall) -> None:
+        if self._stopped is None and not self._run.is_cancelled():
             await self._ask_hooks(pending)
-        await self._run.emit(*self._end(pending))
+        await self._run.emit(self._end(pending))
 
     async def _ask_hooks(self, pending: PendingCall) -> None:
         for hook in self._run.hooks.after_tool_call:
@@ -364,27 +408,18 @@ class Batch:
                     pending.decided(hook.name, "change")
         pending.checked = True
 
-    def _end(self, pending: PendingCall) -> tuple[Any, ...]:
-        """Mark the call as over; the event that says so."""
+    def _end(self, pending: PendingCall) -> ToolExecutionEnd:
+        """The call is over: its result stays as it is from now on. The event that says so."""
         pending.ended = True
-        if pending.result is None:
-            pending.result = _not_executed("aborted", _NOT_STARTED)
+        result = pending.result
+        if result is None:
+            result = _not_executed("aborted", _NOT_STARTED)
         elif self._run.hooks.after_tool_call and not (pending.checked or pending.is_ours):
-            pending.result = ToolResult.error(_UNCHECKED)
-        result = pending.outcome()
-        return ToolExecutionEnd, pending.call.id, pending.call.name, result, result.is_error
-
-    def _message(self, pending: PendingCall) -> ToolResultMessage:
-        result = pending.outcome()
-        return ToolResultMessage(
-            pending.call.id,
-            pending.call.name,
-            result.content,
-            result.is_error,
-            result.narration,
-            result.details,
-            self._run.clock.now_ms(),
-        )
+            result = ToolResult.error(_UNCHECKED)
+        if pending.decisions:
+            result = _with_decisions(result, pending.decisions)
+        pending.result = result
+        return ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)
 
 
 # --- decisions on values ----------------------------------------------------------------------
@@ -473,12 +508,20 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
     return ToolResult.error(text, details=details)
 
 
-async def _execute(tool: AgentTool, value: Any, context: ToolContext) -> ToolResult:
-    """The tool's result. What it raises before there is anything to await is raised in here too."""
-    result: object = await tool.execute(value, context)
-    if not isinstance(result, ToolResult):
-        raise TypeError(f"execute must return a ToolResult, not {type(result).__name__}")
-    return result
+async def _awaited(work: Awaitable[ToolResult]) -> ToolResult:
+    """A coroutine for what can be awaited and is none."""
+    return await work
+
+
+def _with_decisions(result: ToolResult, decisions: list[dict[str, Any]]) -> ToolResult:
+    """The result, with those who had a hand in it named in the details.
+
+    Details that are no object belong to the host alone and stay as they are.
+    """
+    details = result.details
+    if not (details is None or isinstance(details, dict)):
+        return result
+    return replace(result, details={**(details or {}), "decided_by": decisions})
 
 
 def _changed(result: ToolResult, decision: object) -> ToolResult:

@@ -164,7 +164,7 @@ async def start(
             return _result(state, outcome)
         except BaseException as error:
             if state.has_unanswered_calls and state.turn_message is not None:
-                state.batch = Batch(state, state.turn_message)
+                state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
             failure = _failure(error, state.signal)
             state.carry(failure, await state.close(error))
             ending = _ending(error, failure, state)
@@ -220,21 +220,22 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
     state.warn_of_limits()
     while True:
         then = _Then.ANSWER
-        while then is _Then.ANSWER or state.pending:
+        while then is _ANSWER or state.pending:
             state.check_cancelled()
-            if state.at_cap:
+            if state.at_cap():
                 break
             then = await _turn(state, fallback)
             if then is not _Then.END:
-                await poll(state, state.hooks.steering, state.pending)
-                if then is _Then.ANSWER or state.pending:
+                if state.hooks.steering:
+                    await poll(state, state.hooks.steering, state.pending)
+                if state.meters and (then is _ANSWER or state.pending):
                     state.warn_of_limits()
         _check_empty_outcomes(config, fallback)
         if then is _Then.END:
             return _outcome(state, unfinished=False)
         await poll(state, state.hooks.follow_up, state.follow_ups)
         follow_ups, state.follow_ups = state.follow_ups, []
-        if state.at_cap:
+        if state.at_cap():
             unfinished = then is _Then.ANSWER or bool(state.pending) or bool(follow_ups)
             await state.add_follow_ups(follow_ups)
             return _outcome(state, unfinished=unfinished)
@@ -254,38 +255,45 @@ class _Then(Enum):
     """The run is over; nobody is asked any more."""
 
 
+# A name of the module is found faster than a member of an enumeration.
+_ANSWER = _Then.ANSWER
+_ABORTED, _ERROR = StopReason.ABORTED, StopReason.ERROR
+
+
 async def _turn(state: Run, fallback: PlainTextFallback) -> _Then:
     """Steering, the model's answer, its tool calls; and what comes then."""
-    iteration = await state.begin_turn()
-    answer = await ask_model(state, iteration)
+    await state.begin_turn()
+    answer = await ask_model(state, state.iterations - 1)
     if answer is None:
         await state.end_turn()
         return _Then.ANSWER
-    _check_answer(answer.message)
-    state.check_cancelled()
-    if answer.message.tool_calls:
-        batch = state.batch = Batch(state, answer.message)
+    message = answer.message
+    if message.stop_reason is _ABORTED or message.stop_reason is _ERROR:
+        raise _reported_failure(message)
+    if calls := message.tool_calls:
+        batch = state.batch = Batch(state, message, calls)
         await batch.execute(answer)
         state.batch = None
-        fallback.reset()
-        state.turn_results = batch.results
+        if fallback.stops:
+            fallback.reset()
+        state.turn_results = batch.results()
         await state.add(state.turn_results)
-        then = _Then.ANSWER
-        if batch.terminates:
-            then, state.output = _Then.END, batch.output
+        then = _ANSWER
+        if batch.terminates():
+            then, state.output = _Then.END, batch.output()
     else:
+        state.check_cancelled()
         then = await _without_tools(state, answer, fallback)
     await state.end_turn()
     return then
 
 
-def _check_answer(message: AssistantMessage) -> None:
+def _reported_failure(message: AssistantMessage) -> LoopError:
     """A transport may close a message with an error instead of reporting one."""
     if message.stop_reason is StopReason.ABORTED:
-        raise RunAborted(message.error_message)
-    if message.stop_reason is StopReason.ERROR:
-        text = message.error_message or "the message ended with an error"
-        raise StreamError(StreamErrorKind.TRANSIENT, text)
+        return RunAborted(message.error_message)
+    text = message.error_message or "the message ended with an error"
+    return StreamError(StreamErrorKind.TRANSIENT, text)
 
 
 async def _without_tools(state: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> _Then:
@@ -309,7 +317,7 @@ def _nudge(state: Run, answer: ModelAnswer) -> SystemMessage:
     config = state.config
     context = PlainTextRecoveryContext(
         state.transcript.view(),
-        answer.gate_context.iteration,
+        state.iterations - 1,
         state.registry.names,
         config.plain_text_terminal_fallback_tool,
     )

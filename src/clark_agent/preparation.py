@@ -7,11 +7,12 @@ that tells the model what to do differently or an answer that a hook gave in the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec import Struct
 
+from clark_agent.base_tool import FINISHED
 from clark_agent.errors import HookError, ToolValidationError
 from clark_agent.hooks import call_hook
 from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite
@@ -33,37 +34,22 @@ logger = logging.getLogger(__name__)
 _QUOTED_ARGUMENTS = 400
 
 
-class PendingCall:
+class PendingCall(Struct, eq=False):
     """One call on its way through the batch."""
 
-    __slots__ = (
-        "args",
-        "call",
-        "checked",
-        "decisions",
-        "ended",
-        "input",
-        "is_ours",
-        "result",
-        "started",
-        "tool",
-    )
-
-    def __init__(self, call: ToolCall, tool: AgentTool | None) -> None:
-        self.call = call
-        self.tool = tool
-        self.args: Any = call.arguments
-        """The arguments as hooks see them."""
-        self.input: Any = None
-        """What the tool has made of them."""
-        self.decisions: list[dict[str, Any]] = []
-        self.result: ToolResult | None = None
-        self.is_ours = False
-        """Whether the result is in the runtime's own words."""
-        self.checked = False
-        """Whether the hooks after the call have seen the result."""
-        self.started = False
-        self.ended = False
+    call: ToolCall
+    tool: AgentTool | None
+    args: Any
+    """The arguments as hooks see them."""
+    input: Any = None
+    """What the tool has made of them."""
+    decisions: list[dict[str, Any]] = []
+    result: ToolResult | None = None
+    is_ours: bool = False
+    """Whether the result is in the runtime's own words."""
+    checked: bool = False
+    """Whether the hooks after the call have seen the result."""
+    ended: bool = False
 
     def answer_ourselves(self, result: ToolResult) -> None:
         """Give the call a result in the runtime's own words."""
@@ -74,37 +60,23 @@ class PendingCall:
         """Note that a plugin has changed what becomes of the call."""
         self.decisions.append({"plugin": plugin, "decision": decision, **more})
 
-    def outcome(self) -> ToolResult:
-        """The result, with those who had a hand in it named in the details.
 
-        Details that are no object belong to the host alone and stay as they are.
-        """
-        assert self.result is not None
-        details = self.result.details
-        if not self.decisions or not (details is None or isinstance(details, dict)):
-            return self.result
-        return replace(self.result, details={**(details or {}), "decided_by": self.decisions})
-
-
-async def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> None:
-    """Make the call ready to run, or give it its result."""
-    pending.result = await _refused(run, answer, pending)
-    if pending.result is None and run.hooks.before_tool_call:
-        await _ask_hooks(run, answer, pending)
-
-
-async def _refused(run: Run, answer: ModelAnswer, pending: PendingCall) -> ToolResult | None:
+def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> Awaitable[None]:
+    """Make the call ready to run, or give it its result. Await the rest of it."""
     call, tool = pending.call, pending.tool
     if tool is None:
         known = ", ".join(run.registry.names) or "none"
-        return ToolResult.error(f"There is no tool {call.name!r}. The tools are: {known}.")
-    if answer.allowlist is not None and call.name not in answer.allowlist:
-        hidden = await _hidden(run, answer, call.name, answer.allowlist)
-        return ToolResult.error(hidden.message, details=hidden.details)
-    malformed = detect_arg_parse_error(call.arguments)
-    if malformed is not None:
-        return ToolResult.error(_syntax_error(call.name, *malformed))
-    return _accept(tool, pending, call.arguments)
+        text = f"There is no tool {call.name!r}. The tools are: {known}."
+        pending.result = ToolResult.error(text)
+    elif answer.allowlist is not None and call.name not in answer.allowlist:
+        return _refuse_hidden(run, answer, pending, answer.allowlist)
+    elif (malformed := detect_arg_parse_error(call.arguments)) is not None:
+        pending.result = ToolResult.error(_syntax_error(call.name, *malformed))
+    else:
+        pending.result = _accept(tool, pending, call.arguments)
+        if pending.result is None and run.hooks.before_tool_call:
+            return _ask_hooks(run, answer, pending)
+    return FINISHED
 
 
 def _accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult | None:
@@ -134,10 +106,18 @@ def _syntax_error(name: str, error: str, raw: str) -> str:
 # --- hidden tools -----------------------------------------------------------------------------
 
 
-async def _hidden(
+async def _refuse_hidden(
+    run: Run, answer: ModelAnswer, pending: PendingCall, allowlist: frozenset[str]
+) -> None:
+    said = await _why_hidden(run, answer, pending.call.name, allowlist)
+    pending.result = ToolResult.error(said.message, details=said.details)
+
+
+async def _why_hidden(
     run: Run, answer: ModelAnswer, name: str, allowlist: frozenset[str]
 ) -> HiddenToolError:
     """Why the tool is not offered: as a gate says, else the policy, else in general words."""
+    assert answer.gate_context is not None
     for gate in run.hooks.tool_gate:
         if gate.denial_reason is None:
             continue

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
+from threading import get_ident
 from typing import Any, Literal, Protocol, TypeAlias
 
+from clark_agent.base_tool import FINISHED, ToolContext, ToolResult
 from clark_agent.budget import BudgetLimit, Meter
 from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.emitter import Emitter
+from clark_agent.emitter import Audience, Emitter
 from clark_agent.errors import LoopError, RunAborted
 from clark_agent.events import (
     AgentEnd,
@@ -26,7 +27,9 @@ from clark_agent.events import (
     MessageDiscarded,
     MessageEnd,
     MessageStart,
+    MessageUpdate,
     RunIdentified,
+    ToolExecutionUpdate,
     TurnEnd,
     TurnStart,
 )
@@ -75,13 +78,12 @@ class Run:
     __slots__ = (
         "_announcing",
         "_begun",
+        "_costs",
         "_discard",
         "_discarded",
         "_ended",
         "_estimated",
         "_estimated_count",
-        "_estimator",
-        "_loop",
         "_open",
         "_streaming",
         "_timers",
@@ -89,6 +91,7 @@ class Run:
         "_turn_open",
         "batch",
         "break_off",
+        "can_intervene",
         "channels",
         "children_usage",
         "chunks",
@@ -102,6 +105,7 @@ class Run:
         "identity",
         "iterations",
         "last_usage",
+        "loop",
         "messages",
         "meters",
         "output",
@@ -110,6 +114,8 @@ class Run:
         "scope",
         "signal",
         "system_prompt",
+        "tells_deltas",
+        "thread",
         "transcript",
         "turn_message",
         "turn_results",
@@ -134,9 +140,14 @@ class Run:
         self.signal = signal
         self.system_prompt = context.system_prompt
         self.identity = context.identity
-        sinks = [taker for taker in (config.event_sink, sink) if taker is not None]
-        self.emitter = Emitter(sinks, self.hooks.event_observer, config.hook_timeout)
+        audience = config.audience
+        if sink is not None or self.hooks is not config.hooks:
+            sinks = [taker for taker in (config.event_sink, sink) if taker is not None]
+            audience = Audience(sinks, self.hooks.event_observer)
+        self.emitter = Emitter(audience, config.hook_timeout)
         self.emit = self.emitter.emit
+        self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
+        """Whether anybody wants to see a message grow."""
         self.grace = config.cancel_grace
         if parent is not None:
             self.grace = min(self.grace, parent.grace * _CHILDS_SHARE_OF_GRACE)
@@ -162,7 +173,8 @@ class Run:
         self.turn_message: AssistantMessage | None = None
         self.turn_results: list[ToolResultMessage] = []
 
-        self._announcing: deque[AgentMessage] = deque()
+        self._announcing: list[AgentMessage] = []
+        """In the transcript and still to be told of, the next one last."""
         self._open: AgentMessage | None = None
         self._streaming = False
         self._discard: str | None = None
@@ -171,45 +183,50 @@ class Run:
         self._turn_due = False
         self._turn_open = False
         self._ended = False
-        self._estimator = CachingEstimator(config.token_estimator)
+        self._costs: CachingEstimator | None = None
         self._estimated = 0
         self._estimated_count = 0
 
         self.break_off: Callable[[], None] | None = None
         """Stops what is in flight, while there is something that can be stopped."""
         self.was_told_to_wrap_up = False
-        self._timers: list[asyncio.TimerHandle] = []
-        self._loop = asyncio.get_running_loop()
+        self._timers: tuple[asyncio.TimerHandle, ...] = ()
+        self.loop = asyncio.get_running_loop()
+        self.thread = get_ident()
         self.meters: tuple[Meter, ...] = self._meters(() if parent is None else parent.meters)
         self.channels = tuple([p for p in self.hooks.plugins if isinstance(p, ChannelSteering)])
         for channel in self.channels:
             channel.listen(self._wake)
+        self.can_intervene = bool(self.channels or self.meters)
+        """Whether anything but a cancellation can reach into the run."""
 
     # --- the transcript -----------------------------------------------------------------------
 
-    async def add(self, messages: Iterable[AgentMessage]) -> None:
-        """Append messages to the transcript and tell of each."""
+    def add(self, messages: Iterable[AgentMessage]) -> Awaitable[None]:
+        """Append messages to the transcript; await that all listeners are told."""
         self._append(messages)
-        await self._announce()
+        return self._announce()
 
-    async def add_follow_ups(self, messages: Sequence[AgentMessage]) -> None:
+    def add_follow_ups(self, messages: Iterable[AgentMessage]) -> Awaitable[None]:
         """Append what no turn is left to answer."""
         for channel in self.channels:
             channel.appended()
-        await self.add(messages)
+        return self.add(messages)
 
     def _append(self, messages: Iterable[AgentMessage]) -> None:
-        for message in messages:
+        new = list(messages)
+        for message in new:
             self.transcript.append(message)
             self.messages.append(message)
-            self._announcing.append(message)
+        new.reverse()
+        self._announcing[:0] = new
 
     async def _announce(self) -> None:
         while self._announcing:
-            message = self._open = self._announcing.popleft()
-            await self.emit(MessageStart, message)
+            message = self._open = self._announcing.pop()
+            await self.emit(MessageStart(message))
             self._open = None
-            await self.emit(MessageEnd, message)
+            await self.emit(MessageEnd(message))
 
     def replace_transcript(self, messages: Iterable[AgentMessage]) -> None:
         """Go on with another transcript. The messages of the run stay as they are."""
@@ -229,20 +246,29 @@ class Run:
             self.registry,
         )
 
+    @property
+    def _estimator(self) -> CachingEstimator:
+        """The config's, for this run; made when somebody asks."""
+        if self._costs is None:
+            self._costs = CachingEstimator(self.config.token_estimator)
+        return self._costs
+
     def _estimated_tokens(self) -> int:
         """What the transcript costs by the estimator, each message counted once."""
+        estimate = self._estimator.estimate_message
         for index in range(self._estimated_count, len(self.transcript)):
-            self._estimated += self._estimator.estimate_message(self.transcript[index])
+            self._estimated += estimate(self.transcript[index])
         self._estimated_count = len(self.transcript)
         return self._estimated
 
     # --- limits ---------------------------------------------------------------------------------
 
-    @property
     def at_cap(self) -> bool:
         """Whether no turn is left."""
         cap = self.config.max_iterations
-        return (cap is not None and self.iterations >= cap) or self.limit is not None
+        if cap is not None and self.iterations >= cap:
+            return True
+        return bool(self.meters) and self.limit is not None
 
     @property
     def limit(self) -> BudgetLimit | None:
@@ -254,7 +280,7 @@ class Run:
 
     def warn_of_limits(self) -> None:
         """Tell the model, once, that something is about to run out."""
-        if self.was_told_to_wrap_up or not self.meters or self.at_cap:
+        if not self.meters or self.was_told_to_wrap_up or self.at_cap():
             return
         for meter in self.meters:
             limit = meter.nearly_reached(self.clock.now_ms())
@@ -273,7 +299,8 @@ class Run:
         for meter in meters:
             left = meter.seconds_left(now)
             if left is not None:
-                self._timers.append(self._loop.call_later(left, self._out_of_time, meter))
+                timer = self.loop.call_later(left, self._out_of_time, meter)
+                self._timers = (*self._timers, timer)
         return meters
 
     def _out_of_time(self, meter: Meter) -> None:
@@ -284,17 +311,20 @@ class Run:
         usage = message.usage
         if usage is not None:
             self.usage += usage
-        elif self.meters and message.content:
+        if not self.meters:
+            return
+        if usage is None and message.content:
             output = self._estimator.estimate_message(message)
             usage = Usage(self._estimated_tokens(), output)
-        if usage is not None:
-            for meter in self.meters:
-                meter.spend(usage, self.config.model_id)
+        for meter in self.meters:
+            meter.spend(usage or Usage(), self.config.model_id)
 
     # --- intervening ----------------------------------------------------------------------------
 
     def intervention(self, when: SteerWhen) -> Intervention | None:
         """Why nothing more should be begun (before the next tool), or go on (now)."""
+        if not self.can_intervene:
+            return None
         for channel in self.channels:
             if channel.urgency in (when, SteerWhen.NOW):
                 return "steered"
@@ -305,7 +335,7 @@ class Run:
     def _wake(self) -> None:
         """Something urgent waits. Called on any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._intervene)
+            self.loop.call_soon_threadsafe(self._intervene)
         except RuntimeError:  # the loop has closed in the meantime
             logger.debug("steered after the event loop of the run was closed")
 
@@ -321,6 +351,12 @@ class Run:
         for channel in self.channels:
             left += channel.close()
         return tuple(left)
+
+    # --- what tools reach -----------------------------------------------------------------------
+
+    def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
+        """Tell listeners how far a call has come."""
+        return self.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
 
     # --- child runs -----------------------------------------------------------------------------
 
@@ -341,86 +377,107 @@ class Run:
         """Open the run and its first turn."""
         self._append(checked_messages(prompts))
         self._begun = self._turn_due = True
-        await self.emit(AgentStart)
+        await self.emit(AgentStart())
         if self.identity is not None:
-            await self.emit(RunIdentified, self.identity)
+            await self.emit(RunIdentified(self.identity))
         self._turn_due, self._turn_open = False, True
-        await self.emit(TurnStart)
+        await self.emit(TurnStart())
         await self._announce()
 
-    async def begin_turn(self) -> int:
-        """Open a turn (the first is open already), put pending messages first; its number."""
+    def begin_turn(self) -> Awaitable[None]:
+        """Open a turn (the first is open already) and put pending messages first."""
         self.iterations += 1
         for meter in self.meters:
             meter.begin_turn()
         self.turn_message = None
         self.turn_results = []
         self._discarded = None
+        if self.pending:
+            return self._begin_turn_with(self.pending)
+        if self._turn_open:
+            return FINISHED
+        self._turn_open = True
+        return self.emit(TurnStart())
+
+    async def _begin_turn_with(self, pending: list[AgentMessage]) -> None:
         if not self._turn_open:
             self._turn_open = True
-            await self.emit(TurnStart)
-        pending, self.pending = self.pending, []
+            await self.emit(TurnStart())
+        self.pending = []
         for channel in self.channels:
             channel.delivered(self.iterations)
         await self.add(pending)
-        return self.iterations - 1
 
-    async def begin_answer(self, placeholder: AssistantMessage) -> None:
+    def begin_answer(self, placeholder: AssistantMessage) -> Awaitable[None]:
         """The model has begun to answer."""
         self._open = placeholder
         self._streaming = True
         self.chunks = []
-        await self.emit(MessageStart, placeholder)
+        return self.emit(MessageStart(placeholder))
 
-    async def end_answer(self, message: AssistantMessage, *, discard: str | None = None) -> None:
-        """The model's message is whole. It enters the transcript unless there is a reason not to.
-
-        A transport that did not announce the message is made up for.
-        """
+    def end_answer(self, message: AssistantMessage) -> Awaitable[None]:
+        """The model's message is whole and enters the transcript."""
         if not self._streaming:
-            await self.begin_answer(message)
+            return self._unannounced(message, None)
         self._open = None
         self._streaming = False
-        self._discard = discard
-        self._spend(message)
-        self._discarded = None if discard is None else message
-        if discard is None:
-            self.turn_message = message
-            self.transcript.append(message)
-            self.messages.append(message)
-            self.last_usage = message.usage or self.last_usage
-        await self.emit(MessageEnd, message)
-        if discard is not None:
-            self._discard = None
-            await self.emit(MessageDiscarded, discard)
+        if self.meters or message.usage is not None:
+            self._spend(message)
+        self.turn_message = message
+        self.transcript.append(message)
+        self.messages.append(message)
+        if message.usage is not None:
+            self.last_usage = message.usage
+        return self.emit(MessageEnd(message))
 
-    async def end_turn(self) -> None:
+    async def discard_answer(self, message: AssistantMessage, reason: str) -> None:
+        """The model's message does not enter the transcript."""
+        if not self._streaming:
+            await self._unannounced(message, reason)
+            return
+        self._open = None
+        self._streaming = False
+        self._discard = reason
+        self._spend(message)
+        self._discarded = message
+        await self.emit(MessageEnd(message))
+        self._discard = None
+        await self.emit(MessageDiscarded(reason))
+
+    async def _unannounced(self, message: AssistantMessage, discard: str | None) -> None:
+        """Make up for a transport that did not announce its message."""
+        await self.begin_answer(message)
+        if discard is None:
+            await self.end_answer(message)
+        else:
+            await self.discard_answer(message, discard)
+
+    def end_turn(self) -> Awaitable[None]:
         """Close the turn."""
         message = self.turn_message or self._discarded
         assert message is not None
         self._turn_open = False
-        await self.emit(TurnEnd, message, tuple(self.turn_results))
+        return self.emit(TurnEnd(message, tuple(self.turn_results)))
 
     async def end(self) -> None:
         """Close the run."""
         if self._turn_open:  # there was nothing to spend on the first turn
             self._turn_open = False
-            await self.emit(TurnEnd, self.unanswered("there is no budget for a turn"), ())
+            await self.emit(TurnEnd(self.unanswered("there is no budget for a turn"), ()))
         self._ended = True
-        await self.emit(AgentEnd, self.messages.view())
+        await self.emit(AgentEnd(self.messages.view()))
 
     # --- the end of a run that fails ------------------------------------------------------------
 
-    @property
     def is_cancelled(self) -> bool:
         """Whether the run was cancelled, by its token or by its task."""
-        return self.signal.cancelled or self.scope.cancelled_from_outside
+        return self.scope.is_cancelled()
 
     def check_cancelled(self) -> None:
         """Raise if the run was cancelled, also when somebody has swallowed that."""
-        if self.scope.cancelled_from_outside:
-            raise asyncio.CancelledError
-        if self.signal.cancelled:
+        if self.scope.is_cancelled():
+            if self.scope.cancelled_from_outside:
+                raise asyncio.CancelledError
             raise RunAborted(self.signal.reason)
 
     def failed_message(self, error: BaseException) -> AssistantMessage:
@@ -456,7 +513,7 @@ class Run:
             return None
         if self._turn_due:
             self._turn_due, self._turn_open = False, True
-            await self.emit_closing(TurnStart)
+            await self.emit_closing(TurnStart())
         if self._open is not None:
             message = self._open
             if self._streaming:
@@ -464,18 +521,18 @@ class Run:
                 self._streaming = False
                 self._discard = str(message.stop_reason)
             self._open = None
-            await self.emit_closing(MessageEnd, message)
+            await self.emit_closing(MessageEnd(message))
         if self._discard is not None:
             reason, self._discard = self._discard, None
-            await self.emit_closing(MessageDiscarded, reason)
+            await self.emit_closing(MessageDiscarded(reason))
         while self._announcing:
-            message = self._announcing.popleft()
-            await self.emit_closing(MessageStart, message)
-            await self.emit_closing(MessageEnd, message)
+            message = self._announcing.pop()
+            await self.emit_closing(MessageStart(message))
+            await self.emit_closing(MessageEnd(message))
         await self._close_turn(error, cut_off)
         if not self._ended:
             self._ended = True
-            await self.emit_closing(AgentEnd, self.messages.view())
+            await self.emit_closing(AgentEnd(self.messages.view()))
         return cut_off
 
     @property
@@ -498,19 +555,19 @@ class Run:
             for result in self.turn_results:
                 self.transcript.append(result)
                 self.messages.append(result)
-                await self.emit_closing(MessageStart, result)
-                await self.emit_closing(MessageEnd, result)
+                await self.emit_closing(MessageStart(result))
+                await self.emit_closing(MessageEnd(result))
         if self._turn_open:
             self._turn_open = False
             message = self.turn_message or cut_off or self._discarded or self.failed_message(error)
-            await self.emit_closing(TurnEnd, message, tuple(self.turn_results))
+            await self.emit_closing(TurnEnd(message, tuple(self.turn_results)))
 
-    async def emit_closing(self, kind: type[AgentEvent], *fields: Any) -> None:
+    async def emit_closing(self, event: AgentEvent) -> None:
         """Emit an event that closes a bracket, also when the run is cancelled once more."""
-        if self.is_cancelled and self.emitter.deadline is None:
+        if self.is_cancelled() and self.emitter.deadline is None:
             self._limit_listeners()
         try:
-            await self.emit(kind, *fields)
+            await self.emit(event)
         except asyncio.CancelledError:
             logger.debug("cancelled again while the run was being closed")
 

@@ -97,9 +97,9 @@ def _forward(ctx: ToolContext, identity: RunIdentity, parent: Run | None) -> Eve
         if ctx.is_settled:  # left behind: its call is over
             return
         if isinstance(event, ChildRunEvent):  # from further down
-            await parent.emit(ChildRunEvent, event.identity, event.tool_call_id, event.event)
+            await parent.emit(ChildRunEvent(event.identity, event.tool_call_id, event.event))
         else:
-            await parent.emit(ChildRunEvent, identity, ctx.tool_call_id, event)
+            await parent.emit(ChildRunEvent(identity, ctx.tool_call_id, event))
 
     return forward
 

@@ -2,7 +2,8 @@
 
 A tool is not given a task merely to be cancellable. `ToolRun` steps the tool's coroutine inside the
 task that awaits it, passing on what it waits for, and so stands between the two when that task is
-cancelled:
+cancelled. It starts with the first thing that the tool waits for: a tool that never waits needs
+none of this.
 
 1. The call's token is cancelled. A tool that waits on it, or runs in a thread, may end by itself.
 2. Then, and for any other tool at once, the cancellation is raised inside the coroutine.
@@ -17,7 +18,7 @@ import logging
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from clark_agent.cancellation import CancellationToken
+from clark_agent.base_tool import ToolContext
 
 __all__ = ["ToolLeftBehindError", "ToolRun", "left_behind"]
 
@@ -39,15 +40,16 @@ class ToolRun:
     """Await it for the tool's result. After `stop` it ends within the grace, one way or another."""
 
     __slots__ = (
+        "_awaited",
         "_cancelling",
         "_cancels",
+        "_context",
         "_coroutine",
         "_grace",
         "_in_thread",
         "_leave",
         "_task",
         "_timers",
-        "_token",
         "cancelled_from_outside",
         "stopped",
     )
@@ -55,13 +57,16 @@ class ToolRun:
     def __init__(
         self,
         coroutine: Coroutine[Any, Any, Any],
-        token: CancellationToken,
+        awaited: Any,
+        context: ToolContext,
         *,
         grace: float,
         in_thread: bool = False,
     ) -> None:
         self._coroutine = coroutine
-        self._token = token
+        self._awaited = awaited
+        """What the coroutine waits for by now."""
+        self._context = context
         self._grace = grace
         self._in_thread = in_thread
         self._task: asyncio.Task[Any] | None = None
@@ -83,12 +88,10 @@ class ToolRun:
         if self.stopped is not None:
             return
         self.stopped = why
-        self._token.cancel(why)
-        if self._task is None:  # not begun: it never will
-            return
+        self._context.signal.cancel(why)
         if self._in_thread:
             self._later(self._grace, self._end_of_grace)
-        elif self._token.is_watched:
+        elif self._context.is_watched:
             self._later(self._grace / 2, self._interrupt)
         else:
             self._interrupt()
@@ -111,42 +114,36 @@ class ToolRun:
         self._task.cancel()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        if self.stopped is not None:
-            self._coroutine.close()
-            raise asyncio.CancelledError
         task = self._task = asyncio.current_task()
         assert task is not None
         self._cancelling = task.cancelling()
+        awaited = self._awaited
         try:
-            return (yield from self._steps())
+            # What ``yield from`` does with the coroutine, with an eye on cancellations.
+            while True:
+                thrown: BaseException | None = None
+                try:
+                    yield awaited
+                except BaseException as error:
+                    if self._leave and isinstance(error, asyncio.CancelledError):
+                        _leave_behind(self._coroutine, error)
+                        raise ToolLeftBehindError from None
+                    thrown = error
+                try:
+                    awaited = _step(self._coroutine, thrown)
+                except StopIteration as done:
+                    return done.value
+                if thrown is not None and self._is_cancelled_from_outside():
+                    self._later(self._grace, self._leave_if_cancelled)
         finally:
             for timer in self._timers:
                 timer.cancel()
             self.cancelled_from_outside = self._is_cancelled_from_outside()
             if self.cancelled_from_outside:
-                self._token.cancel("aborted")  # for a thread that goes on alone
+                self._context.signal.cancel("aborted")  # for a thread that goes on alone
             for _ in range(self._cancels):
                 task.uncancel()
             self._task = None
-
-    def _steps(self) -> Generator[Any, Any, Any]:
-        """What ``yield from`` does with the coroutine, with an eye on cancellations."""
-        thrown: BaseException | None = None
-        while True:
-            try:
-                awaited = _step(self._coroutine, thrown)
-            except StopIteration as done:
-                return done.value
-            if thrown is not None and self.stopped is None and self._is_cancelled_from_outside():
-                self._begin_to_leave()
-            thrown = None
-            try:
-                yield awaited
-            except BaseException as error:
-                if self._leave and isinstance(error, asyncio.CancelledError):
-                    _leave_behind(self._coroutine, error)
-                    raise ToolLeftBehindError from None
-                thrown = error
 
     def _is_cancelled_from_outside(self) -> bool:
         """Whether the task has been cancelled by others.
@@ -157,11 +154,12 @@ class ToolRun:
         task = self._task
         return task is not None and task.cancelling() > self._cancelling + self._cancels
 
-    def _begin_to_leave(self) -> None:
-        """The tool goes on although its task was cancelled: to clean up, or for ever."""
-        self.stopped = "aborted"
-        self._token.cancel("aborted")
-        self._later(self._grace, self._end_of_grace)
+    def _leave_if_cancelled(self) -> None:
+        """The tool has gone on although its task was cancelled: to clean up, or for ever."""
+        if self.stopped is None and self._is_cancelled_from_outside():
+            self.stopped = "aborted"
+            self._context.signal.cancel("aborted")
+            self._end_of_grace()
 
 
 def _step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> Any:

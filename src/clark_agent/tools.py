@@ -43,7 +43,6 @@ from clark_agent.base_tool import (
 )
 from clark_agent.errors import ToolDefinitionError, ToolExecutionError
 from clark_agent.schema import encode_hook
-from clark_agent.stream import ToolSchema
 from clark_agent.tool_identity import ToolIdentityPolicy
 from clark_agent.types import ImageContent, TextContent
 
@@ -343,7 +342,7 @@ class ToolRegistry(Mapping[str, AgentTool]):
     Of two tools with one name the later counts, in the place of the earlier.
     """
 
-    __slots__ = ("_schemas", "_tools", "names")
+    __slots__ = ("_tools", "find", "names", "schemas")
 
     def __init__(self, tools: Iterable[ToolLike] = ()) -> None:
         by_name: dict[str, AgentTool] = {}
@@ -351,8 +350,11 @@ class ToolRegistry(Mapping[str, AgentTool]):
             added = _as_tool(given)
             by_name[added.schema.name] = added
         self._tools = by_name
-        self._schemas: tuple[ToolSchema, ...] | None = None
+        self.schemas = tuple([added.schema for added in by_name.values()])
+        """All tools as the model sees them."""
         self.names: tuple[str, ...] = tuple(by_name)
+        self.find: Callable[[str], AgentTool | None] = by_name.get
+        """The tool of a name, or None."""
 
     def __getitem__(self, name: str) -> AgentTool:
         return self._tools[name]
@@ -365,13 +367,6 @@ class ToolRegistry(Mapping[str, AgentTool]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._tools
-
-    @property
-    def schemas(self) -> tuple[ToolSchema, ...]:
-        """All tools as the model sees them. Made once."""
-        if self._schemas is None:
-            self._schemas = tuple([added.schema for added in self._tools.values()])
-        return self._schemas
 
     def with_tool(self, added: ToolLike) -> ToolRegistry:
         """A registry with one tool more, or with another in the place of its name."""

@@ -11,7 +11,7 @@ A view also tells a reader that comes back every turn what it has seen already: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import get_args, overload
 
@@ -23,14 +23,14 @@ __all__ = ["MessageLog", "MessageView", "checked_messages", "view_of"]
 class MessageLog:
     """Messages in order. They can be appended, never changed or taken away."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_items", "append")
+
+    append: Callable[[AgentMessage], None]
+    """Add one at the end."""
 
     def __init__(self, messages: Iterable[AgentMessage] = ()) -> None:
         self._items = list(messages)
-
-    def append(self, message: AgentMessage) -> None:
-        """Add one at the end."""
-        self._items.append(message)
+        self.append = self._items.append
 
     def extend(self, messages: Iterable[AgentMessage]) -> None:
         """Add several at the end."""

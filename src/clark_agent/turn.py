@@ -43,6 +43,7 @@ from clark_agent.stream import (
     Start,
     StreamErrorKind,
     StreamRequest,
+    ToolSchema,
 )
 from clark_agent.tokens import estimate_messages
 from clark_agent.transcript import checked_messages
@@ -51,6 +52,8 @@ from clark_agent.types import AgentMessage, AssistantMessage, StopReason, System
 __all__ = ["ModelAnswer", "ask_model"]
 
 logger = logging.getLogger(__name__)
+
+_MAX_TOKENS = StopReason.MAX_TOKENS  # a name of this module is found faster than a member
 
 _EMPTY_ATTEMPTS = 3
 _EMPTY_DELAY = 0.25
@@ -66,7 +69,8 @@ class ModelAnswer(Struct, frozen=True):
     """What the model said, and under which conditions it was asked."""
 
     message: AssistantMessage
-    gate_context: ToolGateContext
+    gate_context: ToolGateContext | None
+    """What the gates were told, if there are any."""
     allowlist: frozenset[str] | None
     """The tools that it was offered; None: all."""
 
@@ -80,16 +84,15 @@ class _Failure(Struct, frozen=True):
     cause: BaseException | None = None
 
 
-class _Attempts:
+class _Attempts(Struct):
     """How a turn's request differs from the first, and how often it was made for which reason."""
 
-    def __init__(self, run: Run) -> None:
-        self.cap = run.config.max_output_tokens
-        self.reasoning = run.config.reasoning
-        self.note: SystemMessage | None = None
-        self.empty = 0
-        self.escalations = 0
-        self.overflows = 0
+    cap: int | None
+    reasoning: ReasoningEffort
+    note: SystemMessage | None = None
+    empty: int = 0
+    escalations: int = 0
+    overflows: int = 0
 
 
 async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
@@ -97,49 +100,51 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
 
     Raises `StreamError` or `RunAborted` when there is none to be had.
     """
-    attempts = _Attempts(run)
+    config, hooks = run.config, run.hooks
+    attempts = _Attempts(config.max_output_tokens, config.reasoning)
     while True:
-        outcome, gate_context, allowlist = await _attempt(run, iteration, attempts)
-        if outcome is None:
-            why = run.intervention(SteerWhen.NOW) or "steered"
-            await run.end_answer(run.unanswered(_BROKEN_OFF[why]), discard=why)
-            return None
-        if isinstance(outcome, _Failure):
-            await run.end_answer(outcome.message, discard=str(outcome.kind))
-            run.check_cancelled()  # which may be why the stream failed
-            await _recover(run, iteration, outcome, attempts)
-            continue
-        new_cap = _larger_cap(run, outcome, attempts)
-        if new_cap is None:
+        messages: Sequence[AgentMessage]
+        messages = run.transcript.view(() if attempts.note is None else (attempts.note,))
+        if hooks.context_transform:
+            messages = await _transformed(run, iteration, messages)
+        tools: Sequence[ToolSchema] = run.registry.schemas
+        gate_context: ToolGateContext | None = None
+        allowlist: frozenset[str] | None = None
+        if hooks.tool_gate:
+            tools, gate_context, allowlist = await _gated(run, iteration, messages)
+        request = _request(run, messages, tools, attempts)
+        await run.emit(
+            ProviderRequestPrepared(
+                iteration,
+                config.model_id,
+                run.system_prompt,
+                messages,
+                tools,
+                config.temperature,
+                attempts.cap,
+            )
+        )
+        outcome = await _stream(run, request)
+        if type(outcome) is AssistantMessage:
+            if outcome.stop_reason is _MAX_TOKENS and await _escalate(run, outcome, attempts):
+                continue
             await run.end_answer(outcome)
             return ModelAnswer(outcome, gate_context, allowlist)
-        await run.end_answer(outcome, discard="truncated")
-        attempts.escalations += 1
-        previous, attempts.cap = attempts.cap, new_cap
-        await run.emit(OutputTokensEscalation, attempts.escalations, previous, new_cap)
+        if isinstance(outcome, _Failure):
+            await run.discard_answer(outcome.message, str(outcome.kind))
+            run.check_cancelled()  # which may be why the stream failed
+            await _recover(run, iteration, outcome, attempts)
+        else:
+            why = run.intervention(SteerWhen.NOW) or "steered"
+            await run.discard_answer(run.unanswered(_BROKEN_OFF[why]), why)
+            return None
 
 
-async def _attempt(
-    run: Run, iteration: int, attempts: _Attempts
-) -> tuple[AssistantMessage | _Failure | None, ToolGateContext, frozenset[str] | None]:
-    messages = await _transformed(run, iteration, attempts.note)
+def _request(
+    run: Run, messages: Sequence[AgentMessage], tools: Sequence[ToolSchema], attempts: _Attempts
+) -> StreamRequest:
     config = run.config
-    context = ToolGateContext(iteration, messages, config.conversation_id, run.registry.names)
-    allowlist = await _allowlist(run, context)
-    tools = run.registry.schemas
-    if allowlist is not None:
-        tools = tuple([schema for schema in tools if schema.name in allowlist])
-    await run.emit(
-        ProviderRequestPrepared,
-        iteration,
-        config.model_id,
-        run.system_prompt,
-        messages,
-        tools,
-        config.temperature,
-        attempts.cap,
-    )
-    request = StreamRequest(
+    return StreamRequest(
         system_prompt=run.system_prompt,
         messages=messages,
         tools=tools,
@@ -149,18 +154,14 @@ async def _attempt(
         provider_extras=config.provider_extras,
         force_tool_call=config.force_tool_call,
     )
-    return await _stream(run, request), context, allowlist
 
 
 # --- what the model will see ------------------------------------------------------------------
 
 
 async def _transformed(
-    run: Run, iteration: int, note: SystemMessage | None
+    run: Run, iteration: int, messages: Sequence[AgentMessage]
 ) -> Sequence[AgentMessage]:
-    messages: Sequence[AgentMessage] = run.transcript.view(() if note is None else (note,))
-    if not run.hooks.context_transform:
-        return messages
     context = run.transform_context(iteration)
     for hook in run.hooks.context_transform:
         before = messages
@@ -170,29 +171,41 @@ async def _transformed(
             messages = checked_messages(await call_hook(run, hook.transform, messages, context))
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
-        await run.emit(ContextTransformApplied, iteration, hook.name, before, messages)
+        await run.emit(ContextTransformApplied(iteration, hook.name, before, messages))
     return messages
 
 
+async def _gated(
+    run: Run, iteration: int, messages: Sequence[AgentMessage]
+) -> tuple[Sequence[ToolSchema], ToolGateContext, frozenset[str] | None]:
+    """The tools to offer, what the gates were told, and what they allow together."""
+    registry = run.registry
+    context = ToolGateContext(iteration, messages, run.config.conversation_id, registry.names)
+    allowlist = await _allowlist(run, context)
+    if allowlist is None:
+        return registry.schemas, context, None
+    tools = tuple([schema for schema in registry.schemas if schema.name in allowlist])
+    return tools, context, allowlist
+
+
 async def _allowlist(run: Run, context: ToolGateContext) -> frozenset[str] | None:
-    if not run.hooks.tool_gate:
-        return None
     decisions: list[GateDecision] = []
     for gate in run.hooks.tool_gate:
         allow = await _ask_gate(run, gate, context)
         shown = None if allow is None else tuple(sorted(allow.allow))
-        await run.emit(ToolGateApplied, context.iteration, gate.name, shown)
+        await run.emit(ToolGateApplied(context.iteration, gate.name, shown))
         if allow is not None:
             decisions.append(allow)
     allowlist, conflict = compose_gates(decisions)
     if conflict is not None:
         await run.emit(
-            ToolGateConflictResolved,
-            context.iteration,
-            conflict.plugins,
-            conflict.chosen_plugin,
-            tuple(sorted(conflict.allow)),
-            conflict.reason,
+            ToolGateConflictResolved(
+                context.iteration,
+                conflict.plugins,
+                conflict.chosen_plugin,
+                tuple(sorted(conflict.allow)),
+                conflict.reason,
+            )
         )
     return allowlist
 
@@ -247,20 +260,37 @@ class _Interruption:
             self.was_cancelled = True
             self._run.scope.cancel_task()
 
+    def end(self) -> None:
+        """The stream is over, one way or another; the task goes on."""
+        self._run.break_off = None
+        if self.was_cancelled:
+            self._run.scope.take_back()
+
 
 async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failure | None:
     """The final message, or why there is none. None: somebody has intervened."""
-    if run.intervention(SteerWhen.NOW) is not None:
-        return None
+    interruption: _Interruption | None = None
+    if run.can_intervene:
+        if run.intervention(SteerWhen.NOW) is not None:
+            return None
+        interruption = run.break_off = _Interruption(run)
     try:
         events = run.config.stream(request, run.signal)
         try:
-            return await _read_until_interrupted(run, events)
+            return await _read(run, events, interruption)
         finally:
-            await _close(events)
+            if interruption is not None:
+                interruption.end()
+            try:
+                if (close := getattr(events, "aclose", None)) is not None:
+                    await close()
+            except Exception:
+                logger.exception("the transport failed to close its stream")
     except (Exception, asyncio.CancelledError) as error:
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
+        if interruption is not None and interruption.was_cancelled and not run.is_cancelled():
+            return None
         return _Failure(
             run.failed_message(error),
             StreamErrorKind.FATAL,
@@ -269,49 +299,33 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
         )
 
 
-async def _read_until_interrupted(
-    run: Run, events: AsyncIterator[Any]
-) -> AssistantMessage | _Failure | None:
-    interruption = run.break_off = _Interruption(run)
-    try:
-        return await _read(run, events, interruption)
-    except (Exception, asyncio.CancelledError):
-        if interruption.was_cancelled and not run.is_cancelled:
-            return None
-        raise
-    finally:
-        run.break_off = None
-        if interruption.was_cancelled:
-            run.scope.take_back()
-
-
 async def _read(
-    run: Run, events: AsyncIterator[Any], interruption: _Interruption
+    run: Run, events: AsyncIterator[Any], interruption: _Interruption | None
 ) -> AssistantMessage | _Failure | None:
     """Read to the end. Chunks before the start are nobody's."""
     placeholder: AssistantMessage | None = None
-    listeners = run.emitter.listeners(MessageUpdate)
-    send = run.emitter.send
+    tells_deltas = run.tells_deltas
     async for event in events:
-        if isinstance(event, Chunk):
+        kind = type(event)
+        if kind is Chunk:
             if placeholder is None:
                 continue
             run.chunks.append(event.chunk)
-            if listeners:
-                await send(MessageUpdate(placeholder, event.chunk), listeners)
-        elif isinstance(event, Start):
+            if tells_deltas:
+                await run.emit(MessageUpdate(placeholder, event.chunk))
+        elif kind is Start:
             if placeholder is None:
                 placeholder = event.partial
                 await run.begin_answer(placeholder)
-        elif isinstance(event, Done):
+        elif kind is Done:
             if not isinstance(event.message, AssistantMessage):
                 raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")
             return event.message
-        elif isinstance(event, Error):
+        elif kind is Error:
             return _failed(run, event)
         else:
             raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
-        if interruption.is_due:
+        if interruption is not None and interruption.is_due:
             return None
     message = AssistantMessage(
         (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
@@ -330,30 +344,22 @@ def _failed(run: Run, event: Error) -> _Failure:
     return _Failure(message, event.kind, event.message)
 
 
-async def _close(events: object) -> None:
-    close = getattr(events, "aclose", None)
-    if close is None:
-        return
-    try:
-        await close()
-    except Exception:
-        logger.exception("the transport failed to close its stream")
-
-
 # --- asking again -----------------------------------------------------------------------------
 
 
-def _larger_cap(run: Run, message: AssistantMessage, attempts: _Attempts) -> int | None:
-    """The cap to ask again with, if the answer was cut off and may be had whole."""
-    recovery = run.config.max_output_tokens_recovery
-    if (
-        message.stop_reason is not StopReason.MAX_TOKENS
-        or recovery is None
-        or attempts.cap is None
-        or attempts.escalations >= recovery.max_attempts
-    ):
-        return None
-    return recovery.next_cap(attempts.cap, attempts.escalations)
+async def _escalate(run: Run, message: AssistantMessage, attempts: _Attempts) -> bool:
+    """Prepare to ask for a cut-off answer again with a larger cap. False: it stays cut off."""
+    recovery, cap = run.config.max_output_tokens_recovery, attempts.cap
+    if recovery is None or cap is None or attempts.escalations >= recovery.max_attempts:
+        return False
+    new_cap = recovery.next_cap(cap, attempts.escalations)
+    if new_cap is None:
+        return False
+    await run.discard_answer(message, "truncated")
+    attempts.escalations += 1
+    attempts.cap = new_cap
+    await run.emit(OutputTokensEscalation(attempts.escalations, cap, new_cap))
+    return True
 
 
 async def _recover(run: Run, iteration: int, failure: _Failure, attempts: _Attempts) -> None:
@@ -368,8 +374,8 @@ async def _recover(run: Run, iteration: int, failure: _Failure, attempts: _Attem
             await run.clock.sleep(_ZERO_OUTPUT_DELAY)
         case StreamErrorKind.CONTEXT_OVERFLOW if await _shrink(run, iteration, attempts):
             # The recovery starts the turn's request afresh.
-            fresh = _Attempts(run)
-            attempts.cap, attempts.reasoning, attempts.note = fresh.cap, fresh.reasoning, None
+            attempts.cap, attempts.reasoning = run.config.max_output_tokens, run.config.reasoning
+            attempts.note = None
             attempts.empty = attempts.escalations = 0
         case StreamErrorKind.EMPTY:
             text = f"no answer in {_EMPTY_ATTEMPTS} attempts; the last: {failure.text}"
@@ -413,6 +419,6 @@ async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
     except Exception as error:
         raise HookError("overflow recovery", name, error) from error
     if smaller:
-        await run.emit(ContextTransformApplied, iteration, name, before, after)
+        await run.emit(ContextTransformApplied(iteration, name, before, after))
         run.replace_transcript(after)
     return smaller

@@ -175,7 +175,7 @@ def arg_parse_error(error: str, raw: str) -> dict[str, str]:
 
 def detect_arg_parse_error(arguments: object) -> tuple[str, str] | None:
     """``(error, raw)`` when the arguments are what `arg_parse_error` makes, else None."""
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or ARG_PARSE_ERROR not in arguments:
         return None
     fields: dict[str, object] = arguments
     error, raw = fields.get(ARG_PARSE_ERROR), fields.get(ARG_RAW)
@@ -273,7 +273,10 @@ class AssistantMessage(
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The tool calls, in order."""
-        return tuple([b for b in self.content if type(b) is ToolCall])
+        content = self.content
+        if len(content) == 1 and type(content[0]) is ToolCall:
+            return content  # type: ignore[return-value]
+        return tuple([b for b in content if type(b) is ToolCall])
 
 
 class ToolResultMessage(

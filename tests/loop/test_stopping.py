@@ -44,7 +44,7 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent._threads import run_in_thread
-from clark_agent.emitter import Emitter
+from clark_agent.emitter import Audience, Emitter
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
 from tests.loop.support import (
@@ -1430,12 +1430,12 @@ async def test_a_turn_that_comes_with_the_deadline_is_taken() -> None:
         if len(heard) == 1:
             await held.wait()
 
-    emitter = Emitter([hold], (), None)
-    first = asyncio.create_task(emitter.emit(ev.AgentStart))
+    emitter = Emitter(Audience([hold]))
+    first = asyncio.ensure_future(emitter.emit(ev.AgentStart()))
     await asyncio.sleep(0)
     emitter.deadline = loop.time() + 0.01
     loop.call_at(emitter.deadline, emitter._pass_on_turn)
-    await emitter.emit(ev.TurnStart)
+    await emitter.emit(ev.TurnStart())
     held.set()
     await first
     assert heard == [ev.AgentStart(), ev.TurnStart()]
