@@ -1,4 +1,4 @@
-"""A terminal tool whose arguments are the answer: the run ends with a typed value.
+"""A run that ends with a value of a type: the arguments of the last call are the answer.
 
 The first try of the model does not fit the type. It is told what is wrong and tries again.
 """
@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from clark_agent import AgentContext, LoopConfig, ToolResult, ToolResultMessage, run, tool
+from clark_agent import AgentContext, LoopConfig, ToolResultMessage, finish_tool, run
 from clark_agent.testing import ScriptedStream, call
 
 
@@ -19,27 +19,20 @@ class Verdict(msgspec.Struct):
     score: int
 
 
-@tool
-async def deliver(verdict: Verdict) -> ToolResult:
-    """Hand over the final verdict."""
-    return ToolResult.terminal("Delivered.", details=msgspec.to_builtins(verdict))
-
-
 async def main() -> None:
     model = ScriptedStream(
         [
-            call("deliver", decision="maybe", score=7),
-            call("deliver", decision="approve", score=9),
+            call("finish", decision="maybe", score=7),
+            call("finish", decision="approve", score=9),
         ]
     )
-    config = LoopConfig(stream=model, tools=[deliver], force_tool_call=True)
+    config = LoopConfig(stream=model, tools=[finish_tool(Verdict)], force_tool_call=True)
     result = await run("Review this change.", AgentContext("You review."), config)
     for message in result.messages:
         if isinstance(message, ToolResultMessage):
             print(message.plain_text)
-    last = result.messages[-1]
-    assert isinstance(last, ToolResultMessage)
-    print(msgspec.convert(last.details, Verdict))
+    verdict: Verdict = result.output
+    print(verdict)
 
 
 if __name__ == "__main__":

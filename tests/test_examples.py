@@ -23,10 +23,25 @@ Hello! How can I help?
 Six words.
 """,
     "structured_result.py": """\
-invalid arguments for 'deliver': path $.decision: expected one of "approve", "reject", got the \
+invalid arguments for 'finish': path $.decision: expected one of "approve", "reject", got the \
 string "maybe"
-Delivered.
+The answer was accepted.
 Verdict(decision='approve', score=9)
+""",
+    "sub_agents.py": """\
+→ ask_about_rust: When was Rust 1.0 released?
+→ ask_about_go: When was Go 1.0 released?
+  call_1, depth 1: 2 messages
+  call_2, depth 1: 2 messages
+← Rust 1.0 came out in May 2015. (done)
+← Go 1.0 came out in March 2012. (done)
+Go is the elder, by three years.
+""",
+    "budget.py": """\
+to the helper: One turn is left: say what you have.
+from the helper: The agent ran out of turns. So far it had said:
+No trace yet.
+It is lost. (6 turns for 0.098)
 """,
     "security_gate.py": """\
 Paths with '..' are not allowed. Name the file inside the workspace.
@@ -39,6 +54,48 @@ One was refused, the other is done.
     "child_run.py": """\
 child of parent: Rust 1.0 came out in May 2015.
 In May 2015.
+""",
+    "steering.py": """\
+after_batch:
+  [delivered in turn 2]
+  3 hotels in Porto
+  3 hotels in Lisbon
+  Make it Faro, please.
+  Faro it is.
+before_next_tool:
+  [delivered in turn 2]
+  3 hotels in Porto
+  Not executed: the user intervened. See what they say next, then send this call again if it \
+is still wanted.
+  Make it Faro, please.
+  Faro it is.
+now:
+  [delivered in turn 2]
+  The call was running when the user intervened, and was stopped.
+  Not executed: the user intervened. See what they say next, then send this call again if it \
+is still wanted.
+  Make it Faro, please.
+  Faro it is.
+""",
+    "streaming.py": """\
+Let me see.
+→ weather({'city': 'Lisbon'})
+← 22 °C and sunny in Lisbon
+Sunny, 22 °C.
+(done, 4 messages)
+7 words were enough; the run was aborted: the stream was left
+""",
+    "conversation.py": """\
+Hello Ada.
+(no route to host; 3 messages are safe)
+A machine that weaves numbers.
+You are Ada.
+  I am Ada.
+  Hello Ada.
+  What is an engine?
+  A machine that weaves numbers.
+  Who am I?
+  You are Ada.
 """,
 }
 

@@ -169,6 +169,10 @@ class ToolContext:
     _signal: CancellationToken | None = None
     _settled = False
     _reporting: asyncio.Task[None] | None = None
+    is_reporting = False
+    """Whether listeners are being told of the tool's progress."""
+    when_reported: Callable[[], object] | None = None
+    """What to do as soon as they are."""
 
     def __init__(
         self,
@@ -234,8 +238,15 @@ class ToolContext:
         return FINISHED
 
     async def _report(self, result: ToolResult) -> None:
-        if not self._settled:
+        if self._settled:
+            return
+        self.is_reporting = True
+        try:
             await self._run.report(self, result)
+        finally:
+            self.is_reporting = False
+            if self.when_reported is not None:
+                self.when_reported()
 
     def _report_and_wait(self, loop: asyncio.AbstractEventLoop, result: ToolResult) -> None:
         """Hand the update to the event loop's thread, and wait while that can help."""
@@ -268,10 +279,13 @@ class ToolContext:
                 done.result()
                 return
 
-    def settle(self) -> None:
-        """The tool has returned: what it still reports is dropped, also what is on its way."""
+    def settle(self, *, drop: bool = True) -> None:
+        """The tool has returned: what it still reports is dropped.
+
+        Also what is on its way, unless listeners should be left to finish with it.
+        """
         self._settled = True
-        if self._reporting is not None:
+        if drop and self._reporting is not None:
             self._reporting.cancel()
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
 from clark_agent.types import Usage
 
@@ -42,6 +43,14 @@ class Price(Struct, frozen=True, kw_only=True):
     output: float
     cache_read: float | None = None
     cache_write: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cache_read", "cache_write"):
+            value: Any = getattr(self, name)
+            if value is None and name.startswith("cache"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                raise ConfigError(f"Price.{name} must be a number of at least 0, not {value!r}")
 
     def of(self, usage: Usage) -> float:
         """The cost of what a provider reports."""
@@ -87,6 +96,14 @@ class Budget(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"Budget.{limit} must be at least 0 or None, not {value}")
         if self.cost is not None and not self.prices:
             raise ConfigError("Budget.cost needs prices: a Price for each model_id")
+        prices: Any = self.prices
+        if not isinstance(prices, Mapping) or not all(
+            isinstance(price, Price) for price in prices.values()
+        ):
+            raise ConfigError(f"Budget.prices must be a Price for each model_id, not {prices!r}")
+        message: Any = self.message
+        if message is not None and not isinstance(message, str):
+            raise ConfigError(f"Budget.message must be a text, not {message!r}")
         share: Any = self.wrap_up_at
         is_share = isinstance(share, (int, float)) and not isinstance(share, bool)
         if share is not None and not (is_share and 0 < share <= 1):
@@ -118,11 +135,12 @@ class Spent(Struct, frozen=True):
 class Meter:
     """Counts what a tree of runs spends. For the loop."""
 
-    __slots__ = ("_cost", "_started_ms", "_tokens", "_turns", "budget", "is_out_of_time")
+    __slots__ = ("_clock", "_cost", "_started_ms", "_tokens", "_turns", "budget", "is_out_of_time")
 
-    def __init__(self, budget: Budget, now_ms: int) -> None:
+    def __init__(self, budget: Budget, clock: Clock) -> None:
         self.budget = budget
-        self._started_ms = now_ms
+        self._clock = clock
+        self._started_ms = clock.now_ms()
         self._turns = 0
         self._tokens = 0
         self._cost = 0.0
@@ -145,37 +163,38 @@ class Meter:
         if price is not None:
             self._cost += price.of(usage)
 
-    def spent(self, now_ms: int) -> Spent:
+    def spent(self) -> Spent:
         """All that was spent so far."""
-        seconds = max(0, now_ms - self._started_ms) / 1000
+        seconds = max(0, self._clock.now_ms() - self._started_ms) / 1000
         return Spent(self._turns, self._tokens, self._cost, seconds)
 
-    def seconds_left(self, now_ms: int) -> float | None:
+    def seconds_left(self) -> float | None:
         """How much time is left; None: any."""
         limit = self.budget.seconds
-        return None if limit is None else max(0.0, limit - self.spent(now_ms).seconds)
+        return None if limit is None else max(0.0, limit - self.spent().seconds)
 
-    def reached(self, now_ms: int) -> BudgetLimit | None:
+    def reached(self) -> BudgetLimit | None:
         """The limit that leaves no room for another turn."""
-        return self._over(now_ms, 1.0)
+        return self._over(1.0)
 
-    def nearly_reached(self, now_ms: int) -> BudgetLimit | None:
-        """The limit that the model should be told of.
+    def nearly_reached(self) -> BudgetLimit | None:
+        """The limit to tell the model of that is about to begin a turn, which is counted already.
 
-        Turns are told of while there is one left to act on it.
+        The first turn of all needs no word, and the last always has one.
         """
         share = self.budget.wrap_up_at
-        if share is None or self._turns == 0:
+        if share is None or self._turns <= 1:
             return None
-        turns = self.budget.turns
-        if turns is not None and self._turns >= turns - 1:
+        if self._turns == self.budget.turns:
             return BudgetLimit.TURNS
-        return self._over(now_ms, share)
+        return self._over(share, turns=self._turns - 1)
 
-    def _over(self, now_ms: int, share: float) -> BudgetLimit | None:
+    def _over(self, share: float, *, turns: int | None = None) -> BudgetLimit | None:
         if self.is_out_of_time:
             return BudgetLimit.SECONDS
-        spent = self.spent(now_ms)
+        spent = self.spent()
+        if turns is not None:
+            spent = replace(spent, turns=turns)
         for limit in BudgetLimit:
             most: float | None = getattr(self.budget, limit)
             if most is not None and getattr(spent, limit) >= most * share:

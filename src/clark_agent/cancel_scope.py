@@ -88,6 +88,11 @@ class CancelScope:
             self._task.uncancel()
 
     @property
+    def expected(self) -> int:
+        """How often the task counts as cancelled without anybody else's doing."""
+        return self._cancelling + self._cancels
+
+    @property
     def cancelled_from_outside(self) -> bool:
         """Whether somebody else has cancelled the task since the scope was entered."""
         task = self._task

@@ -142,8 +142,7 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
     @cached_property
     def audience(self) -> Audience:
         """Who listens to a run whose plugins keep no state."""
-        sinks = () if self.event_sink is None else (self.event_sink,)
-        return Audience(sinks, self.hooks.event_observer)
+        return Audience(self.event_sink, self.hooks.event_observer)
 
     @property
     def plugin_names(self) -> dict[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from uuid import uuid4
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -54,7 +55,7 @@ class Conversation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the context to a file, whole or not at all."""
         target = Path(path)
-        draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
         try:
             draft.write_bytes(encode_json(self.context))
             draft.replace(target)

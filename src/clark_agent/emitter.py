@@ -27,18 +27,30 @@ class Listener(Struct, frozen=True):
     name: str
     call: Callable[[AgentEvent], Any]
     observes: tuple[type, ...] | None = None
+    is_hook: bool = True
+    """Whether it has only the time that hooks have. A reader of ours has all it wants."""
 
 
 Listeners: TypeAlias = tuple[Listener, ...]
 
 
 class Audience:
-    """Who wants which events: first the sinks, then the observers in order. Shared by runs."""
+    """Who wants which events: the sink, a reader of ours, the observers in order.
+
+    Shared by the runs of a config, as long as none has listeners of its own.
+    """
 
     __slots__ = ("_by_kind", "_listeners", "only")
 
-    def __init__(self, sinks: Sequence[EventSink], observers: Sequence[ObserverHook] = ()) -> None:
-        listeners = [Listener("event_sink", sink) for sink in sinks]
+    def __init__(
+        self,
+        sink: EventSink | None,
+        observers: Sequence[ObserverHook] = (),
+        reader: EventSink | None = None,
+    ) -> None:
+        listeners = [] if sink is None else [Listener("event_sink", sink)]
+        if reader is not None:
+            listeners.append(Listener("reader", reader, is_hook=False))
         listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
         self._listeners = tuple(listeners)
         self._by_kind: dict[type, Listeners] = {}
@@ -143,7 +155,7 @@ class Emitter:
                     if pending is None:
                         pending = listener.call(event)
                     if pending is not None and isawaitable(pending):
-                        await self._within_time(pending)
+                        await self._within_time(listener, pending)
                 except asyncio.CancelledError as error:
                     if is_cancelled():
                         cancelled = error
@@ -158,17 +170,17 @@ class Emitter:
         if cancelled is not None:
             raise cancelled
 
-    async def _within_time(self, pending: Awaitable[Any]) -> None:
-        until = self._until()
+    async def _within_time(self, listener: Listener, pending: Awaitable[Any]) -> None:
+        until = self._until(listener)
         if until is None:
             await pending
         else:
             async with asyncio.timeout_at(until):
                 await pending
 
-    def _until(self) -> float | None:
+    def _until(self, listener: Listener) -> float | None:
         """When the listener that is about to be awaited must be done."""
-        if self._timeout is None:
+        if self._timeout is None or not listener.is_hook:
             return self.deadline
         until = asyncio.get_running_loop().time() + self._timeout
         return until if self.deadline is None else min(until, self.deadline)

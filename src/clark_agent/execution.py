@@ -94,9 +94,9 @@ class Batch:
         return voted
 
     def output(self) -> Any:
-        """What the last call was given whose tool takes the run's answer."""
+        """What the last tool that takes the run's answer was run with."""
         for pending in reversed(self._calls):
-            if pending.tool is not None and pending.tool.takes_output:
+            if pending.has_run and pending.tool is not None and pending.tool.takes_output:
                 return pending.tool.output(pending.input)
         return None
 
@@ -174,9 +174,11 @@ class Batch:
             if previous is not None:
                 run.check_cancelled()
                 self._sibling_failed = self._sibling_failed or _fails_siblings(previous)
-            if self._sibling_failed:
+            if run.can_intervene and self._is_held_back(pending):
+                pass
+            elif self._sibling_failed:
                 pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
-            elif not (run.can_intervene and self._is_held_back(pending)):
+            else:
                 await prepare(run, answer, pending)
                 if pending.result is None:
                     call = pending.call
@@ -253,14 +255,17 @@ class Batch:
     def _break_off(self) -> None:
         """Somebody has intervened: the calls that run end, and the run goes on."""
         why = self._run.intervention(SteerWhen.NOW) or "steered"
-        for tool_run in tuple(self._running.values()):
-            tool_run.stop(why)
+        for pending, tool_run in tuple(self._running.items()):
+            if tool_run.stopped is None:
+                pending.was_intervened = True
+                tool_run.stop(why)
 
     def _is_held_back(self, pending: PendingCall) -> bool:
         """Whether somebody has intervened before the call was run; then it has its result."""
         why = self._run.intervention(SteerWhen.BEFORE_NEXT_TOOL)
         if why is not None:
             pending.answer_ourselves(_not_executed(why, _HELD_BACK[why]))
+            pending.was_intervened = True
         return why is not None
 
     async def _tasks_done(self) -> None:
@@ -283,10 +288,10 @@ class Batch:
         if self._stopped is not None or run.is_cancelled():
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
             return
+        if run.can_intervene and self._is_held_back(pending):
+            return
         if self._sibling_failed:
             pending.answer_ourselves(_stopped("sibling", None))
-            return
-        if run.can_intervene and self._is_held_back(pending):
             return
         context = ToolContext(tool_call_id=call.id, tool_name=call.name, run=run)
         tool_run: ToolRun | None = None
@@ -299,8 +304,9 @@ class Batch:
             except StopIteration as done:  # it had nothing to wait for
                 result = done.value
             else:
+                expected = run.scope.expected if alone else 0
                 tool_run = self._running[pending] = self._tool_run(
-                    tool, coroutine, awaited, context
+                    tool, coroutine, awaited, context, expected
                 )
                 if alone:
                     self._take_interrupts()
@@ -308,11 +314,12 @@ class Batch:
             if not isinstance(result, ToolResult):
                 raise TypeError(f"execute must return a ToolResult, not {type(result).__name__}")
             pending.result = result
+            pending.has_run = True
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
             cancelled = error if isinstance(error, asyncio.CancelledError) else None
         finally:
-            context.settle()
+            context.settle(drop=not pending.was_intervened)
             if tool_run is not None:
                 del self._running[pending]
                 if alone:
@@ -321,10 +328,17 @@ class Batch:
             raise cancelled or asyncio.CancelledError
 
     def _tool_run(
-        self, tool: AgentTool, coroutine: Any, awaited: Any, context: ToolContext
+        self, tool: AgentTool, coroutine: Any, awaited: Any, context: ToolContext, expected: int
     ) -> ToolRun:
-        grace, timeout = self._run.grace, self._timeout(tool)
-        tool_run = ToolRun(coroutine, awaited, context, grace=grace, in_thread=tool.runs_in_thread)
+        timeout = self._timeout(tool)
+        tool_run = ToolRun(
+            coroutine,
+            awaited,
+            context,
+            grace=self._run.grace,
+            cancelling=expected,
+            in_thread=tool.runs_in_thread,
+        )
         if timeout is not None:
             tool_run.stop_after(timeout, "timeout")
         return tool_run
@@ -456,6 +470,7 @@ def _fails_siblings(pending: PendingCall) -> bool:
         and pending.tool.aborts_siblings_on_error
         and pending.result is not None
         and pending.result.is_error
+        and not pending.was_intervened
     )
 
 

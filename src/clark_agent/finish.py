@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from msgspec.structs import astuple
 
@@ -26,13 +26,33 @@ class FinishTool(FunctionTool[[Any], Any], Generic[_T]):
         return answer  # type: ignore[no-any-return]
 
 
+@overload
 def finish_tool(
     output_type: type[_T],
     *,
     name: str = "finish",
     description: str = _DESCRIPTION,
     strict: bool = False,
-) -> FinishTool[_T]:
+) -> FinishTool[_T]: ...
+
+
+@overload
+def finish_tool(
+    output_type: Any,
+    *,
+    name: str = "finish",
+    description: str = _DESCRIPTION,
+    strict: bool = False,
+) -> FinishTool[Any]: ...
+
+
+def finish_tool(
+    output_type: Any,
+    *,
+    name: str = "finish",
+    description: str = _DESCRIPTION,
+    strict: bool = False,
+) -> FinishTool[Any]:
     """A tool that ends the run with a value of this type, which becomes ``RunResult.output``.
 
     A struct, dataclass, ``TypedDict`` or Pydantic model gives the parameters; any other type is the

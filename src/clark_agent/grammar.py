@@ -179,7 +179,7 @@ class EventChecker:
         self._require(follows, "message_discarded directly follows the end of an answer")
         self._answer = None
         self._stage = 0
-        self._broken_off = reason in ("steered", "out_of_time")
+        self._broken_off = reason in ("steered", "out_of_time", "out_of_budget")
         self._messages.pop()
 
     # --- requests and tools ---------------------------------------------------------------------

@@ -181,7 +181,7 @@ def _result(state: Run, outcome: LoopOutcome) -> RunResult:
         undelivered=state.leave(),
         output=state.output,
         limit=state.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None,
-        spent=state.meters[0].spent(state.clock.now_ms()) if state.meters else None,
+        spent=state.meters[0].spent() if state.meters else None,
         tree_usage=state.tree_usage,
     )
 
@@ -217,7 +217,6 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
     fallback = PlainTextFallback(config)
     await state.begin(prompts)
     await poll(state, state.hooks.steering, state.pending)
-    state.warn_of_limits()
     while True:
         then = _Then.ANSWER
         while then is _ANSWER or state.pending:
@@ -225,11 +224,8 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
             if state.at_cap():
                 break
             then = await _turn(state, fallback)
-            if then is not _Then.END:
-                if state.hooks.steering:
-                    await poll(state, state.hooks.steering, state.pending)
-                if state.meters and (then is _ANSWER or state.pending):
-                    state.warn_of_limits()
+            if then is not _Then.END and state.hooks.steering:
+                await poll(state, state.hooks.steering, state.pending)
         _check_empty_outcomes(config, fallback)
         if then is _Then.END:
             return _outcome(state, unfinished=False)
@@ -241,7 +237,7 @@ async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
             return _outcome(state, unfinished=unfinished)
         if not follow_ups:
             return _outcome(state, unfinished=False)
-        state.pending = follow_ups
+        state.pend(follow_ups)
 
 
 class _Then(Enum):

@@ -49,6 +49,10 @@ class PendingCall(Struct, eq=False):
     """Whether the result is in the runtime's own words."""
     checked: bool = False
     """Whether the hooks after the call have seen the result."""
+    has_run: bool = False
+    """Whether the tool has given a result."""
+    was_intervened: bool = False
+    """Whether somebody has intervened before it could."""
     ended: bool = False
 
     def answer_ourselves(self, result: ToolResult) -> None:

@@ -85,6 +85,7 @@ class Run:
         "_estimated",
         "_estimated_count",
         "_open",
+        "_parent",
         "_streaming",
         "_timers",
         "_turn_due",
@@ -142,12 +143,12 @@ class Run:
         self.identity = context.identity
         audience = config.audience
         if sink is not None or self.hooks is not config.hooks:
-            sinks = [taker for taker in (config.event_sink, sink) if taker is not None]
-            audience = Audience(sinks, self.hooks.event_observer)
+            audience = Audience(config.event_sink, self.hooks.event_observer, sink)
         self.emitter = Emitter(audience, config.hook_timeout)
         self.emit = self.emitter.emit
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
+        self._parent = parent
         self.grace = config.cancel_grace
         if parent is not None:
             self.grace = min(self.grace, parent.grace * _CHILDS_SHARE_OF_GRACE)
@@ -206,6 +207,12 @@ class Run:
         """Append messages to the transcript; await that all listeners are told."""
         self._append(messages)
         return self._announce()
+
+    def pend(self, follow_ups: list[AgentMessage]) -> None:
+        """Put follow-ups before the model with the next turn."""
+        self.pending = follow_ups
+        for channel in self.channels:
+            channel.promoted()
 
     def add_follow_ups(self, messages: Iterable[AgentMessage]) -> Awaitable[None]:
         """Append what no turn is left to answer."""
@@ -274,30 +281,30 @@ class Run:
     def limit(self) -> BudgetLimit | None:
         """What has run out."""
         for meter in self.meters:
-            if (limit := meter.reached(self.clock.now_ms())) is not None:
+            if (limit := meter.reached()) is not None:
                 return limit
         return None
 
-    def warn_of_limits(self) -> None:
-        """Tell the model, once, that something is about to run out."""
-        if not self.meters or self.was_told_to_wrap_up or self.at_cap():
-            return
+    def _warning(self) -> list[AgentMessage]:
+        """A word to the model, once, when something is about to run out."""
+        if self.was_told_to_wrap_up:
+            return []
         for meter in self.meters:
-            limit = meter.nearly_reached(self.clock.now_ms())
+            limit = meter.nearly_reached()
             if limit is not None:
                 self.was_told_to_wrap_up = True
                 text = meter.budget.message or BUDGET_WRAP_UP[limit]
-                self.pending.append(SystemMessage(text, self.clock.now_ms()))
-                return
+                return [SystemMessage(text, self.clock.now_ms())]
+        return []
 
     def _meters(self, inherited: tuple[Meter, ...]) -> tuple[Meter, ...]:
         """Those of the parent, and one of its own unless the budget is the same."""
-        budget, now = self.config.budget, self.clock.now_ms()
+        budget = self.config.budget
         meters = inherited
         if budget is not None and all(meter.budget is not budget for meter in inherited):
-            meters = (Meter(budget, now), *inherited)
+            meters = (Meter(budget, self.clock), *inherited)
         for meter in meters:
-            left = meter.seconds_left(now)
+            left = meter.seconds_left()
             if left is not None:
                 timer = self.loop.call_later(left, self._out_of_time, meter)
                 self._timers = (*self._timers, timer)
@@ -307,17 +314,21 @@ class Run:
         meter.is_out_of_time = True
         self._intervene()
 
-    def _spend(self, message: AssistantMessage) -> None:
+    def spend(self, message: AssistantMessage) -> None:
+        """Count the tokens of an answer, here and in the runs above; estimated for the budget."""
         usage = message.usage
         if usage is not None:
             self.usage += usage
-        if not self.meters:
-            return
-        if usage is None and message.content:
-            output = self._estimator.estimate_message(message)
-            usage = Usage(self._estimated_tokens(), output)
-        for meter in self.meters:
-            meter.spend(usage or Usage(), self.config.model_id)
+            above = self._parent
+            while above is not None:
+                above.children_usage += usage
+                above = above._parent
+        if self.meters:
+            if usage is None and message.content:
+                output = self._estimator.estimate_message(message)
+                usage = Usage(self._estimated_tokens(), output)
+            for meter in self.meters:
+                meter.spend(usage or Usage(), self.config.model_id)
 
     # --- intervening ----------------------------------------------------------------------------
 
@@ -392,21 +403,21 @@ class Run:
         self.turn_message = None
         self.turn_results = []
         self._discarded = None
-        if self.pending:
-            return self._begin_turn_with(self.pending)
+        if self.pending or self.meters:
+            return self._begin_turn_with_messages()
         if self._turn_open:
             return FINISHED
         self._turn_open = True
         return self.emit(TurnStart())
 
-    async def _begin_turn_with(self, pending: list[AgentMessage]) -> None:
+    async def _begin_turn_with_messages(self) -> None:
         if not self._turn_open:
             self._turn_open = True
             await self.emit(TurnStart())
-        self.pending = []
+        pending, self.pending = self.pending, []
         for channel in self.channels:
             channel.delivered(self.iterations)
-        await self.add(pending)
+        await self.add([*pending, *self._warning()])
 
     def begin_answer(self, placeholder: AssistantMessage) -> Awaitable[None]:
         """The model has begun to answer."""
@@ -421,8 +432,6 @@ class Run:
             return self._unannounced(message, None)
         self._open = None
         self._streaming = False
-        if self.meters or message.usage is not None:
-            self._spend(message)
         self.turn_message = message
         self.transcript.append(message)
         self.messages.append(message)
@@ -438,7 +447,6 @@ class Run:
         self._open = None
         self._streaming = False
         self._discard = reason
-        self._spend(message)
         self._discarded = message
         await self.emit(MessageEnd(message))
         self._discard = None
@@ -518,6 +526,7 @@ class Run:
             message = self._open
             if self._streaming:
                 message = cut_off = self.failed_message(error)
+                self.spend(message)
                 self._streaming = False
                 self._discard = str(message.stop_reason)
             self._open = None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import copy_context
-from threading import Thread
+from signal import SIGINT, default_int_handler, getsignal
+from signal import signal as set_signal
+from threading import Thread, current_thread, main_thread
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.errors import LoopError, failure_of
+from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, ChannelSink, EventSink
 from clark_agent.loop import RunResult, check_arguments, check_continuation, run, start
 from clark_agent.types import AgentContext, AgentMessage
@@ -76,12 +79,11 @@ class RunStream:
 
     async def __anext__(self) -> AgentEvent:
         task = self._entered()
-        try:
+        with suppress(StopAsyncIteration):
             return await self._sink.__anext__()
-        except StopAsyncIteration:
-            # Cancelling the reader must not cancel the run halfway; leaving the block does.
-            await asyncio.shield(task)
-            raise
+        # Cancelling the reader must not cancel the run halfway; leaving the block does.
+        await asyncio.shield(task)
+        raise StopAsyncIteration
 
     @property
     def result(self) -> RunResult:
@@ -142,12 +144,48 @@ def run_sync(
             failure = failure_of(error)
             raise
 
-    try:
-        if _has_running_loop():
-            return _on_a_thread(main, token)
-        return asyncio.run(main())
-    except KeyboardInterrupt as stop:
-        raise stop from failure
+    with _CtrlC(token) as ctrl_c:
+        try:
+            return _on_a_thread(main) if _has_running_loop() else _here(main)
+        except RunAborted:
+            if not ctrl_c.pressed:
+                raise
+        except KeyboardInterrupt as stop:
+            raise stop from failure
+    raise KeyboardInterrupt from failure
+
+
+class _CtrlC:
+    """While it is entered, the first Ctrl-C cancels the token, and the second raises.
+
+    Not in a thread, which gets no signals, and not where the program has a handler of its own.
+    """
+
+    def __init__(self, token: CancellationToken) -> None:
+        self._token = token
+        self._previous: Any = None
+        self.pressed = False
+
+    def __enter__(self) -> Self:
+        if current_thread() is main_thread() and _is_pythons_own(getsignal(SIGINT)):
+            self._previous = set_signal(SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            set_signal(SIGINT, self._previous)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+        self._token.cancel("interrupted")
+
+
+def _is_pythons_own(handler: Any) -> bool:
+    """Whether it is the interpreter's, or the one that ``asyncio.run`` puts in its place."""
+    owner = getattr(getattr(handler, "func", None), "__self__", None)
+    return handler is default_int_handler or isinstance(owner, asyncio.Runner)
 
 
 def _has_running_loop() -> bool:
@@ -158,9 +196,31 @@ def _has_running_loop() -> bool:
     return True
 
 
-def _on_a_thread(
-    main: Callable[[], Coroutine[Any, Any, RunResult]], token: CancellationToken
-) -> RunResult:
+def _here(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
+    runner, is_over = asyncio.Runner(), False
+
+    async def noted() -> RunResult:
+        nonlocal is_over
+        try:
+            return await main()
+        finally:
+            is_over = True
+
+    try:
+        return runner.run(noted())
+    finally:
+        if is_over:
+            runner.close()
+        else:  # interrupted twice: to close it would be to wait for what does not stop
+            runner.get_loop().set_exception_handler(lambda *_: None)
+            asyncio.set_event_loop(None)
+            _abandoned.append(runner)
+
+
+_abandoned: list[asyncio.Runner] = []
+
+
+def _on_a_thread(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
     outcome: Future[RunResult] = Future()
     context = copy_context()
 
@@ -171,9 +231,4 @@ def _on_a_thread(
             outcome.set_exception(error)
 
     Thread(target=work, name="clark_agent.run_sync", daemon=True).start()
-    try:
-        return outcome.result()
-    except KeyboardInterrupt:
-        token.cancel("interrupted")
-        outcome.exception()  # until the run has ended, or somebody interrupts once more
-        raise
+    return outcome.result()

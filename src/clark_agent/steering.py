@@ -81,8 +81,8 @@ class SteeringReceipt:
 
     def settle(self, status: SteeringStatus, turn: int | None = None) -> None:
         """Say what has become of the message. For whoever took it out of the queue."""
-        self.status = status
         self.turn = turn
+        self.status = status
         self._settled.cancel()
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 from clark_agent.budget import Budget
 from clark_agent.config import LoopConfig
-from clark_agent.errors import ConfigError, LoopError, ToolExecutionError, failure_of
+from clark_agent.errors import ConfigError, LoopError, ToolExecutionError
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
 from clark_agent.loop import LoopOutcome, RunResult, check_arguments, start
 from clark_agent.run_state import Run
@@ -48,7 +48,10 @@ async def run_child(
         )
     context = AgentContext(system_prompt, identity=identity)
     check_arguments(context, config)
-    config = _within_deadline(config, identity)
+    for meter in () if parent is None else parent.meters:
+        meter.budget.check_model(config.model_id)
+    clock = config.clock if parent is None else parent.clock
+    config = _within_deadline(config, identity, clock.now_ms())
     child = start(
         prompts,
         context,
@@ -58,30 +61,26 @@ async def run_child(
         parent=parent,
     )
     # In a task of its own, so that its cancellations and those of the parent are told apart.
-    usage = Usage()
-    try:
-        result = await asyncio.get_running_loop().create_task(child)
-        usage = result.tree_usage
-        return result
-    except BaseException as error:
-        if (failure := failure_of(error)) is not None:
-            usage = failure.tree_usage
-        raise
-    finally:
-        if parent is not None:
-            parent.children_usage += usage
+    task = asyncio.get_running_loop().create_task(child)
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            task.cancel()  # and wait for it, as long as the call itself is waited for
+    return task.result()
 
 
 def _child_identity(parent: Run | None, config: LoopConfig) -> RunIdentity:
-    above = RunIdentity.root(config.clock.new_id()) if parent is None else parent.identify()
-    return RunIdentity.child_of(above, config.clock.new_id())
+    if parent is None:
+        return RunIdentity.child_of(RunIdentity.root(config.clock.new_id()), config.clock.new_id())
+    return RunIdentity.child_of(parent.identify(), parent.clock.new_id())
 
 
-def _within_deadline(config: LoopConfig, identity: RunIdentity) -> LoopConfig:
+def _within_deadline(config: LoopConfig, identity: RunIdentity, now_ms: int) -> LoopConfig:
     """The config, with no more time than the identity has."""
     if identity.deadline_unix_ms is None:
         return config
-    left = max(0, identity.deadline_unix_ms - config.clock.now_ms()) / 1000
+    left = max(0, identity.deadline_unix_ms - now_ms) / 1000
     budget = config.budget or Budget()
     if budget.seconds is not None and budget.seconds <= left:
         return config

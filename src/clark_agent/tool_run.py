@@ -61,6 +61,7 @@ class ToolRun:
         context: ToolContext,
         *,
         grace: float,
+        cancelling: int = 0,
         in_thread: bool = False,
     ) -> None:
         self._coroutine = coroutine
@@ -71,7 +72,8 @@ class ToolRun:
         self._in_thread = in_thread
         self._task: asyncio.Task[Any] | None = None
         self._timers: list[asyncio.TimerHandle] = []
-        self._cancelling = 0
+        self._cancelling = cancelling
+        """How often the task was cancelled before the tool began."""
         self._cancels = 0
         self._leave = False
         self.stopped: str | None = None
@@ -100,41 +102,52 @@ class ToolRun:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
 
     def _interrupt(self) -> None:
-        """Raise the cancellation in the tool. It has the rest of the grace to end."""
-        self._cancel_task()
-        self._later(self._grace / 2, self._end_of_grace)
+        """Raise the cancellation in the tool. It has the rest of the grace to end.
+
+        Unless the run itself is over, a listener that works on the tool's progress is not
+        disturbed: then the cancellation comes after it.
+        """
+        if self._context.is_reporting and self.stopped != "aborted":
+            loop = asyncio.get_running_loop()
+            self._context.when_reported = lambda: loop.call_soon(self._interrupt)
+        elif self._task is not None:  # otherwise it has ended in the meantime
+            self._context.when_reported = None
+            self._cancel_task()
+            self._later(self._grace / 2, self._end_of_grace)
 
     def _end_of_grace(self) -> None:
         self._leave = True
         self._cancel_task()
 
     def _cancel_task(self) -> None:
-        assert self._task is not None
-        self._cancels += 1
-        self._task.cancel()
+        if self._task is not None:
+            self._cancels += 1
+            self._task.cancel()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         task = self._task = asyncio.current_task()
         assert task is not None
-        self._cancelling = task.cancelling()
         awaited = self._awaited
         try:
             # What ``yield from`` does with the coroutine, with an eye on cancellations.
             while True:
                 thrown: BaseException | None = None
                 try:
-                    yield awaited
+                    yield _plain(awaited)
                 except BaseException as error:
                     if self._leave and isinstance(error, asyncio.CancelledError):
                         _leave_behind(self._coroutine, error)
                         raise ToolLeftBehindError from None
+                    if isinstance(error, asyncio.CancelledError) and _cancels(awaited):
+                        self._leave_after_grace()
+                        continue
                     thrown = error
                 try:
                     awaited = _step(self._coroutine, thrown)
                 except StopIteration as done:
                     return done.value
-                if thrown is not None and self._is_cancelled_from_outside():
-                    self._later(self._grace, self._leave_if_cancelled)
+                if thrown is not None:
+                    self._leave_after_grace()
         finally:
             for timer in self._timers:
                 timer.cancel()
@@ -154,12 +167,46 @@ class ToolRun:
         task = self._task
         return task is not None and task.cancelling() > self._cancelling + self._cancels
 
+    def _leave_after_grace(self) -> None:
+        if self._is_cancelled_from_outside():
+            self._later(self._grace, self._leave_if_cancelled)
+
     def _leave_if_cancelled(self) -> None:
         """The tool has gone on although its task was cancelled: to clean up, or for ever."""
         if self.stopped is None and self._is_cancelled_from_outside():
             self.stopped = "aborted"
             self._context.signal.cancel("aborted")
             self._end_of_grace()
+
+
+def _plain(awaited: Any) -> Any:
+    """What to wait for in its stead, so that a cancellation comes back to us at once.
+
+    To cancel a task that waits for another task is to cancel that one, and to wait on.
+    """
+    if not _is_task_like(awaited):
+        return awaited
+    awaited._asyncio_future_blocking = False
+    woken = awaited.get_loop().create_future()
+
+    def wake(_: object) -> None:
+        awaited.remove_done_callback(wake)
+        if not woken.done():
+            woken.set_result(None)
+
+    awaited.add_done_callback(wake)
+    woken.add_done_callback(wake)
+    woken._asyncio_future_blocking = True
+    return woken
+
+
+def _is_task_like(awaited: Any) -> bool:
+    return type(awaited) is not asyncio.Future and asyncio.isfuture(awaited)
+
+
+def _cancels(awaited: Any) -> bool:
+    """Pass a cancellation on to what is waited for. False: it cannot be, or is over."""
+    return _is_task_like(awaited) and awaited.cancel()
 
 
 def _step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> Any:

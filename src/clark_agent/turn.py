@@ -126,17 +126,26 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
         )
         outcome = await _stream(run, request)
         if type(outcome) is AssistantMessage:
+            if run.meters or outcome.usage is not None:
+                run.spend(outcome)
             if outcome.stop_reason is _MAX_TOKENS and await _escalate(run, outcome, attempts):
                 continue
             await run.end_answer(outcome)
             return ModelAnswer(outcome, gate_context, allowlist)
         if isinstance(outcome, _Failure):
-            await run.discard_answer(outcome.message, str(outcome.kind))
+            run.spend(outcome.message)
+            is_last = run.limit is not None
+            reason = "out_of_budget" if is_last else str(outcome.kind)
+            await run.discard_answer(outcome.message, reason)
             run.check_cancelled()  # which may be why the stream failed
+            if is_last:
+                return None
             await _recover(run, iteration, outcome, attempts)
         else:
             why = run.intervention(SteerWhen.NOW) or "steered"
-            await run.discard_answer(run.unanswered(_BROKEN_OFF[why]), why)
+            message = run.unanswered(_BROKEN_OFF[why])
+            run.spend(message)
+            await run.discard_answer(message, why)
             return None
 
 
@@ -287,10 +296,10 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
             except Exception:
                 logger.exception("the transport failed to close its stream")
     except (Exception, asyncio.CancelledError) as error:
-        if isinstance(error, asyncio.CancelledError) and is_cancelled():
-            raise
         if interruption is not None and interruption.was_cancelled and not run.is_cancelled():
             return None
+        if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            raise
         return _Failure(
             run.failed_message(error),
             StreamErrorKind.FATAL,
@@ -322,11 +331,15 @@ async def _read(
                 raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")
             return event.message
         elif kind is Error:
+            if interruption is not None and interruption.is_due:
+                return None
             return _failed(run, event)
         else:
             raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
         if interruption is not None and interruption.is_due:
             return None
+    if interruption is not None and interruption.is_due:
+        return None
     message = AssistantMessage(
         (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
     )
@@ -351,6 +364,8 @@ async def _escalate(run: Run, message: AssistantMessage, attempts: _Attempts) ->
     """Prepare to ask for a cut-off answer again with a larger cap. False: it stays cut off."""
     recovery, cap = run.config.max_output_tokens_recovery, attempts.cap
     if recovery is None or cap is None or attempts.escalations >= recovery.max_attempts:
+        return False
+    if run.limit is not None:
         return False
     new_cap = recovery.next_cap(cap, attempts.escalations)
     if new_cap is None:

@@ -332,7 +332,8 @@ def _text_of(blocks: Iterable[AssistantBlock | UserBlock]) -> str:
 class RunIdentity(Struct, frozen=True, gc=False, omit_defaults=True):
     """Who a run is, and whose child.
 
-    The loop does not enforce ``deadline_unix_ms``; plugins that care read it.
+    ``deadline_unix_ms`` limits child runs (see `clark_agent.sub_agents`); a run that the host
+    starts itself is not bound by it, plugins that care read it.
     """
 
     run_id: str

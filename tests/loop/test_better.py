@@ -489,7 +489,7 @@ async def test_an_observer_gets_and_pays_for_what_it_wants_only(
             self.seen.append(event)
 
     turns = Turns()
-    emitter = Emitter(Audience([], Hooks.of([turns]).event_observer))
+    emitter = Emitter(Audience(None, Hooks.of([turns]).event_observer))
     assert emitter.listeners(ev.MessageUpdate) == ()
     assert [listener.name for listener in emitter.listeners(ev.TurnEnd)] == ["turns"]
 

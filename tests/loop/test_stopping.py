@@ -1430,7 +1430,7 @@ async def test_a_turn_that_comes_with_the_deadline_is_taken() -> None:
         if len(heard) == 1:
             await held.wait()
 
-    emitter = Emitter(Audience([hold]))
+    emitter = Emitter(Audience(hold))
     first = asyncio.ensure_future(emitter.emit(ev.AgentStart()))
     await asyncio.sleep(0)
     emitter.deadline = loop.time() + 0.01

@@ -1,8 +1,8 @@
 """Breaks promises on purpose, one at a time, and looks whether the tests notice.
 
 ``python -m tests.model.mutants`` copies the package, makes one change to the copy, and runs the
-sweep, the random lives and the recorded scenarios against it. A mutant that survives is a promise
-that nobody checks. The list:
+sweeps, the random lives, the tests of steering and the recorded scenarios against it. A mutant that
+survives is a promise that nobody checks. The list:
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/model/test_sweep.py",
     "tests/model/test_random.py",
+    "tests/model/test_steering.py",
+    "tests/loop/test_steering.py",
     "tests/conformance/test_loop.py",
 )
 
@@ -81,6 +83,41 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         'if not any(hasattr(plugin, "for_run") for plugin in self.plugins):',
         "if True:",
     ),
+    "what waits when the run ends is not handed back": (
+        "run_state.py",
+        "left += channel.close()",
+        "channel.close()",
+    ),
+    "a receipt names the turn before": (
+        "run_state.py",
+        "channel.delivered(self.iterations)",
+        "channel.delivered(self.iterations - 1)",
+    ),
+    "what is sent after the run waits for the next": (
+        "steering.py",
+        "        if self.is_over:\n            try:",
+        "        if False:\n            try:",
+    ),
+    "steering breaks nothing off": (
+        "run_state.py",
+        "if self.break_off is not None and self.intervention(SteerWhen.NOW) is not None:",
+        "if False:",
+    ),
+    "steering holds no call back": (
+        "execution.py",
+        "why = self._run.intervention(SteerWhen.BEFORE_NEXT_TOOL)",
+        "why = self._run.intervention(SteerWhen.NOW)",
+    ),
+    "steering cancels a listener that works": (
+        "turn.py",
+        "if not self.was_cancelled and not self._run.emitter.is_sending:",
+        "if not self.was_cancelled:",
+    ),
+    "breaking off an answer leaves a cancellation on the task": (
+        "turn.py",
+        "run.scope.take_back()",
+        "pass",
+    ),
 }
 
 
@@ -96,7 +133,7 @@ def survives(file: str, old: str, new: str) -> bool:
         environment = {**os.environ, "PYTHONPATH": folder, "CLARK_AGENT_LIVES": "500"}
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False
+                command, cwd=ROOT, env=environment, capture_output=True, timeout=180, check=False
             )
         except subprocess.TimeoutExpired:  # it hangs: noticed
             return False

@@ -1,5 +1,5 @@
 """A world for the loop to live in: scripted models, tools and hooks of every temper, and a way to
-cancel a run at any of its suspension points.
+cancel a run, or to steer it, at any of its suspension points.
 
 `live` runs one scenario in it and checks everything that must hold of any run, however it ended.
 """
@@ -9,9 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import clark_agent as ca
@@ -23,6 +33,7 @@ from clark_agent.testing import FakeClock, RecordingSink
 GRACE = 0.01
 PATIENCE = 0.005
 EMPTY = ca.AssistantMessage((), ca.StopReason.OTHER)
+HALF = ca.AssistantMessage.from_text("half a ")
 
 Temper = Literal[
     "fast",
@@ -59,8 +70,16 @@ Fault = Literal[
     "truncated",
     "error_message",
     "no_start",
+    "reports_cancel",
+    "fails_on_cancel",
+    "swallows_cancel",
+    "ends_on_cancel",
+    "cleans_up_late",
 ]
 FAULTS: tuple[Fault, ...] = Fault.__args__  # type: ignore[attr-defined]
+
+When = Literal["after_batch", "before_next_tool", "now", "follow_up"]
+WHEN: tuple[When, ...] = When.__args__  # type: ignore[attr-defined]
 
 HookTemper = Literal["none", "passes", "acts", "raises", "waits", "hangs"]
 HOOK_TEMPERS: tuple[HookTemper, ...] = HookTemper.__args__  # type: ignore[attr-defined]
@@ -78,6 +97,22 @@ class Scenario:
     aborting_siblings: bool = False
     exclusive: bool = False
     repeated_ids: bool = False
+    steers: tuple[Steer, ...] = ()
+    """What is sent through a channel."""
+
+
+@dataclass(frozen=True)
+class Steer:
+    """Send messages at the n-th suspension point, so many passes of the event loop into it.
+
+    From a thread that is waited for, or from one that races the run.
+    """
+
+    at: int
+    when: When
+    passes: int = 0
+    by: Literal["loop", "thread", "racing_thread"] = "loop"
+    messages: int = 1
 
 
 @dataclass(frozen=True)
@@ -93,12 +128,12 @@ class Cancel:
 
 
 class Watched:
-    """Awaits a coroutine, counts its suspension points, and does something at one of them."""
+    """Awaits a coroutine, counts its suspension points, and does something at some of them."""
 
     def __init__(
-        self, coroutine: Coroutine[Any, Any, Any], at: int, act: Callable[[], None]
+        self, coroutine: Coroutine[Any, Any, Any], acts: Mapping[int, Sequence[Callable[[], None]]]
     ) -> None:
-        self.coroutine, self.at, self.act = coroutine, at, act
+        self.coroutine, self.acts = coroutine, acts
         self.count = 0
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -113,8 +148,8 @@ class Watched:
                 return done.value
             thrown = None
             self.count += 1
-            if self.count == self.at:
-                self.act()
+            for act in self.acts.get(self.count, ()):
+                act()
             try:
                 yield awaited
             except BaseException as error:
@@ -134,14 +169,21 @@ class World:
         self.handles: list[ca.ToolContext] = []
         self.ran: Counter[str] = Counter()
         self.open_streams = 0
+        self.cancelling = 0
+        """The most cancellations that the run's task was under when the model was asked."""
+        self.line = Line(scenario.steers)
 
     def config(self, sink: ca.EventSink) -> ca.LoopConfig:
         scenario = self.scenario
         settings: dict[str, Any] = {"cancel_grace": GRACE, **scenario.settings}
+        plugins: list[Any] = [Hooks(scenario.hooks), Steering(scenario.steering)]
+        plugins.append(ca.UniqueToolCallIds())
+        if scenario.steers:
+            plugins.append(self.line.channel)
         return ca.LoopConfig(
             stream=self.stream(),
             tools=[Tool(self, temper) for temper in TEMPERS],
-            plugins=[Hooks(scenario.hooks), Steering(scenario.steering), ca.UniqueToolCallIds()],
+            plugins=plugins,
             event_sink=sink,
             clock=FakeClock(),
             **settings,
@@ -155,6 +197,9 @@ class World:
             request: st.StreamRequest, signal: ca.CancellationToken
         ) -> AsyncIterator[st.StreamEvent]:
             self.open_streams += 1
+            task = asyncio.current_task()
+            assert task is not None
+            self.cancelling = max(self.cancelling, task.cancelling())
             try:
                 turn, step = next(calls, (len(steps), "the end"))
                 async with aclosing(self.play(turn, step)) as events:
@@ -203,17 +248,42 @@ class World:
             await asyncio.Event().wait()
         yield st.Start(EMPTY)
         yield st.Chunk(st.TextChunk("half a "))
-        if fault in ("raises_late", "hangs_late"):
-            if fault == "hangs_late":
-                await asyncio.Event().wait()
+        if fault == "raises_late":
             raise OSError("the wire is cut in mid-word")
+        if fault.endswith(("_cancel", "_late")):
+            async with aclosing(self.hang(fault)) as events:
+                async for event in events:
+                    yield event
+            return
         if fault == "truncated":
             yield st.Done(ca.AssistantMessage((call,), ca.StopReason.MAX_TOKENS))
         elif fault == "error_message":
             yield st.Done(ca.AssistantMessage((call,), ca.StopReason.ERROR, "it broke"))
         else:
-            partial = ca.AssistantMessage.from_text("half a ")
-            yield st.Error(partial, kinds[fault], f"a {fault} failure")
+            yield st.Error(HALF, kinds[fault], f"a {fault} failure")
+
+    async def hang(self, fault: Fault) -> AsyncGenerator[st.StreamEvent, None]:
+        """Wait for good, and take a cancellation in a way of its own."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            match fault:
+                case "reports_cancel":
+                    yield st.Error(HALF, st.StreamErrorKind.ABORTED, "it was cancelled")
+                case "fails_on_cancel":
+                    raise OSError("the wire is cut by the cancellation") from None
+                case "swallows_cancel":
+                    yield st.Chunk(st.TextChunk("word"))
+                    await asyncio.sleep(0)
+                    yield st.Done(ca.AssistantMessage.from_text("half a word"))
+                case "ends_on_cancel":
+                    return
+                case _:
+                    raise
+        finally:
+            if fault == "cleans_up_late":
+                for _ in range(2):
+                    await asyncio.sleep(0)
 
 
 class Tool(ca.AgentTool):
@@ -371,6 +441,54 @@ class Steering:
         return [ca.UserMessage(f"steer {self.count}")] if self.count in self.polls else []
 
 
+class Line:
+    """A channel that steers as it is told, and keeps every receipt."""
+
+    def __init__(self, steers: Sequence[Steer]) -> None:
+        self.steers = steers
+        self.channel = ca.ChannelSteering()
+        self.steering: list[ca.SteeringReceipt] = []
+        self.follow_ups: list[ca.SteeringReceipt] = []
+        self.racing: list[tuple[ca.SteeringReceipt, bool]] = []
+        """What threads have sent on their own, and whether the run's end had been told by then."""
+        self.threads: list[threading.Thread] = []
+
+    def act(self, number: int, sink: RecordingSink) -> None:
+        """Send what a steer says, the way it says."""
+        steer = self.steers[number]
+        texts = [f"{steer.when} {number}.{n}" for n in range(steer.messages)]
+        match steer.by:
+            case "loop":
+                self.send(steer, texts)
+            case "thread":
+                thread = threading.Thread(target=self.send, args=(steer, texts))
+                thread.start()
+                thread.join()
+            case "racing_thread":
+                thread = threading.Thread(target=self.race, args=(steer, texts, sink))
+                self.threads.append(thread)
+                thread.start()
+
+    def send(self, steer: Steer, texts: Sequence[str]) -> None:
+        into = self.follow_ups if steer.when == "follow_up" else self.steering
+        into.extend(self.post(steer, text) for text in texts)
+
+    def race(self, steer: Steer, texts: Sequence[str], sink: RecordingSink) -> None:
+        for text in texts:
+            receipt = self.post(steer, text)
+            self.racing.append((receipt, "agent_end" in sink.types[-1:]))
+
+    def post(self, steer: Steer, text: str) -> ca.SteeringReceipt:
+        handle = self.channel.handle
+        if steer.when == "follow_up":
+            return handle.follow_up(text)
+        return handle.steer(text, steer.when)
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join()
+
+
 # --- a life, and what must hold of it -----------------------------------------------------------
 
 
@@ -381,9 +499,13 @@ class Life:
     outcome: ca.RunResult | BaseException
     sink: RecordingSink
     points: int
+    line: Line
+    was_cancelled: bool
 
 
-async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
+async def live(
+    scenario: Scenario, cancel: Cancel | None = None, *, patience: float = PATIENCE
+) -> Life:
     """Run the scenario, cancelled or not, and check all that must hold."""
     world, sink, token = World(scenario), RecordingSink(), ca.CancellationToken()
     config = world.config(sink)
@@ -393,13 +515,17 @@ async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
 
     ended = False
 
-    def act(passes: int) -> None:
-        assert cancel is not None
+    def later(passes: int, act: Callable[[], None]) -> None:
         if ended:
             return
         if passes > 0:
-            loop.call_soon(act, passes - 1)
-        elif cancel.by == "token":
+            loop.call_soon(later, passes - 1, act)
+        else:
+            act()
+
+    def stop() -> None:
+        assert cancel is not None
+        if cancel.by == "token":
             token.cancel("at a suspension point")
         elif cancel.by == "task":
             task.cancel()
@@ -409,10 +535,15 @@ async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
             thread.join()
 
     # Whatever hangs for good is cancelled in the end, so that every life ends.
-    net = loop.call_later(PATIENCE, token.cancel, "it has hung for long enough")
-    at, passes = (0, 0) if cancel is None else (cancel.at, cancel.passes)
+    net = loop.call_later(patience, token.cancel, "it has hung for long enough")
+    acts: dict[int, list[Callable[[], None]]] = {}
+    for number, steer in enumerate(scenario.steers):
+        send = partial(world.line.act, number, sink)
+        acts.setdefault(steer.at, []).append(partial(later, steer.passes, send))
+    if cancel is not None:
+        acts.setdefault(cancel.at, []).append(partial(later, cancel.passes, stop))
     coroutine = ca.run("go", ca.AgentContext("sys"), config, token)
-    watched = Watched(coroutine, at, lambda: act(passes))
+    watched = Watched(coroutine, acts)
     outcome: ca.RunResult | BaseException
     try:
         outcome = await watched
@@ -424,10 +555,14 @@ async def live(scenario: Scenario, cancel: Cancel | None = None) -> Life:
     cancelled_by_task = task.cancelling()
     while task.cancelling():
         task.uncancel()
-    life = Life(outcome, sink, watched.count)
+    was_cancelled = token.cancelled or cancelled_by_task > 0
+    life = Life(outcome, sink, watched.count, world.line, was_cancelled)
+    by_task = cancel is not None and cancel.by == "task"
+    assert by_task or cancelled_by_task == 0, "the run has left a cancellation on its task"
     check_ending(life, cancelled_by_task)
     assert "cut" not in world.ran, "a call that was cut off has been run"
     check_messages(life)
+    check_steering(world, life)
     await check_nothing_left(world, sink, before)
     await check_config_still_works(world, config)
     return life
@@ -442,15 +577,16 @@ def check_ending(life: Life, cancelled_by_task: int) -> None:
         assert type(life.outcome) is not ca.LoopError, f"unexpected: {life.outcome!r}"
 
 
-def messages_of(outcome: ca.RunResult | BaseException) -> tuple[ca.AgentMessage, ...]:
+def carrier_of(outcome: ca.RunResult | BaseException) -> ca.RunResult | ca.LoopError:
+    """What carries all that the run had."""
     carrier = outcome.__cause__ if isinstance(outcome, asyncio.CancelledError) else outcome
     assert isinstance(carrier, (ca.RunResult, ca.LoopError)), f"{outcome!r} carries nothing"
-    return carrier.messages
+    return carrier
 
 
 def check_messages(life: Life) -> None:
     """The events are in order, tell the same messages, and every call is answered in its place."""
-    messages = messages_of(life.outcome)
+    messages = carrier_of(life.outcome).messages
     ca.check_events(life.sink.events)
     assert ca.fold_events(life.sink.events) == messages
     waiting: Counter[str] = Counter()
@@ -468,6 +604,107 @@ def check_messages(life: Life) -> None:
     for change in ca.repair_history(messages).changes:
         is_repeated_id = change.kind is ca.HistoryChangeKind.RENAMED_CALL
         assert is_repeated_id or change.tool_call_id.startswith(FALLBACK_ID), change
+
+
+def check_steering(world: World, life: Life) -> None:
+    """Every message has its fate, and nobody was disturbed more than was asked for."""
+    line = life.line
+    if not line.steers:
+        return
+    line.join()
+    racing = [receipt for receipt, is_late in line.racing if not is_late or is_told(receipt, life)]
+    check_receipts(life.outcome, life.sink.events, line.steering, line.follow_ups)
+    for receipt in racing:  # in what order they were queued nobody can tell
+        check_receipts(life.outcome, life.sink.events, [receipt])
+    for receipt, _ in line.racing:
+        assert receipt.is_settled, "a message without a fate"
+    late = [line.channel.handle.steer("late", "now"), line.channel.handle.follow_up("late")]
+    assert [receipt.status for receipt in late] == ["expired"] * 2
+    check_disturbance(world, life)
+
+
+def is_told(receipt: ca.SteeringReceipt, life: Life) -> bool:
+    """Whether the run has anything to say about the message."""
+    carrier = carrier_of(life.outcome)
+    return any(message is receipt.message for message in (*carrier.messages, *carrier.undelivered))
+
+
+def check_receipts(
+    outcome: ca.RunResult | BaseException,
+    events: Iterable[ca.AgentEvent],
+    *queues: Sequence[ca.SteeringReceipt],
+) -> None:
+    """Each message is told of once, in the turn that its receipt names, or handed back once.
+
+    The receipts of a queue are given in the order of sending, and that is the order of both.
+    """
+    carrier = carrier_of(outcome)
+    turns = turns_of(events)
+    for receipts in queues:
+        for receipt in receipts:
+            told = turns.get(id(receipt.message), [])
+            if receipt.status is ca.SteeringStatus.DELIVERED:
+                assert told == [receipt.turn], f"{receipt} of {receipt.message}: told in {told}"
+            else:
+                assert receipt.status is ca.SteeringStatus.EXPIRED, f"{receipt} has no fate"
+                assert receipt.turn is None
+                assert told == [], f"{receipt} of {receipt.message}: told in {told}"
+            assert receipt.is_settled
+        fates = {
+            ca.SteeringStatus.DELIVERED: carrier.messages,
+            ca.SteeringStatus.EXPIRED: carrier.undelivered,
+        }
+        for status, messages in fates.items():
+            wanted = [id(receipt.message) for receipt in receipts if receipt.status is status]
+            sent = {id(receipt.message) for receipt in receipts}
+            found = [id(message) for message in messages if id(message) in sent]
+            assert found == wanted, f"what is {status} is not what the run gives, in order"
+
+
+def turns_of(events: Iterable[ca.AgentEvent]) -> dict[int, list[int | None]]:
+    """In which turns, from 1, each message is told of; None: after the last."""
+    turns: dict[int, list[int | None]] = {}
+    turn, is_open = 0, False
+    for event in events:
+        match event:
+            case ca.events.TurnStart():
+                turn, is_open = turn + 1, True
+            case ca.events.TurnEnd():
+                is_open = False
+            case ca.events.MessageStart():
+                turns.setdefault(id(event.message), []).append(turn if is_open else None)
+            case _:
+                pass
+    return turns
+
+
+def check_disturbance(world: World, life: Life) -> None:
+    """Answers and calls are broken off only by what is sent for now, calls held back by less."""
+    sent = Counter({steer.when: 0 for steer in life.line.steers})
+    for steer in life.line.steers:
+        sent[steer.when] += steer.messages
+    discarded = [event.reason for event in life.sink.of(ca.events.MessageDiscarded)]
+    assert discarded.count("steered") <= sent["now"], "one message breaks off one answer"
+    if not life.was_cancelled:  # a stream that is broken off has not failed
+        assert world.cancelling == 0, "the run went on under a cancellation"
+        said = str(life.outcome) if isinstance(life.outcome, ca.LoopError) else ""
+        assert "cancel" not in said, said
+        assert "empty" in world.scenario.script or "empty" not in discarded
+    urgent = sent["now"] + sent["before_next_tool"]
+    for message in carrier_of(life.outcome).messages:
+        if not isinstance(message, ca.ToolResultMessage) or not isinstance(message.details, dict):
+            continue
+        if message.details.get("reason") != "steered":
+            continue
+        assert message.is_error
+        match message.details["kind"]:
+            case "tool_call_stopped":
+                assert sent["now"] > 0, "a call was stopped that should have gone on"
+            case kind:
+                assert kind == "tool_call_not_executed"
+                assert urgent > 0, "a call was held back that should have been run"
+                ran = world.ran[message.tool_call_id]
+                assert world.scenario.repeated_ids or not ran, "a call was run, and said not to be"
 
 
 async def check_nothing_left(
@@ -502,8 +739,8 @@ async def check_config_still_works(world: World, config: ca.LoopConfig) -> None:
     scenario = world.scenario
     fresh = World(Scenario((), scenario.hooks, scenario.settings, scenario.steering))
     again, anew = RecordingSink(), RecordingSink()
-    used = config.replace(stream=fresh.stream(), event_sink=again)
-    for one in (used, fresh.config(anew)):
+    used = config.replace(stream=fresh.stream(), event_sink=again, hook_timeout=None)
+    for one in (used, fresh.config(anew).replace(hook_timeout=None)):
         with suppress(ca.LoopError):
             await ca.run("again", ca.AgentContext("sys"), one)
     assert again.types == anew.types

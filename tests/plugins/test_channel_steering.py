@@ -12,6 +12,13 @@ from clark_agent.plugin import Hooks
 from clark_agent.plugins import ChannelSteering
 
 
+def begun(steering: ChannelSteering) -> ChannelSteering:
+    """The channel as a run has it that has begun."""
+    run = steering.for_run()
+    run.listen(lambda: None)
+    return run
+
+
 def told(*receipts: SteeringReceipt) -> list[tuple[str, int | None]]:
     return [(receipt.status, receipt.turn) for receipt in receipts]
 
@@ -21,7 +28,7 @@ def test_what_is_sent_before_the_run_waits_for_it() -> None:
     receipt = steering.handle.steer("early")
     assert told(receipt) == [("queued", None)]
     assert not receipt.is_settled
-    run = steering.for_run()
+    run = begun(steering)
     assert run.next_steering_messages() == [UserMessage("early")]
     assert told(receipt) == [("queued", None)], "taken is not delivered"
     run.delivered(3)
@@ -31,7 +38,7 @@ def test_what_is_sent_before_the_run_waits_for_it() -> None:
 
 def test_messages_come_in_order_and_once() -> None:
     steering = ChannelSteering()
-    run = steering.for_run()
+    run = begun(steering)
     note = SystemMessage("note")
     for message in ("a", note, "b"):
         _ = steering.handle.steer(message)
@@ -45,7 +52,7 @@ def test_messages_come_in_order_and_once() -> None:
 
 def test_follow_ups_have_a_queue_of_their_own() -> None:
     steering = ChannelSteering()
-    run = steering.for_run()
+    run = begun(steering)
     later, soon = steering.handle.follow_up("later"), steering.handle.steer("soon")
     assert run.next_steering_messages() == [UserMessage("soon")]
     assert run.next_follow_up_messages() == [UserMessage("later")]
@@ -67,7 +74,7 @@ def test_what_is_no_message_is_refused_at_once(nothing: object) -> None:
 
 def test_urgency_is_that_of_the_most_pressing_message() -> None:
     steering = ChannelSteering()
-    run, urgencies = steering.for_run(), list[SteerWhen | None]()
+    run, urgencies = begun(steering), list[SteerWhen | None]()
     for when in ("after_batch", "before_next_tool", "now", "after_batch"):
         urgencies.append(run.urgency)
         _ = steering.handle.steer("x", when)
@@ -109,7 +116,7 @@ def test_nothing_is_lost_when_many_threads_send_to_runs_that_come_and_go() -> No
     start.wait()
     turn = 0
     while any(thread.is_alive() for thread in threads):
-        run = steering.for_run()
+        run = begun(steering)
         for _ in range(5):
             turn += 1
             got += run.next_steering_messages()
@@ -130,7 +137,7 @@ def test_nothing_is_lost_when_many_threads_send_to_runs_that_come_and_go() -> No
 
 def test_after_the_run_a_message_expires_at_once() -> None:
     steering = ChannelSteering()
-    run = steering.for_run()
+    run = begun(steering)
     in_time = steering.handle.steer("in time")
     assert run.close() == [UserMessage("in time")]
     assert run.close() == [], "once"
@@ -142,7 +149,7 @@ def test_after_the_run_a_message_expires_at_once() -> None:
 
 def test_while_another_run_listens_messages_wait_for_it() -> None:
     steering = ChannelSteering()
-    one, two = steering.for_run(), steering.for_run()
+    one, two = begun(steering), begun(steering)
     receipt = steering.handle.steer("for whoever looks first")
     assert one.close() == []
     assert two.next_steering_messages() == [UserMessage("for whoever looks first")]
@@ -156,10 +163,19 @@ def test_it_is_a_source_of_both_kinds_and_shared_by_runs() -> None:
     hooks = Hooks.of([steering])
     assert {name for name, found in hooks.names.items() if found} == {"steering", "follow_up"}
     run = hooks.for_run()
+    run.plugins[0].listen(lambda: None)
     _ = steering.handle.steer("hi")
     assert run.steering[0].call() == [UserMessage("hi")]
     run.end_run()
     assert steering.handle.steer("late").status == "expired"
+
+
+def test_a_run_that_never_began_takes_nothing_with_it() -> None:
+    steering = ChannelSteering()
+    receipt = steering.handle.steer("hi")
+    steering.for_run().end_run()
+    assert told(receipt) == [("queued", None)]
+    assert begun(steering).next_steering_messages() == [UserMessage("hi")]
 
 
 def test_channels_are_apart() -> None:
@@ -170,7 +186,7 @@ def test_channels_are_apart() -> None:
 
 async def test_a_receipt_can_be_awaited_by_many_and_from_other_loops() -> None:
     steering = ChannelSteering()
-    run = steering.for_run()
+    run = begun(steering)
     receipt = steering.handle.steer("hi")
     assert not receipt.wait(0)
     waiting = [asyncio.create_task(wait_for(receipt)) for _ in range(3)]

@@ -71,6 +71,11 @@ class ChannelSteering:
         _settle(self._steering, SteeringStatus.DELIVERED, turn)
         _settle(self._follow_ups, SteeringStatus.DELIVERED, turn)
 
+    def promoted(self) -> None:
+        """The follow-ups that were taken wait for the next turn, like steering."""
+        self._steering += self._follow_ups
+        self._follow_ups.clear()
+
     def appended(self) -> None:
         """The follow-ups that were taken are in the transcript, and no turn comes after them."""
         _settle(self._follow_ups, SteeringStatus.DELIVERED)
@@ -80,8 +85,8 @@ class ChannelSteering:
 
         The last to leave lets all that waits expire, and returns it.
         """
-        if self._channel.listeners.pop(self, _NOBODY) is _NOBODY:
-            return []
+        if self._channel.listeners.pop(self, None) is None:
+            return []  # closed before, or its run has never begun
         self._channel.ended = True
         _settle(self._steering, SteeringStatus.EXPIRED)
         _settle(self._follow_ups, SteeringStatus.EXPIRED)
@@ -94,7 +99,6 @@ class ChannelSteering:
 
 
 _URGENCY = list(SteerWhen)
-_NOBODY = object()
 
 
 def _take(queue: deque[SteeringReceipt], into: list[SteeringReceipt]) -> list[AgentMessage]:

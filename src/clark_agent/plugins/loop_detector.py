@@ -14,7 +14,7 @@ from clark_agent.tool_identity import (
     extract_operation_key,
 )
 from clark_agent.tools import AgentTool
-from clark_agent.types import SystemMessage
+from clark_agent.types import SystemMessage, ToolCall
 
 __all__ = ["LoopDetector"]
 
@@ -56,9 +56,12 @@ class LoopDetector:
 
     def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | None:
         """Refuse a call whose result is known by now."""
-        _, count = self._seen.get(_identity(ctx.tool_call.name, ctx.tool, ctx.args), (0, 0))
+        key = _identity(ctx.tool_call, ctx.tool)
+        outcome, count = self._seen.get(key, (0, 0))
         if self.block_after is None or count < self.block_after:
             return None
+        del self._seen[key]
+        self._seen[key] = (outcome, count)  # the newest again: it must not be forgotten
         self._blocked.add(ctx.tool_call.id)
         details = {"kind": "tool_call_not_executed", "reason": "loop_detected", "repeats": count}
         return Block(
@@ -72,7 +75,7 @@ class LoopDetector:
         if ctx.tool_call.id in self._blocked:
             self._blocked.discard(ctx.tool_call.id)
             return
-        key = _identity(ctx.tool_call.name, ctx.tool, ctx.args)
+        key = _identity(ctx.tool_call, ctx.tool)
         outcome = hash((ctx.result.is_error, ctx.result.content))
         known, count = self._seen.pop(key, (outcome, 0))
         count = count + 1 if known == outcome else 1
@@ -95,7 +98,9 @@ class LoopDetector:
         return notes
 
 
-def _identity(name: str, tool: AgentTool | None, args: Any) -> tuple[str, ...]:
+def _identity(call: ToolCall, tool: AgentTool | None) -> tuple[str, ...]:
+    """What the model has asked for, whatever hooks make of it."""
+    name, args = call.name, call.arguments
     policy = _DEFAULT_POLICY if tool is None else tool.identity_policy
     key = extract_args_key(policy, name, args)
     return name, extract_operation_key(policy, args), _text(args) if key is None else key

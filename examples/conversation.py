@@ -1,0 +1,40 @@
+"""A conversation that grows from run to run, survives a failure, and can be put on disk."""
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from clark_agent import Conversation, LoopConfig, StreamError
+from clark_agent.testing import ScriptedStream
+
+
+async def main() -> None:
+    model = ScriptedStream(
+        ["Hello Ada.", ConnectionError("no route to host"), "A machine that weaves numbers."]
+    )
+    conversation = Conversation(LoopConfig(stream=model), "You are a historian.")
+
+    result = await conversation.send("I am Ada.")
+    print(result.text)
+
+    try:
+        await conversation.send("What is an engine?")
+    except StreamError as error:
+        print(f"({error.__cause__}; {len(conversation.messages)} messages are safe)")
+    result = await conversation.send()  # without a prompt it goes on from where it stands
+    print(result.text)
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "talk.json")
+        conversation.save(path)
+        config = LoopConfig(stream=ScriptedStream(["You are Ada."]))  # perhaps on another day
+        conversation = Conversation.load(path, config)
+
+    result = await conversation.send("Who am I?")
+    print(result.text)
+    for message in conversation.messages:
+        print(f"  {message.plain_text}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,53 @@
+"""A run as a stream of events: read them in a loop, and leave whenever you have seen enough."""
+
+import asyncio
+
+from clark_agent import AgentContext, LoopConfig, RunAborted, RunStream, events, stream_run, tool
+from clark_agent.stream import TextChunk
+from clark_agent.testing import ScriptedStream, call, say
+
+CONTEXT = AgentContext("You know the weather.")
+
+
+@tool
+def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"22 °C and sunny in {city}"
+
+
+async def show(stream: RunStream) -> None:
+    async for event in stream:
+        match event:
+            case events.MessageUpdate(chunk=TextChunk(delta=delta)):
+                print(delta, end="", flush=True)
+            case events.ToolExecutionStart():
+                print(f"\n→ {event.tool_name}({event.args})")
+            case events.ToolExecutionEnd():
+                print(f"← {event.result.plain_text}")
+            case _:
+                pass
+
+
+async def main() -> None:
+    model = ScriptedStream([say("Let me see.", call("weather", city="Lisbon")), "Sunny, 22 °C."])
+    config = LoopConfig(stream=model, tools=[weather])
+    async with stream_run("Lisbon?", CONTEXT, config) as stream:
+        await show(stream)
+    print(f"\n({stream.result.outcome}, {len(stream.result.messages)} messages)")
+
+    config = LoopConfig(stream=ScriptedStream(["It was a dark and stormy night. " * 1000]))
+    async with stream_run("A story!", CONTEXT, config, max_buffered=8) as stream:
+        words = 0
+        async for event in stream:
+            words += isinstance(event, events.MessageUpdate)
+            if words == 7:
+                break
+    # The run is over here: stopped, its stream closed, its tools cleaned up.
+    try:
+        print(stream.result)
+    except RunAborted as error:
+        print(f"{words} words were enough; {error}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
