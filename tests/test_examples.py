@@ -51,10 +51,6 @@ Paths with '..' are not allowed. Name the file inside the workspace.
 'args': {'path': '/workspace/notes.txt'}}]}
 One was refused, the other is done.
 """,
-    "child_run.py": """\
-child of parent: Rust 1.0 came out in May 2015.
-In May 2015.
-""",
     "steering.py": """\
 after_batch:
   [delivered in turn 2]
