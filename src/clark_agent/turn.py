@@ -286,7 +286,7 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
     try:
         events = run.config.stream(request, run.signal)
         try:
-            return await _read(run, events, interruption)
+            outcome = await _read(run, events, interruption)
         finally:
             if interruption is not None:
                 interruption.end()
@@ -295,6 +295,9 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
                     await close()
             except Exception:
                 logger.exception("the transport failed to close its stream")
+        is_answer = type(outcome) is AssistantMessage
+        is_broken_off = interruption is not None and interruption.is_due and not is_answer
+        return None if is_broken_off else outcome
     except (Exception, asyncio.CancelledError) as error:
         if interruption is not None and interruption.was_cancelled and not run.is_cancelled():
             return None
@@ -310,8 +313,8 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
 
 async def _read(
     run: Run, events: AsyncIterator[Any], interruption: _Interruption | None
-) -> AssistantMessage | _Failure | None:
-    """Read to the end. Chunks before the start are nobody's."""
+) -> AssistantMessage | _Failure:
+    """Read to the end, or until somebody intervenes. Chunks before the start are nobody's."""
     placeholder: AssistantMessage | None = None
     tells_deltas = run.tells_deltas
     async for event in events:
@@ -331,15 +334,11 @@ async def _read(
                 raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")
             return event.message
         elif kind is Error:
-            if interruption is not None and interruption.is_due:
-                return None
             return _failed(run, event)
         else:
             raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
         if interruption is not None and interruption.is_due:
-            return None
-    if interruption is not None and interruption.is_due:
-        return None
+            break
     message = AssistantMessage(
         (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
     )
