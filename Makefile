@@ -15,11 +15,12 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo bench soak mutants clean FORCE
+.PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke soak mutants \
+	clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 test: $(VENV)/.stamp-test ## run the tests with branch coverage
 	@$(PY) -m pytest --cov --cov-report=term
@@ -41,8 +42,17 @@ docs: $(VENV)/.stamp-docs ## build the documentation into site/
 demo: $(VENV)/.stamp-core ## run the demo; needs no model and no key
 	@$(PY) examples/demo.py
 
-bench: $(VENV)/.stamp-core ## run the benchmarks
-	@$(PY) benchmarks/run.py
+bench: $(VENV)/.stamp-core ## compare with other frameworks, into docs/benchmarks; half an hour
+	@$(PY) -m benchmarks.compare $(BENCH)
+
+bench-core: $(VENV)/.stamp-core ## compare with the bare loop, one line a workload; a minute
+	@$(PY) -m benchmarks.core $(BENCH)
+
+bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
+	@$(PY) -m benchmarks.parts
+
+bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run and that work grows linearly
+	@$(PY) -m benchmarks.smoke
 
 soak: $(VENV)/.stamp-test ## live a million random lives; SECONDS_GIVEN=60 for fewer
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
@@ -51,7 +61,7 @@ mutants: $(VENV)/.stamp-test ## break promises on purpose, one at a time: the te
 	@$(PY) -m tests.model.mutants
 
 clean: ## remove .venv and everything generated
-	@rm -rf $(VENV) site dist htmlcov .coverage .coverage.* .hypothesis \
+	@rm -rf $(VENV) .bench site dist htmlcov .coverage .coverage.* .hypothesis \
 		.mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples benchmarks -name __pycache__ -type d -prune \
 		-exec rm -rf {} + 2>/dev/null || true

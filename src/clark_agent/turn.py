@@ -295,9 +295,9 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
                     await close()
             except Exception:
                 logger.exception("the transport failed to close its stream")
-        is_answer = type(outcome) is AssistantMessage
-        is_broken_off = interruption is not None and interruption.is_due and not is_answer
-        return None if is_broken_off else outcome
+        if interruption is not None and interruption.is_due and isinstance(outcome, _Failure):
+            return None
+        return outcome
     except (Exception, asyncio.CancelledError) as error:
         if interruption is not None and interruption.was_cancelled and not run.is_cancelled():
             return None
@@ -327,8 +327,7 @@ async def _read(
                 await run.emit(MessageUpdate(placeholder, event.chunk))
         elif kind is Start:
             if placeholder is None:
-                placeholder = event.partial
-                await run.begin_answer(placeholder)
+                await run.begin_answer(placeholder := event.partial)
         elif kind is Done:
             if not isinstance(event.message, AssistantMessage):
                 raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")
