@@ -34,11 +34,11 @@ class CancelScope:
     """
 
     __slots__ = (
-        "_cancelling",
         "_cancels",
         "_subscription",
         "_task",
         "_token",
+        "expected",
         "interrupt",
         "is_fired",
     )
@@ -48,14 +48,15 @@ class CancelScope:
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancels = 0
-        self._cancelling = 0
+        self.expected = 0
+        """How often the task counts as cancelled without anybody else's doing."""
         self.interrupt: Callable[[], None] | None = None
         self.is_fired = False
         """Whether the token was cancelled."""
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self._cancelling = 0 if self._task is None else self._task.cancelling()
+        self.expected = 0 if self._task is None else self._task.cancelling()
         self.is_fired = self._token.cancelled
         if not self.is_fired:  # otherwise the run finds out by itself, at a known point
             self._subscription = self._token.subscribe(self._fire_from_any_thread)
@@ -79,31 +80,26 @@ class CancelScope:
         """Cancel the task now; taken back on exit."""
         if self._task is not None:
             self._cancels += 1
+            self.expected += 1
             self._task.cancel()
 
     def take_back(self) -> None:
         """What `cancel_task` was called for is done; the task goes on."""
         if self._task is not None:
             self._cancels -= 1
+            self.expected -= 1
             self._task.uncancel()
-
-    @property
-    def expected(self) -> int:
-        """How often the task counts as cancelled without anybody else's doing."""
-        return self._cancelling + self._cancels
 
     @property
     def cancelled_from_outside(self) -> bool:
         """Whether somebody else has cancelled the task since the scope was entered."""
         task = self._task
-        return task is not None and task.cancelling() > self._cancelling + self._cancels
+        return task is not None and task.cancelling() > self.expected
 
     def is_cancelled(self) -> bool:
         """Whether the token was cancelled, or the task by somebody else."""
         task = self._task
-        return self.is_fired or (
-            task is not None and task.cancelling() > self._cancelling + self._cancels
-        )
+        return self.is_fired or (task is not None and task.cancelling() > self.expected)
 
     def __exit__(
         self,

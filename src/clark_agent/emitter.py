@@ -40,7 +40,7 @@ class Audience:
     Shared by the runs of a config, as long as none has listeners of its own.
     """
 
-    __slots__ = ("_by_kind", "_listeners", "only")
+    __slots__ = ("_by_kind", "listeners", "only")
 
     def __init__(
         self,
@@ -52,19 +52,20 @@ class Audience:
         if reader is not None:
             listeners.append(Listener("reader", reader, is_hook=False))
         listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
-        self._listeners = tuple(listeners)
+        self.listeners = tuple(listeners)
         self._by_kind: dict[type, Listeners] = {}
-        self.only: dict[type, Callable[[AgentEvent], Any] | None] = {}
-        """The only listener to each class of events, as most runs have; None: not one."""
+        self.only: Callable[[AgentEvent], Any] | None = None
+        """The one listener to everything, if there is no other, as in most runs."""
+        if len(listeners) == 1 and listeners[0].observes is None:
+            self.only = listeners[0].call
 
     def to(self, kind: type[AgentEvent]) -> Listeners:
         """Those who want events of a class."""
         found = self._by_kind.get(kind)
         if found is None:
             found = self._by_kind[kind] = tuple(
-                [x for x in self._listeners if x.observes is None or kind in x.observes]
+                [x for x in self.listeners if x.observes is None or kind in x.observes]
             )
-            self.only[kind] = found[0].call if len(found) == 1 else None
         return found
 
 
@@ -77,11 +78,11 @@ class Emitter:
     works the others still get the event before the cancellation goes on.
     """
 
-    __slots__ = ("_audience", "_only", "_timeout", "_waiting", "deadline", "is_sending")
+    __slots__ = ("_audience", "_listen", "_timeout", "_waiting", "deadline", "is_sending")
 
     def __init__(self, audience: Audience, timeout: float | None = None) -> None:
         self._audience = audience
-        self._only = audience.only
+        self._listen = audience.only
         self._timeout = timeout
         self.deadline: float | None = None
         """When listeners have had their time, by the event loop's clock; None: they may take it."""
@@ -98,22 +99,18 @@ class Emitter:
 
         Plain listeners are called at once; a coroutine is made only for what has to be waited for.
         """
-        try:
-            listen = self._only[type(event)]
-        except KeyError:
-            self.listeners(type(event))  # which makes the entry
-            return self.emit(event)
-        if listen is None or self.is_sending:  # none, several, or not now
-            listeners = self.listeners(type(event))
+        listen = self._listen
+        if listen is None or self.is_sending:
+            listeners = self._audience.to(type(event))
             return self._send(event, listeners) if listeners else FINISHED
         try:
             pending = listen(event)
         except (Exception, asyncio.CancelledError):
-            _log_failure(self.listeners(type(event))[0], event)
+            _log_failure(self._audience.listeners[0], event)
             return FINISHED
         if pending is None:
             return FINISHED
-        return self._finish(event, self.listeners(type(event)), pending)
+        return self._finish(event, self._audience.listeners, pending)
 
     def _send(self, event: AgentEvent, listeners: Listeners) -> Awaitable[None]:
         if self.is_sending:

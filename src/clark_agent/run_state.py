@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -174,8 +174,8 @@ class Run:
         self.turn_message: AssistantMessage | None = None
         self.turn_results: list[ToolResultMessage] = []
 
-        self._announcing: list[AgentMessage] = []
-        """In the transcript and still to be told of, the next one last."""
+        self._announcing: Iterator[AgentMessage] = iter(())
+        """What is in the transcript and still to be told of."""
         self._open: AgentMessage | None = None
         self._streaming = False
         self._discard: str | None = None
@@ -203,7 +203,7 @@ class Run:
 
     # --- the transcript -----------------------------------------------------------------------
 
-    def add(self, messages: Iterable[AgentMessage]) -> Awaitable[None]:
+    def add(self, messages: Sequence[AgentMessage]) -> Awaitable[None]:
         """Append messages to the transcript; await that all listeners are told."""
         self._append(messages)
         return self._announce()
@@ -214,23 +214,20 @@ class Run:
         for channel in self.channels:
             channel.promoted()
 
-    def add_follow_ups(self, messages: Iterable[AgentMessage]) -> Awaitable[None]:
+    def add_follow_ups(self, messages: Sequence[AgentMessage]) -> Awaitable[None]:
         """Append what no turn is left to answer."""
         for channel in self.channels:
             channel.appended()
         return self.add(messages)
 
-    def _append(self, messages: Iterable[AgentMessage]) -> None:
-        new = list(messages)
-        for message in new:
-            self.transcript.append(message)
-            self.messages.append(message)
-        new.reverse()
-        self._announcing[:0] = new
+    def _append(self, messages: Sequence[AgentMessage]) -> None:
+        self.transcript.extend(messages)
+        self.messages.extend(messages)
+        self._announcing = iter(messages)
 
     async def _announce(self) -> None:
-        while self._announcing:
-            message = self._open = self._announcing.pop()
+        for message in self._announcing:
+            self._open = message
             await self.emit(MessageStart(message))
             self._open = None
             await self.emit(MessageEnd(message))
@@ -534,8 +531,7 @@ class Run:
         if self._discard is not None:
             reason, self._discard = self._discard, None
             await self.emit_closing(MessageDiscarded(reason))
-        while self._announcing:
-            message = self._announcing.pop()
+        for message in self._announcing:
             await self.emit_closing(MessageStart(message))
             await self.emit_closing(MessageEnd(message))
         await self._close_turn(error, cut_off)

@@ -23,18 +23,17 @@ __all__ = ["MessageLog", "MessageView", "checked_messages", "view_of"]
 class MessageLog:
     """Messages in order. They can be appended, never changed or taken away."""
 
-    __slots__ = ("_items", "append")
+    __slots__ = ("_items", "append", "extend")
 
     append: Callable[[AgentMessage], None]
     """Add one at the end."""
+    extend: Callable[[Iterable[AgentMessage]], None]
+    """Add several at the end."""
 
     def __init__(self, messages: Iterable[AgentMessage] = ()) -> None:
         self._items = list(messages)
         self.append = self._items.append
-
-    def extend(self, messages: Iterable[AgentMessage]) -> None:
-        """Add several at the end."""
-        self._items.extend(messages)
+        self.extend = self._items.extend
 
     def view(self, tail: tuple[AgentMessage, ...] = ()) -> MessageView:
         """All messages so far, and behind them ``tail``, which does not enter the log."""
