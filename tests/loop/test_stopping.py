@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -47,6 +47,7 @@ from clark_agent._threads import run_in_thread
 from clark_agent.emitter import Audience, Emitter
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
+from clark_agent.tool_run import left_behind
 from tests.loop.support import (
     CONTEXT,
     FINISH,
@@ -1439,3 +1440,97 @@ async def test_a_turn_that_comes_with_the_deadline_is_taken() -> None:
     held.set()
     await first
     assert heard == [ev.AgentStart(), ev.TurnStart()]
+
+
+# --- tools that wait for tasks of their own -----------------------------------------------------
+
+
+async def through_a_task(work: Stubborn) -> Any:
+    return await asyncio.create_task(work({}, ToolContext(tool_call_id="c", tool_name="t")))
+
+
+async def through_gather(work: Stubborn) -> Any:
+    (result,) = await asyncio.gather(work({}, ToolContext(tool_call_id="c", tool_name="t")))
+    return result
+
+
+@pytest.mark.parametrize("way", [through_a_task, through_gather])
+@pytest.mark.parametrize("by", ["token", "task", "timeout"])
+async def test_a_tool_is_left_behind_though_it_is_its_own_task_that_does_not_stop(
+    way: Callable[[Stubborn], Awaitable[Any]], by: str
+) -> None:
+    work, signal = Stubborn(), CancellationToken()
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def wait(args: Any, ctx: ToolContext) -> Any:
+        return await way(work)
+
+    async def stop() -> None:
+        await work.started.wait()
+        if by == "token":
+            signal.cancel()
+        elif by == "task":
+            task.cancel()
+
+    stopping = asyncio.create_task(stop())
+    outcome, _ = await observed_run(
+        [call("wait"), "ok"],
+        Work("wait", wait),
+        signal=signal,
+        leaves_tasks=True,
+        cancel_grace=0.01,
+        tool_timeout=0.01 if by == "timeout" else None,
+    )
+    await stopping
+    if by == "task":
+        assert isinstance(outcome, asyncio.CancelledError)
+        task.uncancel()
+    elif by == "token":
+        assert isinstance(outcome, RunAborted)
+    (result,) = results(outcome)
+    assert result.details["still_running"] is True
+    assert work.cancellations > 0, "it was asked to stop"
+    assert left_behind() == 1
+    work.release.set()
+    await work.ended.wait()
+    await let_others_run()
+    assert left_behind() == 0
+
+
+async def test_a_tool_that_waits_for_a_task_gets_what_it_gives_and_what_it_raises() -> None:
+    async def give() -> str:
+        await asyncio.sleep(0)
+        return "given"
+
+    async def fail() -> str:
+        await asyncio.sleep(0)
+        raise LookupError("not there")
+
+    async def wait(args: Any, ctx: ToolContext) -> ToolResult:
+        first = await asyncio.create_task(give())
+        both = await asyncio.gather(give(), fail(), return_exceptions=True)
+        cancelled = asyncio.create_task(asyncio.sleep(60))
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        return ToolResult.text(f"{first} {both}")
+
+    result, _ = await completed([call("wait"), "ok"], Work("wait", wait))
+    assert texts(result) == ["given ['given', LookupError('not there')]"]
+
+
+async def test_a_task_that_a_tool_waits_for_is_cancelled_with_it() -> None:
+    waiting, signal = Waiting(), CancellationToken()
+
+    async def wait(args: Any, ctx: ToolContext) -> ToolResult:
+        return await asyncio.create_task(waiting(args, ctx))
+
+    async def stop() -> None:
+        await waiting.started.wait()
+        signal.cancel()
+
+    stopping = asyncio.create_task(stop())
+    await failed(RunAborted, [call("wait")], Work("wait", wait), signal=signal)
+    await stopping
+    assert waiting.cancelled
