@@ -136,6 +136,8 @@ class ToolRun:
                     yield _plain(awaited)
                 except BaseException as error:
                     if self._leave and isinstance(error, asyncio.CancelledError):
+                        if _is_task_like(awaited):
+                            awaited.add_done_callback(_retrieve)
                         _leave_behind(self._coroutine, error)
                         raise ToolLeftBehindError from None
                     if isinstance(error, asyncio.CancelledError) and _cancels(awaited):
@@ -202,6 +204,12 @@ def _plain(awaited: Any) -> Any:
 
 def _is_task_like(awaited: Any) -> bool:
     return type(awaited) is not asyncio.Future and asyncio.isfuture(awaited)
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Take notice of how it ended, since nobody else will."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _cancels(awaited: Any) -> bool:
