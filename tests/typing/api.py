@@ -15,21 +15,29 @@ from clark_agent import (
     BeforeToolCallContext,
     BeforeToolDecision,
     Block,
+    Budget,
     CancellationToken,
     ChannelSink,
     ChannelSteering,
+    Conversation,
     FanOutSink,
+    FinishTool,
     FunctionPlugin,
     LoopConfig,
+    LoopDetector,
     LoopError,
     LoopOutcome,
     MaxTokensRecovery,
     MessageAssembler,
     OpeningGate,
+    Price,
     Rewrite,
     RunIdentity,
     RunResult,
+    RunStream,
+    Spent,
     SteeringReceipt,
+    SteeringStatus,
     StopReason,
     StreamError,
     StreamErrorKind,
@@ -50,15 +58,20 @@ from clark_agent import (
     UniqueToolCallIds,
     Usage,
     UserMessage,
+    agent_tool,
     check_events,
     decode_message,
     dump_transcript,
     events,
+    finish_tool,
     fold_events,
     load_transcript,
     repair_history,
     run,
+    run_child,
     run_continue,
+    run_sync,
+    stream_run,
     tool,
 )
 from clark_agent.stream import Chunk, Done, Start, TextChunk
@@ -206,6 +219,10 @@ receipt = steering.handle.steer("now")
 _ = assert_type(receipt, SteeringReceipt)
 
 
+def script_of_one() -> ScriptedStream:
+    return ScriptedStream(["one"])
+
+
 async def main() -> None:
     context = AgentContext("You help.", identity=RunIdentity.root())
     result = await run("Hi", context, config, CancellationToken())
@@ -223,6 +240,35 @@ async def main() -> None:
         context.extend(error)
     async for event in channel:
         assert_type(event, events.AgentEvent)
+    assert_type(run_sync("Hi", context, config), RunResult)
+    async with stream_run("Hi", context, config) as stream:
+        assert_type(stream, RunStream)
+        async for event in stream:
+            assert_type(event, events.AgentEvent)
+    assert_type(stream.result.spent, Spent | None)
+    conversation = Conversation(config, "You help.")
+    assert_type(await conversation.send("Hi"), RunResult)
+    assert_type(conversation.stream("Hi"), RunStream)
+    settled = await steering.handle.steer(UserMessage("stop"), when="now")
+    assert_type(settled.status, SteeringStatus)
+    assert_type(settled.turn, int | None)
+
+
+# --- agents below agents ------------------------------------------------------------------------
+
+assert_type(agent_tool("ask", "Asks.", config, max_depth=2, timeout=3), AgentTool)
+assert_type(finish_tool(str), FinishTool[str])
+assert_type(finish_tool(list[int]).output(None), list[int])
+assert_type(finish_tool(int | None), FinishTool[Any])
+budget = Budget(turns=3, cost=1, prices={"m": Price(input=1, output=2.5)})
+LoopConfig(stream=script_of_one(), plugins=[LoopDetector(2, None)], budget=budget, model_id="m")
+
+
+@tool
+async def delegate(task: str, ctx: ToolContext) -> str:
+    result = await run_child(ctx, task, config)
+    assert_type(result.tree_usage, Usage)
+    return result.text
 
 
 # --- data -------------------------------------------------------------------------------------

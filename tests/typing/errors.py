@@ -3,9 +3,12 @@
 from clark_agent import (
     AgentContext,
     BeforeToolCallContext,
+    Budget,
+    ChannelSteering,
     LoopConfig,
     ToolRegistry,
     UserMessage,
+    agent_tool,
     tool,
 )
 from clark_agent.testing import ScriptedStream
@@ -52,3 +55,6 @@ LoopConfig(stream=stream, plugins=[TakesTooMuch()])  # E: list-item
 LoopConfig(stream=stream, plugins=[SaysTheWrongThing()])  # E: list-item
 LoopConfig(stream=stream, plugins=[TakesTheWrongThing()])  # E: list-item
 LoopConfig(stream=stream, plugins=[NoHook()])  # E: list-item
+LoopConfig(stream=stream, budget=Budget(turns="3"))  # E: arg-type
+agent_tool("ask", "Asks.", stream)  # E: arg-type
+_ = ChannelSteering().handle.follow_up(5)  # E: arg-type
