@@ -1,8 +1,8 @@
 """Breaks promises on purpose, one at a time, and looks whether the tests notice.
 
 ``python -m tests.model.mutants`` copies the package, makes one change to the copy, and runs the
-sweeps, the random lives, the tests of steering and the recorded scenarios against it. A mutant that
-survives is a promise that nobody checks. The list:
+sweeps, the random lives, the recorded scenarios and the tests of steering, budgets and sub-agents
+against it. A mutant that survives is a promise that nobody checks. The list:
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ TESTS = (
     "tests/model/test_steering.py",
     "tests/loop/test_steering.py",
     "tests/conformance/test_loop.py",
+    "tests/test_sub_agents.py",
+    "tests/test_budget.py",
 )
 
 MUTANTS: dict[str, tuple[str, str, str]] = {
     "a turn that fails has no turn_end": (
         "run_state.py",
-        "await self.emit_closing(TurnEnd, message, tuple(self.turn_results))",
+        "await self.emit_closing(TurnEnd(message, tuple(self.turn_results)))",
         "pass",
     ),
     "a run that fails has no agent_end": (
         "run_state.py",
-        "await self.emit_closing(AgentEnd, self.messages.view())",
+        "await self.emit_closing(AgentEnd(self.messages.view()))",
         "pass",
     ),
     "an answer that is cut off is not discarded": (
         "run_state.py",
-        "await self.emit_closing(MessageDiscarded, reason)",
+        "await self.emit_closing(MessageDiscarded(reason))",
         "pass",
     ),
     "an interrupted batch drops its results": (
@@ -51,8 +53,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "messages that were not announced yet are forgotten": (
         "run_state.py",
-        "        while self._announcing:\n            message = self._announcing.popleft()",
-        "        while False:\n            message = self._announcing.popleft()",
+        "        for message in self._announcing:\n            await self.emit_closing(",
+        "        for message in ():\n            await self.emit_closing(",
     ),
     "tasks of an interrupted batch are left running": (
         "execution.py",
@@ -65,13 +67,17 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "        pass",
     ),
     "timers of a call stay behind": ("tool_run.py", "timer.cancel()", "pass"),
-    "a token's cancellation is left on the task": ("cancel_scope.py", "task.uncancel()", "pass"),
-    "the model's stream is not closed": ("turn.py", "await _close(events)", "pass"),
+    "a token's cancellation is left on the task": (
+        "cancel_scope.py",
+        "                task.uncancel()",
+        "                pass",
+    ),
+    "the model's stream is not closed": ("turn.py", "await close()", "pass"),
     "progress after the return is told": ("base_tool.py", "self._settled = True", "pass"),
     "a truncated call is run": (
         "execution.py",
-        "return self._asked_by.stop_reason is StopReason.MAX_TOKENS",
-        "return False",
+        "if self._asked_by.stop_reason is _MAX_TOKENS:",
+        "if False:",
     ),
     "a cancelled task ends as aborted": (
         "loop.py",
@@ -115,8 +121,28 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "breaking off an answer leaves a cancellation on the task": (
         "turn.py",
-        "run.scope.take_back()",
+        "self._run.scope.take_back()",
         "pass",
+    ),
+    "a child spends what it likes": (
+        "run_state.py",
+        "() if parent is None else parent.meters",
+        "()",
+    ),
+    "a child's tokens are not added up": (
+        "run_state.py",
+        "above.children_usage += usage",
+        "pass",
+    ),
+    "nobody is told that the budget is nearly spent": (
+        "run_state.py",
+        "limit = meter.nearly_reached()",
+        "limit = None",
+    ),
+    "a child goes on when its call is stopped": (
+        "sub_agents.py",
+        "            task.cancel()  # and wait",
+        "            pass  # and wait",
     ),
 }
 
