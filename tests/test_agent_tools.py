@@ -1032,3 +1032,24 @@ def test_what_is_no_tool(given: Any, says: str) -> None:
 def test_the_schema_can_be_sent() -> None:
     registry = ToolRegistry([search, Echo()])
     assert msgspec.json.decode(msgspec.json.encode(registry.schemas))[0]["name"] == "search"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"timeout": "5"},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"timeout": True},
+        {"identity_policy": "path"},
+        {"history_policy": {}},
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused_with_the_registry(flags: dict[str, Any]) -> None:
+    @tool(**flags)
+    def look(path: str) -> str:
+        return path
+
+    (name,) = flags
+    with pytest.raises(ToolDefinitionError, match=f"look: {name} must be"):
+        ToolRegistry([look])

@@ -707,3 +707,35 @@ def test_loading_needs_a_config(tmp_path: Path) -> None:
     talk().save(tmp_path / "talk.json")
     with pytest.raises(TypeError, match="must be a LoopConfig"):
         Conversation.load(tmp_path / "talk.json", None)  # type: ignore[arg-type]
+
+
+async def test_what_it_holds_is_checked_when_it_is_set() -> None:
+    conversation = Conversation(LoopConfig(stream=ScriptedStream(["ok"])))
+    with pytest.raises(TypeError, match="must be an AgentContext, not str"):
+        conversation.context = "x"  # type: ignore[assignment]
+    with pytest.raises(TypeError, match="must be a LoopConfig, not int"):
+        conversation.config = 5  # type: ignore[assignment]
+    conversation.context = AgentContext("sys")
+    assert (await conversation.send("go")).text == "ok"
+
+
+async def test_nothing_is_set_in_the_middle_of_a_run() -> None:
+    waiting = Waiting()
+    stream = ScriptedStream([call("wait"), "ok"])
+    conversation = Conversation(LoopConfig(stream=stream, tools=[Work("wait", waiting)]))
+    task = asyncio.create_task(conversation.send("go"))
+    await waiting.started.wait()
+    with pytest.raises(RuntimeError, match="in the middle of a run"):
+        conversation.context = AgentContext("another")
+    with pytest.raises(RuntimeError, match="in the middle of a run"):
+        conversation.config = LoopConfig(stream=stream)
+    waiting.release.set()
+    assert (await task).text == "ok"
+    assert len(conversation.messages) == 4
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_bytes(b'{"system_prompt": 5}')
+    with pytest.raises(DecodeError, match=r"talk\.json.*\$\.system_prompt"):
+        Conversation.load(path, LoopConfig(stream=ScriptedStream([])))

@@ -205,12 +205,32 @@ async def test_words_before_the_call_are_kept() -> None:
 # --- more than one call -------------------------------------------------------------------------
 
 
-async def test_of_two_answers_the_last_counts() -> None:
+@pytest.mark.parametrize("mode", ["parallel", "sequential"])
+@pytest.mark.parametrize("other", ["finish", "work", "nope"])
+async def test_an_answer_in_company_is_refused_and_the_model_told_why(
+    other: str, mode: str
+) -> None:
+    """Otherwise it would be lost: the other call wants the run to go on."""
+    work = Work()
     result, _ = await completed(
-        [[call("finish", answer=1), call("finish", answer=2)]], finish_tool(int)
+        [[call("finish", answer=1), call(other, answer=2)], call("finish", answer=3)],
+        finish_tool(int),
+        work,
+        default_execution_mode=mode,
     )
-    assert result.output == 2
-    assert len(results(result)) == 2
+    assert result.output == 3
+    refused = results(result)[0]
+    assert refused.is_error
+    assert refused.details == {"kind": "tool_call_not_executed", "reason": "not_alone"}
+    assert "alone" in refused.plain_text
+    assert len(work.calls) == (other == "work")
+
+
+async def test_a_call_that_has_no_vote_is_no_company() -> None:
+    note = Work("note", counts_toward_termination_vote=False)
+    result, _ = await completed([[call("note"), call("finish", answer=1)]], finish_tool(int), note)
+    assert result.output == 1
+    assert len(note.calls) == 1
 
 
 @pytest.mark.parametrize("answers", [(1, "two"), ("one", 2)])

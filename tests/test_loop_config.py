@@ -609,3 +609,10 @@ def test_a_builder_can_build_again() -> None:
     assert first.registry.names == ("a",)
     assert first.plugin_names["steering"] == ()
     assert first.temperature is None
+
+
+@pytest.mark.parametrize("name", ["tools", "plugins"])
+@pytest.mark.parametrize("value", [5, "look", Named("look")])
+def test_one_thing_where_a_list_is_meant_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a list"):
+        LoopConfig(stream=STREAM, **{name: value})

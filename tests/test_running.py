@@ -358,8 +358,6 @@ class BrokenClock(FakeClock):
 BROKEN: dict[str, tuple[dict[str, Any], Any, type[Exception]]] = {
     "plugin": ({"plugins": [BrokenPlugin()]}, "go", HookError),
     "clock": ({"clock": BrokenClock()}, "go", OSError),
-    "prompt": ({}, 42, LoopError),
-    "prompts": ({}, [UserMessage("a"), "b"], LoopError),
 }
 
 
@@ -384,6 +382,13 @@ def test_a_bad_context_config_or_continuation_is_told_at_once() -> None:
         stream_run("go", "no context", config)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be a LoopConfig"):
         stream_run("go", CONTEXT, "no config")  # type: ignore[arg-type]
+    for prompts in (42, [UserMessage("a"), "b"], ["a"]):
+        for start in (stream_run, run_sync):
+            with pytest.raises(TypeError, match="prompts must be a text, a message or several"):
+                start(prompts, CONTEXT, config)  # type: ignore[arg-type]
+    for start in (stream_run, run_sync):
+        with pytest.raises(TypeError, match="must be a CancellationToken, not int"):
+            start("go", CONTEXT, config, 5)  # type: ignore[arg-type]
     with pytest.raises(InvalidContinuationError, match="nothing to continue"):
         stream_run(None, CONTEXT, config)
     answered = CONTEXT.extend([UserMessage("hi"), AssistantMessage.from_text("hello")])

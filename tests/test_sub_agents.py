@@ -966,7 +966,8 @@ async def test_a_call_that_is_stopped_stops_all_below_it(where: Where, stop: Sto
     assert answer.is_error
     assert "I ask below." in answer.plain_text
     assert answer.details["kind"] == "sub_agent"
-    assert answer.details["outcome"] == "failed"
+    assert answer.details["outcome"] == "stopped"
+    assert answer.details["reason"] == {"steering": "steered"}.get(stop, stop)
     assert answer.details["usage"]["input_tokens"] == (3 if where == "tool" else 2)
 
 
@@ -1004,7 +1005,7 @@ async def test_a_child_is_stopped_once_its_call_is_and_its_sibling_goes_on() -> 
     slow = agent("slow", [call("wait")], Work("wait", wait), timeout=50)
     other = agent("other", [call("watch"), "fine"], Work("watch", watch))
     result, _ = await tree_result([[ask("slow"), ask("other")], "ok"], slow, other)
-    assert "timeout" in texts(result)[0]
+    assert "took too long" in texts(result)[0]
     assert texts(result)[1] == "fine"
 
 
@@ -1561,3 +1562,25 @@ def test_any_tree_can_be_cancelled_anywhere(
     node: Node, at: int, by: Literal["token", "task"], passes: int, slow_sink: bool
 ) -> None:
     asyncio.run(fell(node, at, by, passes, slow_sink=slow_sink))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("", "d"), "agent_tool has no name"),
+        (("a b!", "d"), "will not do as the name"),
+        (("a", 5), "description must be a text"),
+    ],
+)
+def test_an_agent_tool_that_makes_no_sense_is_refused(
+    arguments: tuple[Any, Any], told: str
+) -> None:
+    config = LoopConfig(stream=ScriptedStream([]))
+    with pytest.raises(ConfigError, match=told):
+        agent_tool(*arguments, config)
+    wrong: list[dict[str, Any]] = [{"system_prompt": 5}, {"max_depth": "3"}, {"max_depth": -1}]
+    for options in wrong:
+        with pytest.raises(ConfigError, match="agent_tool: "):
+            agent_tool("a", "d", config, **options)
+    with pytest.raises(ConfigError, match="needs a LoopConfig, not int"):
+        agent_tool("a", "d", 5)  # type: ignore[arg-type]

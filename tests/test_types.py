@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from clark_agent import (
     AgentContext,
     AgentMessage,
     AssistantMessage,
+    CustomMessage,
     ImageContent,
     LoopError,
     ReasoningContent,
@@ -31,6 +33,7 @@ from clark_agent import (
     UserMessage,
     arg_parse_error,
     detect_arg_parse_error,
+    encode_json,
 )
 from tests.strategies import (
     IDENTITIES,
@@ -244,3 +247,23 @@ def test_spawn_child_without_an_identity_has_a_fresh_root_above_it() -> None:
     assert UUID(child.parent_run_id).version == 4
     assert child.parent_run_id != child.run_id
     assert context.identity is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SystemMessage("x"),
+        UserMessage("x"),
+        AssistantMessage.from_text("x"),
+        ToolResultMessage("c", "t", ()),
+        CustomMessage("k"),
+    ],
+)
+def test_the_role_is_that_of_the_json(message: AgentMessage) -> None:
+    assert message.role == json.loads(encode_json(message))["role"]
+
+
+@pytest.mark.parametrize("nothing", [None, 5, "hello"])
+def test_a_context_is_extended_by_messages_alone(nothing: Any) -> None:
+    with pytest.raises(TypeError, match="messages are needed, not"):
+        AgentContext().extend(nothing)

@@ -26,6 +26,15 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+def has_running_loop() -> bool:
+    """Whether this is the thread of an event loop that runs, and must not be blocked."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class _Job:
     """One call, and where its outcome goes."""
 

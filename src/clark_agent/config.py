@@ -47,7 +47,7 @@ from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
 from clark_agent.stream import ReasoningEffort, StreamFn
 from clark_agent.tokens import JsonSizeEstimator, TokenEstimator
-from clark_agent.tools import ToolLike, ToolRegistry
+from clark_agent.tools import AgentTool, ToolLike, ToolRegistry
 from clark_agent.types import AgentMessage
 
 __all__ = ["AgentBuilder", "ExecutionMode", "LoopConfig"]
@@ -124,6 +124,11 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
+        for name in ("tools", "plugins"):
+            if isinstance(getattr(self, name), (AgentTool, str)) or not isinstance(
+                getattr(self, name), Iterable
+            ):
+                raise ConfigError(f"{name} must be a list of them, not {getattr(self, name)!r}")
         force_setattr(self, "plugins", tuple(self.plugins))
         force_setattr(self, "tools", self.registry)
         _check(self)

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.errors import failure_of
+from clark_agent.errors import DecodeError, failure_of
 from clark_agent.events import EventSink
 from clark_agent.loop import RunResult, check_arguments, check_continuation, start
 from clark_agent.running import Prompts, RunStream
@@ -26,10 +26,32 @@ class Conversation:
     """
 
     def __init__(self, config: LoopConfig, context: AgentContext | str = "") -> None:
-        self.config = config
-        self.context = AgentContext(context) if isinstance(context, str) else context
-        check_arguments(self.context, config)
         self._is_running = False
+        self._config = config
+        self._context = AgentContext(context) if isinstance(context, str) else context
+        check_arguments(self._context, config)
+
+    @property
+    def config(self) -> LoopConfig:
+        """How the agent is run."""
+        return self._config
+
+    @config.setter
+    def config(self, config: LoopConfig) -> None:
+        self._check_idle()
+        check_arguments(self._context, config)
+        self._config = config
+
+    @property
+    def context(self) -> AgentContext:
+        """What has been said so far, and the system prompt."""
+        return self._context
+
+    @context.setter
+    def context(self, context: AgentContext) -> None:
+        self._check_idle()
+        check_arguments(context, self._config)
+        self._context = context
 
     @property
     def messages(self) -> tuple[AgentMessage, ...]:
@@ -65,7 +87,17 @@ class Conversation:
     @classmethod
     def load(cls, path: str | os.PathLike[str], config: LoopConfig) -> Conversation:
         """The conversation that was saved. Raises `DecodeError` for a file that holds none."""
-        return cls(config, decode_json(Path(path).read_bytes(), AgentContext))
+        try:
+            context = decode_json(Path(path).read_bytes(), AgentContext)
+        except DecodeError as error:
+            raise DecodeError(f"{path}: {error.reason}", path=error.path) from error
+        return cls(config, context)
+
+    def _check_idle(self) -> None:
+        if self._is_running:
+            raise RuntimeError(
+                "the conversation is in the middle of a run: wait for it, or steer it"
+            )
 
     async def _run(
         self,
@@ -73,22 +105,20 @@ class Conversation:
         signal: CancellationToken | None,
         sink: EventSink | None = None,
     ) -> RunResult:
-        if self._is_running:
-            raise RuntimeError(
-                "the conversation is in the middle of a run: wait for it, or steer it"
-            )
+        self._check_idle()
+        check_arguments(self._context, self._config, signal)
         if prompts is None:
-            check_continuation(self.context)
+            check_continuation(self._context)
         self._is_running = True
         try:
             result = await start(
-                () if prompts is None else prompts, self.context, self.config, signal, sink=sink
+                () if prompts is None else prompts, self._context, self._config, signal, sink=sink
             )
         except BaseException as error:
             if (failure := failure_of(error)) is not None:
-                self.context = self.context.extend(failure)
+                self._context = self._context.extend(failure)
             raise
         finally:
             self._is_running = False
-        self.context = self.context.extend(result)
+        self._context = self._context.extend(result)
         return result

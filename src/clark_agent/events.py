@@ -263,8 +263,9 @@ class ChannelSink:
     """
 
     def __init__(self, max_buffered: int = 256) -> None:
-        if max_buffered < 1:
-            raise ValueError(f"max_buffered must be at least 1, not {max_buffered}")
+        size: Any = max_buffered
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ValueError(f"max_buffered must be at least 1, not {max_buffered!r}")
         self._max_buffered = max_buffered
         self._buffer: deque[AgentEvent] = deque()
         self._room = asyncio.Event()

@@ -110,6 +110,8 @@ class Batch:
             return self._finalize_all()
         if self._run.config.max_tool_calls_per_turn is not None:
             self._apply_cap(self._run.config.max_tool_calls_per_turn)
+        if len(self._calls) > 1:
+            self._refuse_answers_in_company()
         if len(self._ready) <= 1 or self._is_sequential():
             return self._one_by_one(answer)
         return self._all_at_once(answer)
@@ -161,6 +163,13 @@ class Batch:
             pending.answer_ourselves(_over_cap(len(self._calls), len(counted), cap))
         self._ready = [pending for pending in self._calls if pending.result is None]
 
+    def _refuse_answers_in_company(self) -> None:
+        """The run's answer cannot end it beside calls that want it to go on: it must come alone."""
+        voting = [p for p in self._calls if p.tool is None or p.tool.counts_toward_termination_vote]
+        for pending in voting:
+            if len(voting) > 1 and pending.tool is not None and pending.tool.takes_output:
+                pending.answer_ourselves(_not_executed("not_alone", _NOT_ALONE))
+
     def _is_sequential(self) -> bool:
         return self._run.config.default_execution_mode is ExecutionMode.SEQUENTIAL or any(
             pending.tool is not None and pending.tool.requires_exclusive_sandbox
@@ -178,7 +187,7 @@ class Batch:
                 pass
             elif self._sibling_failed:
                 pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
-            else:
+            elif pending.result is None:
                 await prepare(run, answer, pending)
                 if pending.result is None:
                     call = pending.call
@@ -193,7 +202,7 @@ class Batch:
 
     async def _all_at_once(self, answer: ModelAnswer) -> None:
         for pending in self._ready:
-            if self._is_held_back(pending):
+            if pending.result is not None or self._is_held_back(pending):
                 continue
             await prepare(self._run, answer, pending)
             if pending.result is None:
@@ -444,6 +453,10 @@ _CUT_OFF = (
 )
 _UNCHECKED = "The result was withheld: the run was stopped before the hooks had checked it."
 _NOT_STARTED = "The call was not run: the run was stopped before it started."
+_NOT_ALONE = (
+    "Not accepted: the final answer ends the work, so it must be the only call of a message. Look "
+    "at the results of the other calls, then call this again, alone."
+)
 _HELD_BACK = {
     "steered": (
         "Not executed: the user intervened. See what they say next, then send this call again if "

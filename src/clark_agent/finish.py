@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from msgspec.structs import astuple
 
@@ -15,10 +15,23 @@ _T = TypeVar("_T")
 _DESCRIPTION = "Give the final answer. Call this once, alone, when the work is done."
 
 
+class HasOutput(Protocol):
+    """The result of a run, as far as its answer goes."""
+
+    @property
+    def output(self) -> Any:
+        """The answer, or None."""
+        ...
+
+
 class FinishTool(FunctionTool[[Any], Any], Generic[_T]):
     """A terminal tool for an answer of one type. See `finish_tool`."""
 
     takes_output = True
+
+    def answer_of(self, result: HasOutput) -> _T | None:
+        """``result.output``, typed; None if the run has ended without an answer."""
+        return result.output  # type: ignore[no-any-return]
 
     def output(self, args: Any) -> _T:
         """The answer itself."""
@@ -66,5 +79,5 @@ def finish_tool(
         return ToolResult.terminal("The answer was accepted.")
 
     finish.__annotations__["answer"] = output_type
-    finish.__qualname__ = f"finish_tool({getattr(output_type, '__name__', output_type)})"
+    finish.__qualname__ = "finish_tool"
     return FinishTool(finish, name=name, description=description, strict=strict)

@@ -14,7 +14,7 @@ ends with it. One model call is `clark_agent.turn`, one tool batch `clark_agent.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum, auto
 from typing import Any
 
@@ -39,6 +39,7 @@ from clark_agent.preparation import ask_policy
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
 from clark_agent.run_state import Run
 from clark_agent.stream import StreamErrorKind
+from clark_agent.transcript import checked_messages
 from clark_agent.turn import ModelAnswer, ask_model
 from clark_agent.types import (
     AgentContext,
@@ -112,7 +113,7 @@ async def run(
 
     Raises a `LoopError`, which carries what the run had, when there is no end to be had.
     """
-    check_arguments(context, config)
+    check_arguments(context, config, signal)
     return await start(prompts, context, config, signal)
 
 
@@ -120,9 +121,28 @@ async def run_continue(
     context: AgentContext, config: LoopConfig, signal: CancellationToken | None = None
 ) -> RunResult:
     """Run the agent on a transcript that waits for its answer already."""
-    check_arguments(context, config)
+    check_arguments(context, config, signal)
     check_continuation(context)
     return await start((), context, config, signal)
+
+
+def prompt_messages(
+    prompts: str | AgentMessage | Iterable[AgentMessage], config: LoopConfig
+) -> Sequence[AgentMessage]:
+    """The prompts as messages. Raises `TypeError` for what is none."""
+    if isinstance(prompts, str):
+        return (UserMessage(prompts, timestamp=config.clock.now_ms()),)
+    given = prompts if isinstance(prompts, Iterable) else (prompts,)
+    if not isinstance(given, Sequence):
+        try:
+            given = tuple(given)
+        except Exception as error:
+            text = f"the prompts could not be read: {type(error).__name__}: {error}"
+            raise LoopError(text) from error
+    try:
+        return checked_messages(given)
+    except TypeError as error:
+        raise TypeError(f"prompts must be a text, a message or several messages: {error}") from None
 
 
 def check_continuation(context: AgentContext) -> None:
@@ -135,12 +155,14 @@ def check_continuation(context: AgentContext) -> None:
         )
 
 
-def check_arguments(context: object, config: object) -> None:
-    """Raise `TypeError` for what is no context or no config."""
+def check_arguments(context: object, config: object, signal: object = None) -> None:
+    """Raise `TypeError` for what is no context, no config or no token."""
     if not isinstance(context, AgentContext):
-        raise TypeError(f"the context must be an AgentContext, not {context!r}")
+        raise TypeError(f"the context must be an AgentContext, not {type(context).__name__}")
     if not isinstance(config, LoopConfig):
-        raise TypeError(f"the config must be a LoopConfig, not {config!r}")
+        raise TypeError(f"the config must be a LoopConfig, not {type(config).__name__}")
+    if signal is not None and not isinstance(signal, CancellationToken):
+        raise TypeError(f"the signal must be a CancellationToken, not {type(signal).__name__}")
 
 
 async def start(
@@ -153,15 +175,15 @@ async def start(
     parent: Run | None = None,
 ) -> RunResult:
     """Run the agent, with a sink besides the config's, or as the child of another run."""
-    if isinstance(prompts, str):
-        prompts = UserMessage(prompts, timestamp=config.clock.now_ms())
-    messages = prompts if isinstance(prompts, Iterable) else (prompts,)
+    messages = prompt_messages(prompts, config)
     state = Run(context, config, signal or CancellationToken(), sink=sink, parent=parent)
     with state.scope:
         try:
             outcome = await _run(state, messages)
             await state.end()
             return _result(state, outcome)
+        except GeneratorExit:  # thrown away by an event loop that is gone: nothing can be awaited
+            raise
         except BaseException as error:
             if state.has_unanswered_calls and state.turn_message is not None:
                 state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
@@ -212,7 +234,7 @@ def _ending(error: BaseException, failure: LoopError, state: Run) -> BaseExcepti
     return ending
 
 
-async def _run(state: Run, prompts: Iterable[AgentMessage]) -> LoopOutcome:
+async def _run(state: Run, prompts: Sequence[AgentMessage]) -> LoopOutcome:
     config = state.config
     fallback = PlainTextFallback(config)
     await state.begin(prompts)

@@ -39,7 +39,7 @@ from clark_agent.protocol import BUDGET_WRAP_UP
 from clark_agent.steering import SteerWhen
 from clark_agent.stream import MessageAssembler, StreamChunk
 from clark_agent.tokens import CachingEstimator
-from clark_agent.transcript import MessageLog, checked_messages
+from clark_agent.transcript import MessageLog
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
@@ -381,9 +381,9 @@ class Run:
 
     # --- brackets -----------------------------------------------------------------------------
 
-    async def begin(self, prompts: Iterable[AgentMessage]) -> None:
+    async def begin(self, prompts: Sequence[AgentMessage]) -> None:
         """Open the run and its first turn."""
-        self._append(checked_messages(prompts))
+        self._append(prompts)
         self._begun = self._turn_due = True
         await self.emit(AgentStart())
         if self.identity is not None:
@@ -578,7 +578,7 @@ class Run:
 
     def _limit_listeners(self) -> None:
         """From now on listeners have ``cancel_grace`` together, so that none can hold the run."""
-        self.emitter.deadline = asyncio.get_running_loop().time() + self.config.cancel_grace
+        self.emitter.deadline = self.loop.time() + self.config.cancel_grace
 
     def carry(self, error: LoopError, partial: AssistantMessage | None = None) -> None:
         """Put on an error what the run had, so that nothing is lost with it."""

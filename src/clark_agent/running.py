@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -13,11 +13,12 @@ from threading import Thread, current_thread, main_thread
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from clark_agent._threads import has_running_loop
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, ChannelSink, EventSink
-from clark_agent.loop import RunResult, check_arguments, check_continuation, run, start
+from clark_agent.loop import RunResult, check_arguments, check_continuation, prompt_messages, start
 from clark_agent.types import AgentContext, AgentMessage
 
 __all__ = ["RunStream", "run_sync", "stream_run"]
@@ -46,14 +47,23 @@ def stream_run(
     The iteration ends with the run, and raises what the run raises. At most ``max_buffered`` events
     wait for the reader, then the run does; leaving the block cancels it and waits until it is over.
     """
-    check_arguments(context, config)
-    if prompts is None:
-        check_continuation(context)
+    check_arguments(context, config, signal)
+    messages = _messages(prompts, context, config)
 
     def starter(sink: EventSink, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
-        return start(() if prompts is None else prompts, context, config, token, sink=sink)
+        return start(messages, context, config, token, sink=sink)
 
     return RunStream(starter, signal, max_buffered)
+
+
+def _messages(
+    prompts: Prompts | None, context: AgentContext, config: LoopConfig
+) -> str | Sequence[AgentMessage]:
+    """The prompts, checked; none when the context is to be continued."""
+    if prompts is None:
+        check_continuation(context)
+        return ()
+    return prompts if isinstance(prompts, str) else prompt_messages(prompts, config)
 
 
 class RunStream:
@@ -121,32 +131,33 @@ class RunStream:
 
 
 def run_sync(
-    prompts: Prompts,
+    prompts: Prompts | None,
     context: AgentContext,
     config: LoopConfig,
     signal: CancellationToken | None = None,
 ) -> RunResult:
-    """`run` for code that is not async: scripts, and notebooks too.
+    """`run` for code that is not async: scripts, and notebooks too. Without prompts it continues.
 
     Where an event loop runs already, as in a notebook, the run has a thread and a loop of its own.
     Ctrl-C stops the run cleanly and raises ``KeyboardInterrupt`` when it is over, whose
-    ``__cause__`` carries what the run had; a second one does not wait.
+    ``__cause__`` carries what the run had; a second one does not wait, and has no cause.
     """
-    check_arguments(context, config)
+    check_arguments(context, config, signal)
+    messages = _messages(prompts, context, config)
     token = CancellationToken() if signal is None else signal.child()
     failure: LoopError | None = None
 
     async def main() -> RunResult:
         nonlocal failure
         try:
-            return await run(prompts, context, config, token)
+            return await start(messages, context, config, token)
         except BaseException as error:
             failure = failure_of(error)
             raise
 
     with _CtrlC(token) as ctrl_c:
         try:
-            return _on_a_thread(main) if _has_running_loop() else _here(main)
+            return _on_a_thread(main) if has_running_loop() else _here(main)
         except RunAborted:
             if not ctrl_c.pressed:
                 raise
@@ -186,14 +197,6 @@ def _is_pythons_own(handler: Any) -> bool:
     """Whether it is the interpreter's, or the one that ``asyncio.run`` puts in its place."""
     owner = getattr(getattr(handler, "func", None), "__self__", None)
     return handler is default_int_handler or isinstance(owner, asyncio.Runner)
-
-
-def _has_running_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _here(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:

@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from enum import StrEnum
 from threading import Event
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
+from clark_agent._threads import has_running_loop
 from clark_agent.cancellation import CancellationToken
 from clark_agent.transcript import checked_messages
 from clark_agent.types import AgentMessage, UserMessage
@@ -31,6 +32,10 @@ class SteerWhen(StrEnum):
     """Calls of the batch that have not started are not run; those that run end as usual."""
     NOW = "now"
     """What is in flight is stopped too: the model's answer, or the running tools."""
+
+
+When: TypeAlias = SteerWhen | Literal["after_batch", "before_next_tool", "now"]
+"""A `SteerWhen`, or its name."""
 
 
 class SteeringStatus(StrEnum):
@@ -71,7 +76,14 @@ class SteeringReceipt:
         return self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until it is settled, for so many seconds at most; whether it is."""
+        """Block this thread until it is settled, for so many seconds at most; whether it is.
+
+        Raises `RuntimeError` on the thread of an event loop, which it would stop: await it there.
+        """
+        if self.is_settled:
+            return True
+        if timeout != 0 and has_running_loop():
+            raise RuntimeError("wait() would stop the event loop: use 'await receipt'")
         settled = Event()
         subscription = self._settled.subscribe(settled.set)
         try:
@@ -138,9 +150,11 @@ class SteeringHandle:
         self._channel = channel
 
     def steer(
-        self, message: AgentMessage | str, when: SteerWhen | str = SteerWhen.AFTER_BATCH
+        self, message: AgentMessage | str, when: When = SteerWhen.AFTER_BATCH
     ) -> SteeringReceipt:
         """Put a message before the model, as soon as ``when`` says."""
+        if when not in _CHOICES:
+            raise ValueError(f"when must be one of {', '.join(_CHOICES)}, not {when!r}")
         receipt = SteeringReceipt(_message(message), SteerWhen(when))
         self._channel.send(self._channel.steering, receipt)
         if receipt.when is SteerWhen.NOW:
@@ -157,5 +171,12 @@ class SteeringHandle:
 def _message(message: AgentMessage | str) -> AgentMessage:
     if isinstance(message, str):
         return UserMessage(message)
-    (checked,) = checked_messages([message])
+    try:
+        (checked,) = checked_messages([message])
+    except TypeError:
+        kind = type(message).__name__
+        raise TypeError(f"a text or a message is needed, not {kind}") from None
     return checked
+
+
+_CHOICES = tuple(SteerWhen)

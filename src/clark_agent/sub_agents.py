@@ -13,9 +13,11 @@ from typing import Any, cast
 
 from msgspec import to_builtins
 
+from clark_agent.base_tool import check_tool_name
 from clark_agent.budget import Budget
+from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.errors import ConfigError, LoopError, ToolExecutionError
+from clark_agent.errors import ConfigError, LoopError, RunAborted, ToolExecutionError
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
 from clark_agent.loop import LoopOutcome, RunResult, check_arguments, start
 from clark_agent.run_state import Run
@@ -118,8 +120,15 @@ def agent_tool(
     when it fails, an error with what it has. If the child has a `finish_tool`, that answer is the
     result. A run more than ``max_depth`` levels below the outermost one is refused.
     """
+    check_tool_name(name, "agent_tool")
     if not isinstance(config, LoopConfig):
-        raise ConfigError(f"agent_tool needs a LoopConfig, not {config!r}")
+        raise ConfigError(f"agent_tool needs a LoopConfig, not {type(config).__name__}")
+    for label, text in (("description", description), ("system_prompt", system_prompt)):
+        if not isinstance(text, str):
+            raise ConfigError(f"agent_tool: {label} must be a text, not {text!r}")
+    depth: Any = max_depth
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+        raise ConfigError(f"agent_tool: max_depth must be at least 0, not {max_depth!r}")
     return _AgentTool(name, description, config, system_prompt, max_depth, timeout)
 
 
@@ -156,7 +165,7 @@ class _AgentTool(TypedTool):
                 max_depth=self._max_depth,
             )
         except LoopError as error:
-            return _failed(error)
+            return _failed(error, ctx.signal)
         return _answer(result)
 
 
@@ -171,12 +180,26 @@ def _answer(result: RunResult) -> ToolResult:
     return ToolResult.text(_so_far(f"The agent ran out of {what}.", said), details=details)
 
 
-def _failed(error: LoopError) -> ToolResult:
+def _failed(error: LoopError, signal: CancellationToken) -> ToolResult:
     said = _last_words(error.messages)
     if error.partial is not None:
         said = error.partial.plain_text or said
-    details = _details("failed", error.tree_usage)
-    return ToolResult.error(_so_far(f"The agent did not end well: {error}.", said), details=details)
+    if isinstance(error, RunAborted) and signal.cancelled:
+        reason = signal.reason or "aborted"
+        details = {**_details("stopped", error.tree_usage), "reason": reason}
+        what = _STOPPED.get(reason, "The agent was stopped.")
+    else:
+        details = _details("failed", error.tree_usage)
+        what = f"The agent did not end well: {error}."
+    return ToolResult.error(_so_far(what, said), details=details)
+
+
+_STOPPED = {
+    "timeout": "The agent took too long and was stopped.",
+    "steered": "The agent was stopped because the user intervened.",
+    "sibling": "The agent was stopped because another call of the same batch failed.",
+    "out_of_time": "The agent was stopped because the time for the run is over.",
+}
 
 
 def _so_far(what: str, said: str) -> str:

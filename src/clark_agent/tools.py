@@ -392,6 +392,7 @@ class ToolRegistry(Mapping[str, AgentTool]):
 
 def _as_tool(given: object) -> AgentTool:
     if isinstance(given, AgentTool):
+        _check_flags(given)
         return given
     if isinstance(given, type):
         raise ToolDefinitionError(
@@ -400,3 +401,22 @@ def _as_tool(given: object) -> AgentTool:
     if isroutine(given):
         return FunctionTool(given)
     raise ToolDefinitionError(f"{given!r} is no tool: pass an AgentTool or a function")
+
+
+def _check_flags(given: AgentTool) -> None:
+    """Refuse flags that would only fail when they are first used."""
+    timeout: Any = given.timeout
+    is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise ToolDefinitionError(
+            f"{given.name}: timeout must be more than 0 seconds or None, not {timeout!r}"
+        )
+    for flag, kind in (
+        ("identity_policy", ToolIdentityPolicy),
+        ("history_policy", ToolHistoryPolicy),
+    ):
+        value = getattr(given, flag)
+        if not isinstance(value, kind):
+            raise ToolDefinitionError(
+                f"{given.name}: {flag} must be a {kind.__name__}, not {value!r}"
+            )

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from types import NoneType
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
 from msgspec import Meta, Struct, field
@@ -201,6 +201,11 @@ class SystemMessage(
     timestamp: NonNegativeInt | None = None
 
     @property
+    def role(self) -> Literal["system"]:
+        """Who speaks, as in the JSON."""
+        return "system"
+
+    @property
     def plain_text(self) -> str:
         """The text."""
         return self.content
@@ -211,6 +216,11 @@ class UserMessage(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="
 
     content: str | tuple[UserBlock, ...]
     timestamp: NonNegativeInt | None = None
+
+    @property
+    def role(self) -> Literal["user"]:
+        """Who speaks, as in the JSON."""
+        return "user"
 
     @property
     def plain_text(self) -> str:
@@ -228,6 +238,11 @@ class AssistantMessage(
     error_message: str | None = None
     timestamp: NonNegativeInt | None = None
     usage: Usage | None = None
+
+    @property
+    def role(self) -> Literal["assistant"]:
+        """Who speaks, as in the JSON."""
+        return "assistant"
 
     @classmethod
     def from_text(
@@ -296,6 +311,11 @@ class ToolResultMessage(
     timestamp: NonNegativeInt | None = None
 
     @property
+    def role(self) -> Literal["tool_result"]:
+        """Who speaks, as in the JSON."""
+        return "tool_result"
+
+    @property
     def plain_text(self) -> str:
         """The text, joined over all text blocks."""
         return _text_of(self.content)
@@ -309,6 +329,11 @@ class CustomMessage(
     kind: str
     payload: Any = field(default_factory=NoneType)
     timestamp: NonNegativeInt | None = None
+
+    @property
+    def role(self) -> Literal["custom"]:
+        """Who speaks, as in the JSON."""
+        return "custom"
 
     @property
     def plain_text(self) -> str:
@@ -387,7 +412,11 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
 
     def extend(self, produced: HasMessages | Iterable[AgentMessage]) -> AgentContext:
         """The context after a run: pass its result, the error that ended it, or messages."""
-        new = produced if isinstance(produced, Iterable) else produced.messages
+        given: Any = produced
+        new = getattr(given, "messages", given)
+        if isinstance(new, str) or not isinstance(new, Iterable):
+            kind = type(given).__name__
+            raise TypeError(f"a result, an error of a run or messages are needed, not {kind}")
         return replace(self, messages=(*self.messages, *new))
 
     def spawn_child(self, system_prompt: str) -> AgentContext:

@@ -99,7 +99,7 @@ class Line:
         self.follow_ups: list[SteeringReceipt] = []
 
     def steer(self, message: AgentMessage | str, when: str = SteerWhen.AFTER_BATCH) -> None:
-        self.steering.append(self.plugin.handle.steer(message, when))
+        self.steering.append(self.plugin.handle.steer(message, SteerWhen(when)))
 
     def follow_up(self, message: AgentMessage | str) -> None:
         self.follow_ups.append(self.plugin.handle.follow_up(message))
@@ -346,7 +346,10 @@ async def test_what_is_sent_after_the_run_expires_at_once_and_is_nobodys(when: s
     config = LoopConfig(stream=ScriptedStream(["ok", "again"]), plugins=[channel])
     first, _ = await observe(config)
     handle = channel.handle
-    receipt = handle.follow_up("late") if when == "follow_up" else handle.steer("late", when)
+    if when == "follow_up":
+        receipt = handle.follow_up("late")
+    else:
+        receipt = handle.steer("late", SteerWhen(when))
     assert told(receipt) == [("expired", None)]
     assert await receipt is receipt
     second, _ = await observe(config)
@@ -1445,7 +1448,7 @@ async def test_a_run_below_a_tool_is_stopped_with_the_tool() -> None:
 
     helper = agent_tool("helper", "Helps.", LoopConfig(stream=child, plugins=[below]))
     result, sink = await line.completed([call("helper", task="x"), "ok"], helper)
-    assert "did not end well" in texts(result)[0], "the tool has heeded its signal"
+    assert "the user intervened" in texts(result)[0], "the tool has heeded its signal"
     assert said(result.messages) == ["go", "stop"]
     assert told(*receipts) == [("expired", None)]
     assert isinstance(sink.of(ev.ChildRunEvent)[-1].event, ev.AgentEnd)
@@ -1711,7 +1714,7 @@ async def test_many_threads_may_talk_at_once() -> None:
     def send(sender: int) -> None:
         for number in range(each):
             when = MODES[(sender + number) % 3]
-            receipts[sender].append(channel.handle.steer(f"{sender}.{number}", when))
+            receipts[sender].append(channel.handle.steer(f"{sender}.{number}", SteerWhen(when)))
 
     async def work(args: Any, ctx: ToolContext) -> ToolResult:
         if not threads:

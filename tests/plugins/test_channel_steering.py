@@ -65,10 +65,10 @@ def test_follow_ups_have_a_queue_of_their_own() -> None:
 @pytest.mark.parametrize("nothing", [3, None, b"bytes", ["a"]])
 def test_what_is_no_message_is_refused_at_once(nothing: object) -> None:
     steering = ChannelSteering()
-    with pytest.raises(TypeError, match="messages are needed"):
+    with pytest.raises(TypeError, match="a text or a message is needed"):
         _ = steering.handle.steer(nothing)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="soon"):
-        _ = steering.handle.steer("hello", "soon")
+        _ = steering.handle.steer("hello", "soon")  # type: ignore[arg-type]
     assert steering.next_steering_messages() == []
 
 
@@ -204,3 +204,10 @@ async def test_a_receipt_can_be_awaited_by_many_and_from_other_loops() -> None:
 
 async def wait_for(receipt: SteeringReceipt) -> SteeringReceipt:
     return await receipt
+
+
+async def test_an_event_loop_is_not_blocked_by_a_receipt() -> None:
+    receipt = ChannelSteering().handle.steer("hi")
+    with pytest.raises(RuntimeError, match="await receipt"):
+        receipt.wait()
+    assert not receipt.wait(0)

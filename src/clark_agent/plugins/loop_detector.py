@@ -35,13 +35,13 @@ class LoopDetector:
         self, warn_after: int | None = 3, block_after: int | None = 5, *, window: int = 100
     ) -> None:
         for label, value in (("warn_after", warn_after), ("block_after", block_after)):
-            if value is not None and (isinstance(value, bool) or value < 1):
+            if value is not None and not _is_count(value):
                 raise ConfigError(f"{label} must be at least 1 or None, not {value!r}")
         if warn_after is not None and block_after is not None and block_after < warn_after:
             raise ConfigError(
                 f"block_after ({block_after}) comes after warn_after ({warn_after}), not before"
             )
-        if window < 1:
+        if not _is_count(window):
             raise ConfigError(f"window must be at least 1, not {window!r}")
         self.warn_after = warn_after
         self.block_after = block_after
@@ -96,6 +96,10 @@ class LoopDetector:
         """The notes that are due."""
         notes, self._notes = self._notes, []
         return notes
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _identity(call: ToolCall, tool: AgentTool | None) -> tuple[str, ...]:
