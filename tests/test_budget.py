@@ -38,7 +38,6 @@ from clark_agent import (
     SystemMessage,
     ToolCall,
     ToolContext,
-    ToolFatal,
     ToolResult,
     Usage,
     UserMessage,
@@ -62,9 +61,12 @@ from tests.loop.support import (
     completed,
     failed,
     failing,
+    for_good,
+    hurry,
     observe,
     observed_run,
     outline,
+    paid,
     results,
     texts,
     truncated,
@@ -75,29 +77,9 @@ PRICES = {MODEL: Price(input=1_000_000, output=2_000_000)}
 """A token costs 1, or 2 when it is written."""
 
 
-def paid(tokens: int, text: str = "", *calls: ToolCall) -> AssistantMessage:
-    """An answer for which the provider reports so many tokens."""
-    return replace(say(text, *calls), usage=Usage(tokens))
-
-
 def working(tokens: int = 10) -> AssistantMessage:
     """A turn of work."""
     return paid(tokens, "", call("work"))
-
-
-def hurry(seconds: float = 100) -> None:
-    """Let time pass for the event loop, at once: the timers that are due by then go off."""
-    loop: Any = asyncio.get_running_loop()
-    before = loop.time
-    loop.time = lambda: before() + seconds
-    loop.call_soon(lambda: None)
-
-
-async def for_good() -> None:
-    """Wait until somebody puts an end to it, while time passes."""
-    hurry()
-    await asyncio.sleep(5)
-    raise ToolFatal("nobody has put an end to it")
 
 
 def notes(messages: Iterable[AgentMessage]) -> list[str]:

@@ -68,9 +68,12 @@ from tests.loop.support import (
     Waiting,
     Work,
     failing,
+    for_good,
+    hurry,
     let_others_run,
     observed_run,
     outline,
+    paid,
     results,
     texts,
     truncated,
@@ -107,11 +110,6 @@ def ask(name: str, task: str = "please", **more: Any) -> ToolCall:
     return call(name, task=task, **more)
 
 
-def paid(tokens: int, text: str = "", *calls: ToolCall) -> AssistantMessage:
-    """An answer for which the provider reports so many tokens."""
-    return replace(say(text, *calls), usage=Usage(tokens))
-
-
 class Delegate(AgentTool):
     """A tool that starts a run by itself and remembers what came of it."""
 
@@ -135,21 +133,6 @@ class Delegate(AgentTool):
             self.identities.append(ctx.identity)
         self.outcomes.append(result)
         return ToolResult.text(result.text)
-
-
-def hurry(seconds: float = 100) -> None:
-    """Let time pass for the event loop, at once: the timers that are due by then go off."""
-    loop: Any = asyncio.get_running_loop()
-    before = loop.time
-    loop.time = lambda: before() + seconds
-    loop.call_soon(lambda: None)
-
-
-async def for_good() -> None:
-    """Wait until somebody puts an end to it, while time passes."""
-    hurry()
-    await asyncio.sleep(5)
-    raise ToolFatal("nobody has put an end to it")
 
 
 def child_events(events: Iterable[AgentEvent]) -> list[ev.ChildRunEvent]:

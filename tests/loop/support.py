@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from clark_agent import (
     AgentContext,
     AgentEvent,
@@ -30,9 +32,12 @@ from clark_agent import (
     StreamFn,
     SystemMessage,
     TextContent,
+    ToolCall,
     ToolContext,
+    ToolFatal,
     ToolResult,
     ToolResultMessage,
+    Usage,
     UserMessage,
     check_events,
     fold_events,
@@ -41,7 +46,7 @@ from clark_agent import (
     run_continue,
 )
 from clark_agent.stream import Chunk, Done, Error, Start, StreamEvent, TextChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, say
 
 E = TypeVar("E", bound=BaseException)
 
@@ -284,6 +289,21 @@ async def let_others_run() -> None:
         await asyncio.sleep(0)
 
 
+def hurry(seconds: float = 100) -> None:
+    """Let time pass for the event loop, at once: the timers that are due by then go off."""
+    loop: Any = asyncio.get_running_loop()
+    before = loop.time
+    loop.time = lambda: before() + seconds
+    loop.call_soon(lambda: None)
+
+
+async def for_good() -> None:
+    """Wait until somebody puts an end to it, while time passes."""
+    hurry()
+    await asyncio.sleep(5)
+    raise ToolFatal("nobody has put an end to it")
+
+
 # --- streams ----------------------------------------------------------------------------------
 
 
@@ -303,6 +323,11 @@ def truncated(text: str = "cut o", *calls: Any) -> AssistantMessage:
     """An answer that ran into the output cap."""
     said = (TextContent(text),) if text else ()
     return AssistantMessage((*said, *calls), StopReason.MAX_TOKENS)
+
+
+def paid(tokens: int, text: str = "", *calls: ToolCall) -> AssistantMessage:
+    """An answer for which the provider reports so many tokens."""
+    return replace(say(text, *calls), usage=Usage(tokens))
 
 
 def done(message: AssistantMessage) -> list[StreamEvent]:
