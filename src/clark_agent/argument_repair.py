@@ -10,8 +10,7 @@ Everything here is a pure function on JSON values and portable schemas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -255,9 +254,11 @@ def quoted(value: Any) -> str:
     return text
 
 
-def close_match(name: str, candidates: Sequence[str]) -> str | None:
+def close_match(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The candidate that somebody may have meant by the name."""
-    matches = get_close_matches(name, candidates, n=1)
+    from difflib import get_close_matches  # only mistakes need it
+
+    matches = get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

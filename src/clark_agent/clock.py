@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from time import time_ns
 from typing import Protocol
-from uuid import uuid4
+
+from clark_agent._ids import random_id
 
 __all__ = ["Clock", "SystemClock", "now_ms"]
 
@@ -46,4 +47,4 @@ class SystemClock:
 
     def new_id(self) -> str:
         """A random UUID."""
-        return str(uuid4())
+        return random_id()

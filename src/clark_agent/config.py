@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Self
@@ -16,6 +15,7 @@ from typing import Any, Self
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
+from clark_agent.argument_repair import close_match
 from clark_agent.budget import Budget
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.emitter import Audience
@@ -200,8 +200,8 @@ _INHERITED = _SETTINGS - _NOT_INHERITED
 def _check_names(settings: Iterable[str]) -> None:
     for name in settings:
         if name not in _SETTINGS:
-            close = get_close_matches(name, _SETTINGS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            close = close_match(name, _SETTINGS)
+            hint = "" if close is None else f"; did you mean {close!r}?"
             raise ConfigError(f"there is no setting {name!r}{hint}")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from uuid import uuid4
 
+from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import DecodeError, failure_of
@@ -77,7 +77,7 @@ class Conversation:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the context to a file, whole or not at all."""
         target = Path(path)
-        draft = target.with_name(f".{target.name}.{uuid4().hex}.tmp")
+        draft = target.with_name(f".{target.name}.{random_id()}.tmp")
         try:
             draft.write_bytes(encode_json(self.context))
             draft.replace(target)

@@ -15,13 +15,13 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from clark_agent.argument_repair import close_match
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent
@@ -538,9 +538,9 @@ def _misspelt(plugin: object) -> tuple[str, str] | None:
     for name in dir(plugin):
         if name.startswith("_") or name in _PARAMETERS:
             continue
-        close = get_close_matches(name, _PARAMETERS, n=1, cutoff=0.85)
-        if close and not hasattr(plugin, close[0]) and callable(getattr(plugin, name, None)):
-            return name, close[0]
+        meant = close_match(name, _PARAMETERS, cutoff=0.85)
+        if meant and not hasattr(plugin, meant) and callable(getattr(plugin, name, None)):
+            return name, meant
     return None
 
 

@@ -21,7 +21,7 @@ from clark_agent.errors import ConfigError, LoopError, RunAborted, ToolExecution
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
 from clark_agent.loop import LoopOutcome, RunResult, check_arguments, start
 from clark_agent.run_state import Run
-from clark_agent.tools import AgentTool, ToolContext, ToolResult, TypedTool, tool_result
+from clark_agent.tools import AgentTool, FunctionTool, ToolContext, ToolResult, tool_result
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
 
 __all__ = ["agent_tool", "run_child"]
@@ -116,9 +116,9 @@ def agent_tool(
 ) -> AgentTool:
     """A tool that gives a task to an agent and returns what it says last.
 
-    When the child runs out of turns, budget or time, its result is what it has so far, and says so;
-    when it fails, an error with what it has. If the child has a `finish_tool`, that answer is the
-    result. A run more than ``max_depth`` levels below the outermost one is refused.
+    When the child runs out of turns or budget, its result is what it has so far, and says so; when
+    it fails or is stopped, an error with what it has. If the child has a `finish_tool`, that answer
+    is the result. A run more than ``max_depth`` levels below the outermost one is refused.
     """
     check_tool_name(name, "agent_tool")
     if not isinstance(config, LoopConfig):
@@ -129,28 +129,8 @@ def agent_tool(
     depth: Any = max_depth
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
         raise ConfigError(f"agent_tool: max_depth must be at least 0, not {max_depth!r}")
-    return _AgentTool(name, description, config, system_prompt, max_depth, timeout)
 
-
-class _AgentTool(TypedTool):
-    def __init__(
-        self,
-        name: str,
-        description: str,
-        config: LoopConfig,
-        system_prompt: str,
-        max_depth: int,
-        timeout: float | None,
-    ) -> None:
-        self.name = name
-        self.description = description
-        self.timeout = timeout
-        self._config = config
-        self._system_prompt = system_prompt
-        self._max_depth = max_depth
-        super().__init__()
-
-    async def run(self, task: str, ctx: ToolContext) -> ToolResult:
+    async def ask(task: str, ctx: ToolContext) -> ToolResult:
         """Give a task to an agent.
 
         Args:
@@ -158,15 +138,15 @@ class _AgentTool(TypedTool):
         """
         try:
             result = await run_child(
-                ctx,
-                task,
-                self._config,
-                system_prompt=self._system_prompt,
-                max_depth=self._max_depth,
+                ctx, task, config, system_prompt=system_prompt, max_depth=max_depth
             )
         except LoopError as error:
             return _failed(error, ctx.signal)
         return _answer(result)
+
+    made = FunctionTool(ask, name=name, description=description)
+    made.timeout = timeout
+    return made
 
 
 def _answer(result: RunResult) -> ToolResult:

@@ -16,11 +16,11 @@ from collections.abc import Iterable
 from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
-from uuid import uuid4
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from clark_agent._ids import random_id
 from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
 
 __all__ = [
@@ -377,7 +377,7 @@ class RunIdentity(Struct, frozen=True, gc=False, omit_defaults=True):
     ) -> RunIdentity:
         """A top-level run, with a fresh UUID unless ``run_id`` is given."""
         return cls(
-            run_id or str(uuid4()),
+            run_id or random_id(),
             conversation_id=conversation_id,
             deadline_unix_ms=deadline_unix_ms,
         )
@@ -386,7 +386,7 @@ class RunIdentity(Struct, frozen=True, gc=False, omit_defaults=True):
     def child_of(cls, parent: RunIdentity, run_id: str | None = None) -> RunIdentity:
         """A run spawned by ``parent``: one deeper, same conversation and deadline."""
         return cls(
-            run_id or str(uuid4()),
+            run_id or random_id(),
             parent_run_id=parent.run_id,
             depth=parent.depth + 1,
             conversation_id=parent.conversation_id,
