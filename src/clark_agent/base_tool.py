@@ -15,11 +15,12 @@ from concurrent.futures import Future, wait
 from inspect import iscoroutinefunction, unwrap
 from threading import Lock, get_ident
 from types import FunctionType
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._finished import FINISHED
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.stream import ToolSchema
@@ -107,7 +108,12 @@ class ParentRun(Protocol):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop; None: nobody listens to reports."""
+        """The event loop."""
+        ...
+
+    @property
+    def tells_progress(self) -> bool:
+        """Whether anybody wants to know how far a call has come."""
         ...
 
     @property
@@ -134,6 +140,7 @@ class _NoRun:
     ) -> None:
         self.signal = CancellationToken() if signal is None else signal
         self._emit = emit
+        self.tells_progress = emit is not None
         self.loop = loop
         if emit is not None:
             self.thread = get_ident()
@@ -142,16 +149,6 @@ class _NoRun:
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         return FINISHED if self._emit is None else self._emit(partial)
 
-
-class _Finished:
-    """Can be awaited any number of times and never waits, without a frame of its own."""
-
-    __slots__ = ()
-    __await__ = ().__iter__
-
-
-FINISHED: Final = cast("Awaitable[None]", _Finished())
-"""What there is to await when all is done."""
 
 # An event loop does not hold on to its tasks, and a thread may stop waiting for its own.
 _reports: set[asyncio.Task[None]] = set()
@@ -229,11 +226,12 @@ class ToolContext:
         listener comes out here.
         """
         run = self._run
-        if self._settled or run.loop is None:
+        if self._settled or not run.tells_progress:
             return FINISHED
         result = ToolResult.text(partial) if isinstance(partial, str) else partial
         if get_ident() == run.thread:
             return self._report(result)
+        assert run.loop is not None
         self._report_and_wait(run.loop, result)
         return FINISHED
 

@@ -125,10 +125,9 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
 
     def __post_init__(self) -> None:
         for name in ("tools", "plugins"):
-            if isinstance(getattr(self, name), (AgentTool, str)) or not isinstance(
-                getattr(self, name), Iterable
-            ):
-                raise ConfigError(f"{name} must be a list of them, not {getattr(self, name)!r}")
+            given: Any = getattr(self, name)
+            if isinstance(given, (AgentTool, str)) or not isinstance(given, Iterable):
+                raise ConfigError(f"{name} must be a list of them, not {given!r}")
         force_setattr(self, "plugins", tuple(self.plugins))
         force_setattr(self, "tools", self.registry)
         _check(self)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from clark_agent.base_tool import FINISHED
+from clark_agent._finished import FINISHED
 from clark_agent.cancel_scope import is_cancelled
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.plugin import ObserverHook
@@ -115,15 +115,14 @@ class Emitter:
     def _send(self, event: AgentEvent, listeners: Listeners) -> Awaitable[None]:
         if self.is_sending:
             return self._send_in_turn(event, listeners)
-        for listener in listeners:
+        for number, listener in enumerate(listeners):
             try:
                 pending = listener.call(event)
             except (Exception, asyncio.CancelledError):
                 _log_failure(listener, event)
                 continue
             if pending is not None and isawaitable(pending):
-                rest = listeners[listeners.index(listener) :]
-                return self._finish(event, rest, pending)
+                return self._finish(event, listeners[number:], pending)
         return FINISHED
 
     def _finish(self, event: AgentEvent, listeners: Listeners, pending: Any) -> Awaitable[None]:

@@ -292,16 +292,10 @@ class Batch:
 
         A call that runs ``alone``, in the run's own task, takes the run's interrupts.
         """
+        if self._comes_too_late(pending):
+            return
         run, call, tool = self._run, pending.call, pending.tool
         assert tool is not None
-        if self._stopped is not None or run.is_cancelled():
-            pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
-            return
-        if run.can_intervene and self._is_held_back(pending):
-            return
-        if self._sibling_failed:
-            pending.answer_ourselves(_stopped("sibling", None))
-            return
         context = ToolContext(tool_call_id=call.id, tool_name=call.name, run=run)
         tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
@@ -335,6 +329,16 @@ class Batch:
                     self._give_back_interrupts()
         if tool_run is not None and tool_run.cancelled_from_outside:
             raise cancelled or asyncio.CancelledError
+
+    def _comes_too_late(self, pending: PendingCall) -> bool:
+        """Whether the call must not start any more; then it has its result."""
+        if self._stopped is not None or self._run.is_cancelled():
+            pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
+        elif self._run.can_intervene and self._is_held_back(pending):
+            pass
+        elif self._sibling_failed:
+            pending.answer_ourselves(_stopped("sibling", None))
+        return pending.result is not None
 
     def _tool_run(
         self, tool: AgentTool, coroutine: Any, awaited: Any, context: ToolContext, expected: int

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from clark_agent.base_tool import FINISHED
+from clark_agent._finished import FINISHED
 from clark_agent.errors import HookError, ToolValidationError
 from clark_agent.hooks import call_hook
 from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite

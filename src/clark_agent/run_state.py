@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any, Literal, Protocol, TypeAlias
 
-from clark_agent.base_tool import FINISHED, ToolContext, ToolResult
-from clark_agent.budget import BudgetLimit, Meter
+from clark_agent._finished import FINISHED
+from clark_agent.base_tool import ToolContext, ToolResult
+from clark_agent.budget import Budget, BudgetLimit, Meter
 from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -116,6 +117,7 @@ class Run:
         "signal",
         "system_prompt",
         "tells_deltas",
+        "tells_progress",
         "thread",
         "transcript",
         "turn_message",
@@ -148,6 +150,8 @@ class Run:
         self.emit = self.emitter.emit
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
+        self.tells_progress = bool(self.emitter.listeners(ToolExecutionUpdate))
+        """Whether anybody wants to know how far a call has come."""
         self._parent = parent
         self.grace = config.cancel_grace
         if parent is not None:
@@ -295,11 +299,19 @@ class Run:
         return []
 
     def _meters(self, inherited: tuple[Meter, ...]) -> tuple[Meter, ...]:
-        """Those of the parent, and one of its own unless the budget is the same."""
-        budget = self.config.budget
-        meters = inherited
+        """Those of the parent, and one of its own unless the budget is the same.
+
+        The children of the outermost run also keep the deadline of its identity.
+        """
+        budget, meters = self.config.budget, inherited
         if budget is not None and all(meter.budget is not budget for meter in inherited):
             meters = (Meter(budget, self.clock), *inherited)
+        if self._parent is not None and self._parent._parent is None:
+            deadline = None if self.identity is None else self.identity.deadline_unix_ms
+            if deadline is not None:
+                clock = self._parent.clock
+                seconds = max(0, deadline - clock.now_ms()) / 1000
+                meters = (*meters, Meter(Budget(seconds=seconds), clock))
         for meter in meters:
             left = meter.seconds_left()
             if left is not None:
@@ -321,11 +333,13 @@ class Run:
                 above.children_usage += usage
                 above = above._parent
         if self.meters:
-            if usage is None and message.content:
+            if usage is None:
+                if not message.content:
+                    return
                 output = self._estimator.estimate_message(message)
                 usage = Usage(self._estimated_tokens(), output)
             for meter in self.meters:
-                meter.spend(usage or Usage(), self.config.model_id)
+                meter.spend(usage, self.config.model_id)
 
     # --- intervening ----------------------------------------------------------------------------
 

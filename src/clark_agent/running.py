@@ -221,6 +221,7 @@ def _here(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
 
 
 _abandoned: list[asyncio.Runner] = []
+"""Kept, so that nothing of theirs is torn down before the interpreter is."""
 
 
 def _on_a_thread(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:

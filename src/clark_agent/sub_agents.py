@@ -14,7 +14,6 @@ from typing import Any, cast
 from msgspec import to_builtins
 
 from clark_agent.base_tool import check_tool_name
-from clark_agent.budget import Budget
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, LoopError, RunAborted, ToolExecutionError
@@ -52,8 +51,6 @@ async def run_child(
     check_arguments(context, config)
     for meter in () if parent is None else parent.meters:
         meter.budget.check_model(config.model_id)
-    clock = config.clock if parent is None else parent.clock
-    config = _within_deadline(config, identity, clock.now_ms())
     child = start(
         prompts,
         context,
@@ -76,17 +73,6 @@ def _child_identity(parent: Run | None, config: LoopConfig) -> RunIdentity:
     if parent is None:
         return RunIdentity.child_of(RunIdentity.root(config.clock.new_id()), config.clock.new_id())
     return RunIdentity.child_of(parent.identify(), parent.clock.new_id())
-
-
-def _within_deadline(config: LoopConfig, identity: RunIdentity, now_ms: int) -> LoopConfig:
-    """The config, with no more time than the identity has."""
-    if identity.deadline_unix_ms is None:
-        return config
-    left = max(0, identity.deadline_unix_ms - now_ms) / 1000
-    budget = config.budget or Budget()
-    if budget.seconds is not None and budget.seconds <= left:
-        return config
-    return config.replace(budget=budget.with_seconds(left))
 
 
 def _forward(ctx: ToolContext, identity: RunIdentity, parent: Run | None) -> EventSink | None:

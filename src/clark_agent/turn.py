@@ -132,20 +132,10 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
                 continue
             await run.end_answer(outcome)
             return ModelAnswer(outcome, gate_context, allowlist)
-        if isinstance(outcome, _Failure):
-            run.spend(outcome.message)
-            is_last = run.limit is not None
-            reason = "out_of_budget" if is_last else str(outcome.kind)
-            await run.discard_answer(outcome.message, reason)
-            run.check_cancelled()  # which may be why the stream failed
-            if is_last:
-                return None
-            await _recover(run, iteration, outcome, attempts)
-        else:
-            why = run.intervention(SteerWhen.NOW) or "steered"
-            message = run.unanswered(_BROKEN_OFF[why])
-            run.spend(message)
-            await run.discard_answer(message, why)
+        if not isinstance(outcome, _Failure):
+            await _break_off(run)
+            return None
+        if not await _asks_again(run, iteration, outcome, attempts):
             return None
 
 
@@ -373,6 +363,26 @@ async def _escalate(run: Run, message: AssistantMessage, attempts: _Attempts) ->
     attempts.cap = new_cap
     await run.emit(OutputTokensEscalation(attempts.escalations, cap, new_cap))
     return True
+
+
+async def _break_off(run: Run) -> None:
+    """Somebody has intervened: what came of the answer is thrown away."""
+    why = run.intervention(SteerWhen.NOW) or "steered"
+    message = run.unanswered(_BROKEN_OFF[why])
+    run.spend(message)
+    await run.discard_answer(message, why)
+
+
+async def _asks_again(run: Run, iteration: int, failure: _Failure, attempts: _Attempts) -> bool:
+    """Prepare the next attempt after a failed one. False: there is no budget for it."""
+    run.spend(failure.message)
+    is_last = run.limit is not None
+    reason = "out_of_budget" if is_last else str(failure.kind)
+    await run.discard_answer(failure.message, reason)
+    run.check_cancelled()  # which may be why the stream failed
+    if not is_last:
+        await _recover(run, iteration, failure, attempts)
+    return not is_last
 
 
 async def _recover(run: Run, iteration: int, failure: _Failure, attempts: _Attempts) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
@@ -433,6 +433,32 @@ async def talkative(request: StreamRequest, _: CancellationToken) -> AsyncIterat
     for _number in range(10_000):
         yield Chunk(TextChunk("word "))
     yield Done(AssistantMessage.from_text("word " * 10_000))
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_without_listeners_progress_is_not_even_reported(
+    monkeypatch: pytest.MonkeyPatch, in_thread: bool
+) -> None:
+    """A thread does not wait for the event loop to tell nobody."""
+    told: list[str] = []
+
+    def spy(self: run_state.Run, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
+        told.append(partial.plain_text)
+        return self.emit(ev.ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
+
+    async def work(args: Any, ctx: ToolContext) -> ToolResult:
+        if in_thread:
+            _ = await asyncio.to_thread(ctx.update, "half")
+        else:
+            await ctx.update("half")
+        return ToolResult.text("done")
+
+    monkeypatch.setattr(run_state.Run, "report", spy)
+    for sink, wanted in ((None, []), (RecordingSink(), ["half"])):
+        stream = ScriptedStream([call("work"), "ok"])
+        config = LoopConfig(stream=stream, tools=[Work("work", work)], event_sink=sink)
+        assert (await run("go", CONTEXT, config)).text == "ok"
+        assert told == wanted
 
 
 async def test_without_listeners_a_delta_costs_no_event_object(
