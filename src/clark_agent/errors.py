@@ -5,6 +5,9 @@
     │   └── ToolDefinitionError   a function or class cannot be made a tool
     ├── DecodeError               stored or received JSON is not what it should be
     ├── EventOrderError           an event is where the grammar of events has none
+    ├── TransportError            why a transport gave up; the cause of a StreamError
+    │   ├── ReplayRefused         the history lacks what its provider wants back
+    │   └── StreamTimeout         the server took too long
     ├── LoopError                 a run ended without a result; carries what it had
     │   ├── StreamError           the model could not be asked, or did not answer
     │   ├── RunAborted            the caller cancelled, or a tool did
@@ -27,7 +30,9 @@ under `LoopError` leave `run`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
+from clark_agent.reasoning import ReplayViolation
 from clark_agent.stream import StreamErrorKind
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
@@ -42,8 +47,10 @@ __all__ = [
     "InvalidContinuationError",
     "LoopError",
     "MissingFieldError",
+    "ReplayRefused",
     "RunAborted",
     "StreamError",
+    "StreamTimeout",
     "ToolAborted",
     "ToolDefinitionError",
     "ToolError",
@@ -51,6 +58,7 @@ __all__ = [
     "ToolFatal",
     "ToolFatalError",
     "ToolValidationError",
+    "TransportError",
 ]
 
 
@@ -83,6 +91,50 @@ class EventOrderError(ClarkAgentError, AssertionError):
         self.position = position
         self.kind = kind
         self.rule = rule
+
+
+# --- errors of a transport --------------------------------------------------------------------
+
+
+class TransportError(ClarkAgentError):
+    """Why a transport gave up, where there is more to say than a kind and a text.
+
+    A transport does not raise: it puts this into its last event, and the `StreamError` that the run
+    then ends with has it as its cause.
+    """
+
+
+class StreamTimeout(TransportError, TimeoutError):
+    """The server took too long: ``phase`` is ``connect``, ``idle`` or ``total``."""
+
+    def __init__(self, phase: Literal["connect", "idle", "total"], seconds: float | None) -> None:
+        limit = "in time" if seconds is None else f"within {seconds:g} seconds"
+        super().__init__(f"{_TIMED_OUT[phase]} {limit}")
+        self.phase = phase
+        self.seconds = seconds
+
+
+_TIMED_OUT = {
+    "connect": "the connection did not stand",
+    "idle": "the server did not send anything",
+    "total": "the answer was not complete",
+}
+
+
+class ReplayRefused(TransportError):
+    """The provider would refuse this history: reasoning that it signed comes back without.
+
+    ``index`` is the message in the request, ``violation`` what was demanded.
+    """
+
+    def __init__(self, index: int, violation: ReplayViolation) -> None:
+        formats = ", ".join(violation.formats)
+        super().__init__(
+            f"message {index} calls tools and carries reasoning ({formats}) without its signature; "
+            "the provider would refuse it. Keep the reasoning of a tool turn as it came, or drop it"
+        )
+        self.index = index
+        self.violation = violation
 
 
 # --- errors of a run --------------------------------------------------------------------------

@@ -175,12 +175,16 @@ class Done(Struct, frozen=True, gc=False):
     message: AssistantMessage
 
 
-class Error(Struct, frozen=True, gc=False):
-    """The stream failed, with what had come so far. Ends the stream."""
+class Error(Struct, frozen=True):
+    """The stream failed, with what had come so far. Ends the stream.
+
+    ``cause``, where there is more to know, becomes the cause of the error that the run ends with.
+    """
 
     partial: AssistantMessage
     kind: StreamErrorKind
     message: str
+    cause: Exception | None = None
 
 
 StreamEvent: TypeAlias = Start | Chunk | Done | Error

@@ -82,6 +82,11 @@ class ThinkingTagStreamFilter:
         self._thought: list[str] = []
         self._thoughts: list[str] = []
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is in visible text and holds nothing back: text without a ``<`` can pass."""
+        return not self._inside and not self._held
+
     def feed(self, delta: str) -> str:
         """Take the next piece of output; return what of it, and of what was held, is visible."""
         if not self._held and "<" not in delta:

@@ -342,7 +342,7 @@ def _failed(run: Run, event: Error) -> _Failure:
         error_message=event.message,
         timestamp=run.clock.now_ms(),
     )
-    return _Failure(message, event.kind, event.message)
+    return _Failure(message, event.kind, event.message, event.cause)
 
 
 # --- asking again -----------------------------------------------------------------------------

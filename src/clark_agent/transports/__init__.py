@@ -1,0 +1,34 @@
+"""Transports: the ways to models that come with this package.
+
+    stream = connect("openrouter:anthropic/claude-sonnet-5")
+    config = LoopConfig(stream=stream, tools=[...])
+
+Each one stands on its provider's official SDK, which is an extra of this package and is loaded when
+a transport is made: importing this module loads none of them.
+"""
+
+from clark_agent.transports.base import Transport
+from clark_agent.transports.connect import connect
+from clark_agent.transports.dialects import ChatDialect
+from clark_agent.transports.handover import ReplayTarget, convert_history
+from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
+from clark_agent.transports.openai_chat import OpenAIChat
+from clark_agent.transports.recording import RecordingStream, ReplayMismatch, ReplayStream
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+
+__all__ = [
+    "ChatDialect",
+    "NonconformingStream",
+    "OpenAIChat",
+    "RecordingStream",
+    "ReplayMismatch",
+    "ReplayStream",
+    "ReplayTarget",
+    "RetryPolicy",
+    "StreamReport",
+    "Timeouts",
+    "Transport",
+    "check_stream_fn",
+    "connect",
+    "convert_history",
+]

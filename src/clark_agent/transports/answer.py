@@ -1,0 +1,297 @@
+"""What one call to a provider has brought, in our terms.
+
+A decoder knows its provider's wire and tells an `Answer` what came: text, reasoning, pieces of tool
+calls, a finish reason, usage. What that means is decided here, once for all providers:
+
+- thoughts between tags are kept apart from the visible text;
+- a piece of a tool call belongs to the call of its index. The first id that comes with it stays,
+  because gateways change ids in mid-stream; a name that comes again does not make it longer;
+- fragments of one structured reasoning item are joined, because that is how they must go back;
+- an answer that took as many tokens as it was allowed is cut off, whatever the server says; one
+  with tool calls is a request for tools, one without is not;
+- an answer without text and without calls cannot be used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.stream import (
+    MessageAssembler,
+    ReasoningChunk,
+    ReasoningDetailsChunk,
+    StreamChunk,
+    StreamErrorKind,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+from clark_agent.thinking import ThinkingTagStreamFilter
+from clark_agent.types import AssistantMessage, StopReason, Usage
+
+__all__ = ["Answer", "Failure", "ProviderFailure"]
+
+
+class Failure(Struct, frozen=True):
+    """Why there is no answer."""
+
+    kind: StreamErrorKind
+    message: str
+    retry_after: float | None = None
+    """How many seconds the server asks to wait."""
+    cause: Exception | None = None
+
+
+class ProviderFailure(Exception):
+    """Raised by a decoder: the provider told a failure inside its stream."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class _Call:
+    __slots__ = ("arguments", "id", "index", "name")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.id = ""
+        self.name = ""
+        self.arguments: list[str] = []
+
+
+class Answer:
+    """Collects an answer while it streams in."""
+
+    def __init__(
+        self,
+        *,
+        cap: int | None = None,
+        thinking_tags: bool = True,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        self.usage: Usage | None = None
+        self.finish: StopReason | None = None
+        self.withheld: str | None = None
+        """Why the provider did not let the answer out, if it says so."""
+        self._cap = cap
+        self._chunks: list[StreamChunk] = []
+        self._assembler = MessageAssembler(new_id)
+        self._thinking = ThinkingTagStreamFilter() if thinking_tags else None
+        self._details: list[_Item] = []
+        self._calls: dict[int | str, _Call] = {}
+        self._last_call: _Call | None = None
+        self._is_usable = False
+
+    # --- what decoders tell ---------------------------------------------------------------------
+
+    def text(self, delta: str) -> None:
+        """More of what people see."""
+        if not delta:
+            return
+        if self._details:
+            self._end_details()
+        thinking = self._thinking
+        if thinking is not None and ("<" in delta or not thinking.is_idle):
+            self._tagged_text(thinking, delta)
+        else:
+            self._visible(delta)
+
+    def reasoning(self, delta: str) -> None:
+        """More of the readable reasoning from the provider's own channel."""
+        if delta:
+            self._tell(ReasoningChunk(delta))
+
+    def reasoning_details(self, items: Iterable[Any]) -> None:
+        """More structured reasoning: whole items, or fragments of the newest one."""
+        for item in items:
+            if not self._details or not self._details[-1].take(item):
+                self._details.append(_Item(item))
+
+    def call(
+        self,
+        key: int | str | None,
+        call_id: str | None = None,
+        name: str | None = None,
+        arguments: str | None = None,
+    ) -> None:
+        """More of the tool call that the provider numbers ``key``.
+
+        Without a number a piece that brings a name and another id begins a call, and any other goes
+        on with the newest.
+        """
+        if self._details:
+            self._end_details()
+        call = self._call_for(key, call_id, name)
+        id_delta = name_delta = None
+        if call_id and not call.id:
+            id_delta = call.id = call_id
+        if name and not (call.name and call.arguments):
+            # Whole, a piece of it, or the whole of it again with more behind.
+            name_delta = name.removeprefix(call.name)
+            call.name += name_delta
+        if arguments:
+            call.arguments.append(arguments)
+        if id_delta or name_delta or arguments:
+            self._is_usable = True
+            self._tell(ToolCallChunk(call.index, id_delta, name_delta, arguments or None))
+
+    # --- what the transport reads ---------------------------------------------------------------
+
+    def take(self) -> list[StreamChunk]:
+        """The chunks since the last time."""
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the model asked for a tool."""
+        return bool(self._calls)
+
+    def close(self) -> None:
+        """Nothing more will come: what was held back is told."""
+        if self._thinking is not None:
+            self._visible(self._thinking.flush())
+        self._end_details()
+
+    def message(self) -> AssistantMessage | Failure:
+        """The whole answer, or why it cannot be used. Everything has been told by now."""
+        reason = self._stop_reason()
+        if reason is StopReason.ERROR:
+            return Failure(StreamErrorKind.TRANSIENT, "the provider says that it failed")
+        if not self._is_usable and reason is not StopReason.MAX_TOKENS:
+            return self._nothing()
+        return self._assembler.message(reason, usage=self.usage)
+
+    def partial(self, failure: Failure) -> AssistantMessage:
+        """What has come of an answer that failed."""
+        is_aborted = failure.kind is StreamErrorKind.ABORTED
+        reason = StopReason.ABORTED if is_aborted else StopReason.ERROR
+        return self._assembler.message(reason, error_message=failure.message, usage=self.usage)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _tell(self, chunk: StreamChunk) -> None:
+        self._assembler.feed(chunk)
+        self._chunks.append(chunk)
+
+    def _visible(self, delta: str) -> None:
+        if delta:
+            if not self._is_usable and not delta.isspace():
+                self._is_usable = True
+            self._tell(TextChunk(delta))
+
+    def _tagged_text(self, thinking: ThinkingTagStreamFilter, delta: str) -> None:
+        """A thought ends with a ``>``; taken up to each of them, everything keeps its order."""
+        start = 0
+        while start < len(delta):
+            end = delta.find(">", start) + 1 or len(delta)
+            self._visible(thinking.feed(delta[start:end]))
+            for thought in thinking.take_thoughts():
+                if thought:
+                    self._tell(ThinkingChunk(thought))
+            start = end
+
+    def _end_details(self) -> None:
+        if self._details:
+            items, self._details = self._details, []
+            self._tell(ReasoningDetailsChunk(tuple([item.build() for item in items])))
+
+    def _call_for(self, key: int | str | None, call_id: str | None, name: str | None) -> _Call:
+        last = self._last_call
+        if key is None:
+            if last is not None and not (name and call_id and call_id != last.id):
+                return last
+            key = f"unnumbered {len(self._calls)}"
+        call = self._calls.get(key)
+        if call is not None and name and call_id and _is_another(call, call_id, name):
+            key = f"{key} again {len(self._calls)}"
+            call = None
+        if call is None:
+            call = self._calls[key] = _Call(len(self._calls))
+        self._last_call = call
+        return call
+
+    def _stop_reason(self) -> StopReason:
+        usage, finish = self.usage, self.finish
+        if self._cap is not None and usage is not None and usage.output_tokens >= self._cap:
+            return StopReason.MAX_TOKENS
+        if finish in (None, StopReason.END_TURN, StopReason.TOOL_USE):
+            return StopReason.TOOL_USE if self._calls else StopReason.END_TURN
+        return finish
+
+    def _nothing(self) -> Failure:
+        if self.withheld is not None:
+            return Failure(StreamErrorKind.FATAL, self.withheld)
+        text = "neither text nor a tool call came"
+        if not self._assembler.empty:
+            text += ", only reasoning"
+        return Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text)
+
+
+# The fields of a structured reasoning item that come piece by piece.
+_GROWING = ("text", "summary")
+
+
+class _Item:
+    """A structured reasoning item, whole or in fragments."""
+
+    __slots__ = ("_grown", "_value")
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._grown: dict[str, list[str]] = {}
+
+    def take(self, fragment: Any) -> bool:
+        """Join another fragment of this item. False: it begins another one."""
+        if not self._goes_on_with(fragment):
+            return False
+        if not self._grown:
+            self._value = dict(self._value)
+        for name, value in fragment.items():
+            known = self._value.get(name)
+            if name in _GROWING and isinstance(known, str) and isinstance(value, str):
+                self._grown.setdefault(name, [known]).append(value)
+            elif known is None:
+                self._value[name] = value
+        return True
+
+    def build(self) -> Any:
+        """The item, untouched if it came in one piece."""
+        for name, pieces in self._grown.items():
+            self._value[name] = "".join(pieces)
+        return self._value
+
+    def _goes_on_with(self, fragment: Any) -> bool:
+        first = self._value
+        if not isinstance(first, dict) or not isinstance(fragment, dict):
+            return False
+        if any(first.get(name) != fragment.get(name) for name in ("type", "index")):
+            return False
+        if fragment.get("type") not in ("reasoning.text", "reasoning.summary"):
+            return False  # a blob comes whole, and of the unknown nothing is known
+        if fragment.get("index") is None and first.get("signature"):
+            return False  # without a number, the signature is what closes an item
+        ids = (first.get("id"), fragment.get("id"))
+        return None in ids or ids[0] == ids[1]
+
+
+def _is_another(call: _Call, call_id: str, name: str) -> bool:
+    """Whether a piece with that id and name begins a call, though its number is that of another.
+
+    Some servers number all calls alike. A name never follows complete arguments, and a name that
+    has nothing to do with the one before is no more of it.
+    """
+    if not call.id or call_id == call.id:
+        return False
+    if not call.arguments:
+        return not name.startswith(call.name)
+    try:
+        msgspec.json.decode("".join(call.arguments))
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,291 @@
+"""The course of one call to a provider, the same for all of them.
+
+    call    := encode, attempt, asked again while it may help and nothing has been shown
+    attempt := open, read → decode → chunks, until the provider says that it is done
+
+A transport brings four things: how a request is written, how the response is opened, how its pieces
+are decoded, and what its SDK's exceptions mean. Everything else is here: time limits, cancellation,
+retries, what becomes of an answer that breaks off, and that no secret gets into a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from itertools import count
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from msgspec.structs import replace
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.clock import Clock, SystemClock
+from clark_agent.errors import ConfigError, StreamTimeout, TransportError
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamChunk,
+    StreamErrorKind,
+    StreamEvent,
+    StreamRequest,
+)
+from clark_agent.transports.answer import Answer, Failure, ProviderFailure
+from clark_agent.transports.feed import Cancelled, Feed
+from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.types import AssistantMessage, StopReason
+
+__all__ = ["Decoder", "Transport", "redacted"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+_MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
+
+
+class Decoder(Protocol[T_contra]):
+    """Reads a provider's pieces and tells an `Answer` what came.
+
+    Contract: may raise `ProviderFailure`; ``is_complete`` once the provider has said that there is
+    nothing more to come; ``may_end`` once the answer is whole even if the connection fails now.
+    """
+
+    is_complete: bool
+    may_end: bool
+
+    def feed(self, piece: T_contra) -> None:
+        """Take the next piece."""
+        ...
+
+    def end(self) -> None:
+        """The response has ended; see what can be made of what is left."""
+        ...
+
+
+class Transport(ABC, Generic[T]):
+    """A `clark_agent.stream.StreamFn` over HTTP. Make one, and share it: it keeps connections."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        provider: str,
+        secrets: Iterable[str] = (),
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        thinking_tags: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        name: Any = model
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"{type(self).__name__} needs the name of a model, not {model!r}")
+        self.model = model
+        self.provider = provider
+        self.retry = retry or RetryPolicy()
+        self.timeouts = timeouts or Timeouts()
+        self.thinking_tags = thinking_tags
+        self.clock = clock or SystemClock()
+        self._secrets = tuple([secret for secret in secrets if secret])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r})"
+
+    # --- what a provider brings -----------------------------------------------------------------
+
+    @property
+    def target(self) -> ReplayTarget:
+        """Whose reasoning the model takes back: none, unless a transport says otherwise."""
+        return ReplayTarget()
+
+    @abstractmethod
+    def encode(self, request: StreamRequest) -> Any:
+        """The body of the request. Pure: nothing is sent. Raises `TransportError`."""
+
+    @abstractmethod
+    def _open(self, body: Any) -> AbstractAsyncContextManager[AsyncIterator[T]]:
+        """Send it, and give the pieces of the response."""
+
+    @abstractmethod
+    def _decoder(self, answer: Answer) -> Decoder[T]:
+        """What reads these pieces."""
+
+    @abstractmethod
+    def _failure(self, error: Exception) -> Failure:
+        """What an exception from opening or reading means."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close the connections. The next call opens new ones."""
+
+    # --- the call -------------------------------------------------------------------------------
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        """Ask the model."""
+        try:
+            body = self.encode(request)
+        except TransportError as error:
+            yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            return
+        has_begun = False
+        began = self.clock.now_ms()
+        for number in count(1):
+            spent = (self.clock.now_ms() - began) / 1000
+            async with _Attempt(self, request, body, signal, spent) as attempt:
+                while (chunks := await attempt.read()) is not None:
+                    if chunks and not has_begun:
+                        has_begun = True
+                        yield Start(_EMPTY)
+                    for chunk in chunks:
+                        yield Chunk(chunk)
+            if (failure := attempt.failure) is None:
+                if not has_begun:
+                    yield Start(_EMPTY)
+                yield Done(attempt.message)
+                return
+            delay = None if has_begun else self._delay(failure, number, began)
+            if delay is None:
+                tried = f" ({number} attempts)" if number > 1 else ""
+                text = f"{failure.message}{tried}"
+                yield Error(attempt.message, failure.kind, text, failure.cause)
+                return
+            text = "%s: %s; asking again in %.1f s, attempt %d of %d"
+            attempts = self.retry.attempts
+            logger.warning(text, self.provider, failure.message, delay, number + 1, attempts)
+            if not await _pause(self.clock.sleep(delay), signal):
+                text = signal.reason or "the call was cancelled"
+                yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
+                return
+
+    def _delay(self, failure: Failure, attempt: int, began: int) -> float | None:
+        """How long to wait before the next attempt; None: there is none."""
+        if failure.kind not in _MAY_PASS or attempt >= self.retry.attempts:
+            return None
+        if isinstance(failure.cause, StreamTimeout) and failure.cause.phase == "total":
+            return None
+        delay = self.retry.delay(attempt, failure.retry_after)
+        elapsed = (self.clock.now_ms() - began) / 1000
+        return delay if elapsed + delay <= self.retry.max_elapsed else None
+
+    def _explain(self, error: Exception) -> Failure:
+        """What ended an attempt."""
+        if isinstance(error, Cancelled):
+            return Failure(StreamErrorKind.ABORTED, str(error))
+        if isinstance(error, StreamTimeout):
+            return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
+        failure = error.failure if isinstance(error, ProviderFailure) else self._failure(error)
+        return replace(failure, message=redacted(failure.message, self._secrets))
+
+
+_UNFINISHED = Failure(
+    StreamErrorKind.EMPTY, "the stream ended before the provider had said that it was done"
+)
+
+
+class _Attempt(Generic[T]):
+    """One request and its response. After the last `read` there is a message, or a failure and
+    what came before it.
+    """
+
+    def __init__(
+        self,
+        transport: Transport[T],
+        request: StreamRequest,
+        body: Any,
+        signal: CancellationToken,
+        spent: float,
+    ) -> None:
+        self.failure: Failure | None = None
+        self.message = _EMPTY
+        self._transport = transport
+        self._answer = Answer(
+            cap=request.max_output_tokens,
+            thinking_tags=transport.thinking_tags,
+            new_id=transport.clock.new_id,
+        )
+        self._decoder = transport._decoder(self._answer)
+        self._is_over = False
+        self._feed = Feed(
+            lambda: transport._open(body),
+            signal,
+            idle=transport.timeouts.idle,
+            total=transport.timeouts.total,
+            spent=spent,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._feed.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._feed.__aexit__(kind, error, traceback)
+
+    async def read(self) -> list[StreamChunk] | None:
+        """What came since the last time, perhaps nothing; None when all is read."""
+        if self._is_over:
+            return None
+        decoder = self._decoder
+        try:
+            pieces = await self._feed.read()
+            for piece in pieces or ():
+                decoder.feed(piece)
+            if pieces is None:
+                decoder.end()
+            if pieces is None or decoder.is_complete:
+                await self._finish()
+        except Exception as error:
+            if decoder.may_end and not isinstance(error, (Cancelled, ProviderFailure)):
+                decoder.is_complete = True
+                await self._finish()
+            else:
+                self._fail(self._transport._explain(error))
+        return self._answer.take()
+
+    async def _finish(self) -> None:
+        self._is_over = True
+        self._answer.close()
+        outcome = self._answer.message() if self._decoder.is_complete else _UNFINISHED
+        if isinstance(outcome, Failure):
+            self._fail(outcome)
+        else:
+            self.message = outcome
+        await self._feed.drain()
+
+    def _fail(self, failure: Failure) -> None:
+        self._is_over = True
+        self.failure = failure
+        self.message = self._answer.partial(failure)
+
+
+def redacted(text: str, secrets: Iterable[str]) -> str:
+    """The text without the secrets: servers like to quote the key that they refuse."""
+    for secret in secrets:
+        text = text.replace(secret, "[redacted]")
+    return text
+
+
+async def _pause(sleep: Any, signal: CancellationToken) -> bool:
+    """Sleep; False as soon as the signal is cancelled."""
+    sleeping = asyncio.ensure_future(sleep)
+    waiting = asyncio.ensure_future(signal.wait())
+    try:
+        await asyncio.wait({sleeping, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sleeping, waiting):
+            task.cancel()
+        await asyncio.gather(sleeping, waiting, return_exceptions=True)
+    return not signal.cancelled

@@ -1,0 +1,78 @@
+"""An SDK's client for each event loop, and what to say when the SDK is not there.
+
+A client keeps connections, and these belong to the loop they were opened on: a transport that is
+used from ``asyncio.run`` twice, or by `clark_agent.run_sync`, needs a new client each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from clark_agent.errors import ConfigError
+
+__all__ = ["LoopLocal", "api_key_from", "load_sdk"]
+
+T = TypeVar("T")
+
+
+def load_sdk(module: str, extra: str, needed_by: str) -> ModuleType:
+    """The provider's package; a `ConfigError` says how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the package is there and lacks something itself
+        raise ConfigError(
+            f"{needed_by} needs the package {module}: pip install 'clark-agent[{extra}]'"
+        ) from None
+
+
+def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) -> str:
+    """The key that was given, or the first of the environment variables that is set."""
+    for value in (given, *[os.environ.get(name) for name in variables]):
+        if value and value.strip():
+            return value.strip()
+    names = " or ".join(variables)
+    raise ConfigError(f"{needed_by} needs a key: set {names}, or pass api_key")
+
+
+class LoopLocal(Generic[T]):
+    """One object for each event loop, made when first needed and closed with its loop.
+
+    What holds it is an async generator, because that is what a loop closes before it ends.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[Any]]) -> None:
+        self._make = make
+        self._close = close
+        self._kept: WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[T, None]]
+        ] = WeakKeyDictionary()
+
+    async def get(self) -> T:
+        """The object of the running loop."""
+        loop = asyncio.get_running_loop()
+        kept = self._kept.get(loop)
+        if kept is None:
+            keeper = self._keep()
+            kept = self._kept[loop] = (await anext(keeper), keeper)
+        return kept[0]
+
+    async def aclose(self) -> None:
+        """Close the object of the running loop, if there is one."""
+        kept = self._kept.pop(asyncio.get_running_loop(), None)
+        if kept is not None:
+            await kept[1].aclose()
+
+    async def _keep(self) -> AsyncGenerator[T, None]:
+        value = self._make()
+        try:
+            yield value
+        finally:
+            await self._close(value)

@@ -1,0 +1,342 @@
+"""What a provider's failure means: one table for all of them.
+
+Providers agree on little. The same words mean "pay" here and "wait" there, an overflow may come
+with status 401 or 500, a rate limit with 413. The rules are therefore asked in order, and each
+looks at the status, at the short words that the body has for codes and types, and at its text. The
+tests hold them against a collection of real responses; a new one goes there first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.errors import StreamTimeout
+from clark_agent.stream import StreamErrorKind
+from clark_agent.transports.answer import Failure
+
+__all__ = ["classify", "failure_from_response", "failure_of_sdk", "failure_told", "not_understood"]
+
+_FATAL = StreamErrorKind.FATAL
+_OVERFLOW = StreamErrorKind.CONTEXT_OVERFLOW
+_LIMITED = StreamErrorKind.PROVIDER_RATE_LIMITED
+_TRANSIENT = StreamErrorKind.TRANSIENT
+
+_ANY = range(1000)
+_IN_STREAM = 0  # the status of what is told inside a stream that began with 200
+
+
+class _Rule(Struct, frozen=True):
+    """Holds when the status is within ``within`` and any of the three is found."""
+
+    kind: StreamErrorKind
+    statuses: frozenset[int] | range = frozenset()
+    words: frozenset[str] = frozenset()
+    text: re.Pattern[str] | None = None
+    within: frozenset[int] | range = _ANY
+
+    def holds(self, status: int, words: frozenset[str], text: str) -> bool:
+        return status in self.within and (
+            status in self.statuses
+            or not self.words.isdisjoint(words)
+            or (self.text is not None and self.text.search(text) is not None)
+        )
+
+
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.IGNORECASE)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_RULES = (
+    # There is nothing to wait for: somebody has to pay.
+    _Rule(
+        _FATAL,
+        statuses=frozenset({402}),
+        words=_words(
+            "insufficient_quota exceeded_current_quota_error insufficient_balance billing_error "
+            "arrearage 1113"
+        ),
+        text=_any_of(
+            r"insufficient balance",
+            r"credit balance is too low",
+            r"used all available credits",
+            r"requires more credits",
+            r"can only afford",
+            r"extra usage is required",
+        ),
+    ),
+    _Rule(
+        _LIMITED,
+        statuses=frozenset({429, 529}),
+        words=_words(
+            "rate_limit_exceeded rate_limit_error rate_limited slow_down throttlingexception "
+            "overloaded_error engine_overloaded_error server_is_overloaded resource_exhausted "
+            "model_capacity_exhausted token_quota_exceeded request_quota_exceeded 1302 1305 "
+            "insufficient_system_resource"
+        ),
+    ),
+    # Something is too large, but not the conversation.
+    _Rule(
+        _FATAL,
+        statuses=frozenset({431}),
+        words=_words(
+            "string_above_max_length array_above_max_length integer_above_max_value "
+            "unsupported_parameter"
+        ),
+        text=_any_of(
+            r"(string|array) too long",
+            r"string value length",
+            r"image (exceeds|dimensions)",
+            r"completion tokens, whereas",
+            r"number of output tokens",
+            r"range of max_tokens",
+            r"max_tokens参数",
+            r"invalid max_tokens value",
+            r"integer above maximum",
+            r"maximum tokens you requested",
+            r"header (or cookie|fields) too large",
+        ),
+        within=range(500),
+    ),
+    _Rule(
+        _OVERFLOW,
+        words=_words(
+            "context_length_exceeded model_max_prompt_tokens_exceeded exceed_context_size_error "
+            "request_too_large tokens_limit_reached 1261"
+        ),
+    ),
+    _Rule(
+        _OVERFLOW,
+        text=_any_of(
+            r"(maximum|max|model'?s?|available|the) context (length|window|size)",
+            r"context (length|window|limit|size) (of|is|exceed)",
+            r"exceed(s|ed)? (the |max |maximum |model )*(context|token limit)",
+            r"(prompt|input) (is )?too long",
+            r"exceeds max length",
+            r"maximum prompt length",
+            r"longer than the (model's context|maximum model) length",
+            r"token count.{0,40}exceeds",
+            r"total message size \d+ exceeds",
+            r"supports only \d+k context",
+            r"range of input length",
+            r"`inputs` (tokens \+ `max_new_tokens` must be <=|must have less than)",
+            r"input length .{0,30}exceeds the (maximum|context)",
+            r"tokens? exceed the configured limit",
+            r"too many tokens: total",
+            r"max_tokens must be at least 1, got -",
+            r"n_keep.{0,20}n_ctx",
+            r"keep the first \d+ tokens when context",
+            r"reduce (the length of the (messages|input|prompt)|your prompt)",
+        ),
+        within=frozenset(_ANY) - {503},
+    ),
+    _Rule(_OVERFLOW, statuses=frozenset({413})),
+    _Rule(
+        _LIMITED,
+        text=_any_of(
+            r"overloaded",
+            r"high demand",
+            r"(at|no) capacity",
+            r"capacity exceeded",
+            r"rate.?limit",
+            r"too many requests",
+            r"tokens per (min|day)",
+            r"please wait before trying again",
+        ),
+        within=frozenset({_IN_STREAM, *range(500, 600)}),
+    ),
+    _Rule(
+        _TRANSIENT,
+        statuses=frozenset({408, 409, *range(500, 600)}),
+        words=_words("conversation_locked tool_use_failed"),
+    ),
+    _Rule(
+        _FATAL,
+        words=_words(
+            "invalid_request_error authentication_error permission_error not_found_error "
+            "invalid_argument invalid_prompt content_filter"
+        ),
+        within=frozenset({_IN_STREAM}),
+    ),
+    _Rule(_TRANSIENT, statuses=frozenset({_IN_STREAM})),
+)
+
+
+def classify(status: int, body: Any, headers: Mapping[str, str] | None = None) -> StreamErrorKind:
+    """What a response of that status, or an error inside a stream (status 0), means."""
+    words, text = _read(body, headers)
+    if status == _IN_STREAM:
+        # What an error calls its code is the status that it would have had.
+        status = next((int(w) for w in sorted(words) if w.isdigit() and 400 <= int(w) < 600), 0)
+    rules = (rule.kind for rule in _RULES if rule.holds(status, words, text))
+    return next(rules, _FATAL)
+
+
+def _read(body: Any, headers: Mapping[str, str] | None) -> tuple[frozenset[str], str]:
+    words: set[str] = set()
+    texts: list[str] = []
+    for is_word, value in _walk(body):
+        if is_word:
+            words.add(value.lower())
+        else:
+            texts.append(value)
+    if headers and (kind := headers.get("x-amzn-errortype")):
+        words.add(kind.partition(":")[0].lower())
+    return frozenset(words), "\n".join(texts)
+
+
+_WORD_FIELDS = frozenset({"code", "type", "status", "reason", "quotaId"})
+_TEXT_FIELDS = frozenset({"message", "detail", "raw", "title", "error"})
+_INNER_FIELDS = frozenset({"error", "errors", "response", "details", "metadata"})
+
+
+def _walk(value: Any) -> Iterator[tuple[bool, str]]:
+    """The words (True) and texts (False) of a body of any of the shapes that there are."""
+    if isinstance(value, str):
+        yield False, value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _walk(part)
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            if name in _WORD_FIELDS and isinstance(part, (str, int)):
+                yield True, str(part)
+            elif name in _TEXT_FIELDS and isinstance(part, str):
+                yield False, part
+            elif name.endswith("Exception"):
+                yield True, name
+                yield from _walk(part)
+            elif name in _INNER_FIELDS and isinstance(part, (dict, list)):
+                yield from _walk(part)
+
+
+# --- failures ---------------------------------------------------------------------------------
+
+
+def failure_from_response(
+    status: int, body: Any, headers: Mapping[str, str] | None = None
+) -> Failure:
+    """The failure that a response other than 2xx tells."""
+    text = _message(body) or "no text"
+    return Failure(
+        classify(status, body, headers),
+        f"the server answered {status}: {text}",
+        _retry_after(headers or {}, body),
+    )
+
+
+def failure_told(body: Any) -> Failure:
+    """The failure that an event inside a stream tells."""
+    text = _message(body) or "no text"
+    told = f"the server failed in the middle of the stream: {text}"
+    return Failure(classify(_IN_STREAM, body), told, _retry_after({}, body))
+
+
+def not_understood(payload: bytes, error: Exception) -> Failure:
+    """The failure of a server that sends what is no event."""
+    start = payload[:200].decode(errors="replace")
+    return Failure(_TRANSIENT, f"the server sent an event that cannot be read ({error}): {start}")
+
+
+def failure_of_sdk(error: Exception) -> Failure:
+    """The failure that an exception of an SDK, or of the HTTP library below it, means.
+
+    They are told apart by the names of their classes, because it depends on the SDK's version
+    whose classes they are.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int) and status >= 400:
+        response = getattr(error, "response", None)
+        headers = getattr(response, "headers", None)
+        return failure_from_response(status, getattr(error, "body", None) or str(error), headers)
+    if isinstance(status, int):  # an error event inside a stream that began well
+        return failure_told(getattr(error, "body", None) or str(error))
+    if "ConnectTimeout" in names or (
+        isinstance(error.__cause__, Exception)
+        and (type(error.__cause__).__name__ == "ConnectTimeout")
+    ):
+        timeout = StreamTimeout("connect", None)
+        return Failure(_TRANSIENT, str(timeout), cause=timeout)
+    if names & {"APITimeoutError", "TimeoutException"}:
+        timeout = StreamTimeout("idle", None)
+        return Failure(_TRANSIENT, str(timeout), cause=timeout)
+    if names & {"APIConnectionError", "TransportError", "NetworkError", "OSError"}:
+        reason = error.__cause__ or error
+        return Failure(_TRANSIENT, f"the connection failed: {_named(reason)}")
+    if "APIError" in names:
+        return failure_told(getattr(error, "body", None) or str(error))
+    return Failure(_FATAL, f"the request could not be made: {_named(error)}")
+
+
+def _named(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+_LONGEST_TEXT = 1000
+_TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+
+
+def _message(body: Any) -> str:
+    """The first text for people in a body."""
+    if isinstance(body, bytes):
+        body = body.decode(errors="replace")
+    texts = [value.strip() for is_word, value in _walk(body) if not is_word and value.strip()]
+    text = texts[0] if texts else ""
+    if len(texts) > 1 and texts[0] == "Provider returned error":  # a gateway; the reason follows
+        text = f"{texts[0]}: {texts[1]}"
+    if text.lstrip().startswith("<"):
+        text = " ".join(_TAG.sub(" ", text).split())
+    if not text and isinstance(body, (dict, list)) and body:
+        text = msgspec.json.encode(body).decode()
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+
+
+def _retry_after(headers: Mapping[str, str], body: Any) -> float | None:
+    """How many seconds the server asks to wait, in any of the ways in which servers ask."""
+    if (seconds := _number(headers.get("retry-after-ms"))) is not None:
+        return seconds / 1000
+    given = headers.get("retry-after")
+    if (seconds := _number(given)) is not None:
+        return seconds
+    if given:
+        try:
+            moment = parsedate_to_datetime(given)
+        except ValueError:
+            return None
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return _retry_info(body)
+
+
+def _retry_info(body: Any) -> float | None:
+    """Google puts it into the body: ``{"@type": "….RetryInfo", "retryDelay": "37s"}``."""
+    if isinstance(body, list):
+        found = (_retry_info(part) for part in body)
+        return next((seconds for seconds in found if seconds is not None), None)
+    if not isinstance(body, dict):
+        return None
+    delay = body.get("retryDelay")
+    if isinstance(delay, str):
+        return _number(delay.removesuffix("s"))
+    return _retry_info([body.get(name) for name in ("error", "details")])
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if 0 <= number < float("inf") else None

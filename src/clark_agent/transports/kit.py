@@ -1,0 +1,229 @@
+"""A conformance kit for whoever writes a transport.
+
+    report = await check_stream_fn(my_transport)
+
+asks the transport for real, several times, and raises `NonconformingStream` with everything that
+the loop could stumble over:
+
+- the order of events: at most one start, before all chunks; one terminal event; nothing behind it;
+- the chunks fold to the very message that `Done` carries, or to what `Error` has as its partial;
+- a failure is told by `Error`, never raised, and a stop reason says what the content says;
+- a signal that is cancelled, before the call or in the middle of it, ends the stream in time;
+- a stream that is closed in the middle closes in time and leaves no task behind.
+
+A transport that cannot answer passes as long as it says so properly: point it at a dead port and
+check that too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ClarkAgentError
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    MessageAssembler,
+    Start,
+    StreamEvent,
+    StreamFn,
+    StreamRequest,
+)
+from clark_agent.types import AssistantBlock, AssistantMessage, StopReason, ToolCall, UserMessage
+
+__all__ = ["NonconformingStream", "StreamReport", "check_events_of", "check_stream_fn"]
+
+
+class NonconformingStream(ClarkAgentError, AssertionError):
+    """A transport breaks the rules; ``problems`` says which, one a line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join([f"{len(problems)} problems with this transport:", *problems]))
+        self.problems = tuple(problems)
+
+
+class StreamReport(Struct, frozen=True):
+    """What a transport answered when it was left alone."""
+
+    events: tuple[StreamEvent, ...]
+
+    @property
+    def message(self) -> AssistantMessage:
+        """The whole message, or what came before the error."""
+        last = self.events[-1]
+        return last.message if isinstance(last, Done) else last.partial  # type: ignore[union-attr]
+
+    @property
+    def error(self) -> Error | None:
+        """The error that it ended with."""
+        last = self.events[-1]
+        return last if isinstance(last, Error) else None
+
+
+_REQUEST = StreamRequest(
+    system_prompt="You are brief.", messages=(UserMessage("Say hello and count to three."),)
+)
+
+
+async def check_stream_fn(
+    stream: StreamFn,
+    request: StreamRequest | None = None,
+    *,
+    cancel_within: float = 2.0,
+    answer_within: float = 60.0,
+) -> StreamReport:
+    """Try a transport; return what it answered.
+
+    It is called four times: to the end, cancelled before the call, cancelled in the middle, and
+    closed in the middle. Raises `NonconformingStream`.
+    """
+    asked = _REQUEST if request is None else request
+    whole = await _listen(stream, asked, within=answer_within)
+    problems = [*whole.problems, *check_events_of(whole.events)]
+    cancelled = CancellationToken()
+    cancelled.cancel("before the call")
+    early = await _listen(stream, asked, signal=cancelled, within=cancel_within)
+    problems += [f"cancelled before the call: {text}" for text in early.problems]
+    problems += [f"cancelled before the call: {text}" for text in _ending_problems(early.events)]
+    if any(isinstance(event, Chunk) for event in early.events):
+        problems.append("cancelled before the call: it asked the model all the same")
+    late = await _listen(stream, asked, cancel_after=1, within=cancel_within)
+    problems += [f"cancelled in the middle: {text}" for text in late.problems]
+    problems += [f"cancelled in the middle: {text}" for text in _ending_problems(late.events)]
+    problems += [
+        f"closed in the middle: {t}" for t in await _close_early(stream, asked, cancel_within)
+    ]
+    if problems:
+        raise NonconformingStream(problems)
+    return StreamReport(whole.events)
+
+
+def check_events_of(events: Sequence[StreamEvent]) -> list[str]:
+    """The rules that a whole stream of events breaks; empty when all is well."""
+    problems = _ending_problems(events)
+    starts = [index for index, event in enumerate(events) if isinstance(event, Start)]
+    chunks = [index for index, event in enumerate(events) if isinstance(event, Chunk)]
+    if len(starts) > 1:
+        problems.append(f"{len(starts)} start events; one is enough")
+    if chunks and (not starts or starts[0] > chunks[0]):
+        problems.append("a chunk came before the start: listeners cannot tell whose it is")
+    terminal = events[-1] if events else None
+    if isinstance(terminal, (Done, Error)) and chunks:
+        problems += _fold_problems(events, terminal)
+    if isinstance(terminal, Done):
+        problems += _reason_problems(terminal.message)
+    return problems
+
+
+def _ending_problems(events: Sequence[StreamEvent]) -> list[str]:
+    ends = [index for index, event in enumerate(events) if isinstance(event, (Done, Error))]
+    if not ends:
+        return ["no terminal event: the last must be Done or Error"]
+    problems: list[str] = []
+    if len(ends) > 1:
+        problems.append(f"{len(ends)} terminal events; exactly one is due")
+    if ends[0] != len(events) - 1:
+        problems.append("something came behind the terminal event")
+    return problems
+
+
+def _fold_problems(events: Sequence[StreamEvent], terminal: Done | Error) -> list[str]:
+    assembler = MessageAssembler(lambda: "")
+    for event in events:
+        if isinstance(event, Chunk):
+            assembler.feed(event.chunk)
+    told = assembler.message().content
+    name, message = (
+        ("Done", terminal.message) if isinstance(terminal, Done) else ("Error", terminal.partial)
+    )
+    if _comparable(told, message.content) == _comparable(message.content, told):
+        return []
+    return [f"the chunks fold to {told!r}, but {name} carries {message.content!r}"]
+
+
+def _comparable(blocks: Sequence[AssistantBlock], others: Sequence[AssistantBlock]) -> list[Any]:
+    """The blocks, without the ids of calls that were given one because they had none."""
+    without_id = {
+        index
+        for index, pair in enumerate(zip(blocks, others, strict=False))
+        if any(isinstance(block, ToolCall) and not block.id for block in pair)
+    }
+    return [
+        (block.name, block.arguments)
+        if isinstance(block, ToolCall) and index in without_id
+        else block
+        for index, block in enumerate(blocks)
+    ]
+
+
+def _reason_problems(message: AssistantMessage) -> list[str]:
+    reason = message.stop_reason
+    if reason in (StopReason.ERROR, StopReason.ABORTED):
+        return [f"Done carries the stop reason {reason}; a failure is told by Error"]
+    if reason is StopReason.TOOL_USE and not message.tool_calls:
+        return ["the stop reason is tool_use and there is no tool call"]
+    if reason is StopReason.END_TURN and message.tool_calls:
+        return ["the stop reason is end_turn and there are tool calls"]
+    ids = [call.id for call in message.tool_calls]
+    return ["a tool call without an id"] if not all(ids) else []
+
+
+class _Heard(Struct):
+    events: tuple[StreamEvent, ...]
+    problems: list[str]
+
+
+async def _listen(
+    stream: StreamFn,
+    request: StreamRequest,
+    *,
+    within: float,
+    signal: CancellationToken | None = None,
+    cancel_after: int | None = None,
+) -> _Heard:
+    """Read a stream to its end, cancelling after so many events; bounded in time from there on."""
+    signal = signal or CancellationToken()
+    events: list[StreamEvent] = []
+    problems: list[str] = []
+
+    async def read() -> None:
+        event: Any
+        async for event in stream(request, signal):
+            if not isinstance(event, (Start, Chunk, Done, Error)):
+                problems.append(f"{event!r} is no stream event")
+                continue
+            events.append(event)
+            if len(events) == cancel_after:
+                signal.cancel("in the middle")
+
+    try:
+        await asyncio.wait_for(read(), within)
+    except TimeoutError:
+        problems.append(f"it did not end within {within:g} seconds")
+    except Exception as error:
+        problems.append(f"it raised {type(error).__name__}: {error}; failures are told by Error")
+    return _Heard(tuple(events), problems)
+
+
+async def _close_early(stream: StreamFn, request: StreamRequest, within: float) -> list[str]:
+    before = asyncio.all_tasks()
+    answer: AsyncIterator[StreamEvent] = stream(request, CancellationToken())
+    close = getattr(answer, "aclose", None)
+    if close is None:
+        return ["its iterator has no aclose(): nobody can close the connection"]
+    try:
+        await asyncio.wait_for(anext(answer), 60.0)
+        await asyncio.wait_for(close(), within)
+    except TimeoutError:
+        return [f"it did not close within {within:g} seconds"]
+    except Exception as error:
+        return [f"it raised {type(error).__name__}: {error}"]
+    await asyncio.sleep(0)
+    left = [task for task in asyncio.all_tasks() - before if not task.done()]
+    return [f"it left {len(left)} tasks behind: {left!r}"] if left else []

@@ -1,0 +1,508 @@
+"""Chat Completions: OpenAI, and everything that speaks its language.
+
+The request is written as plain JSON and the response is read as bytes: the SDK brings
+authentication, connections and errors, while its objects for each delta would take most of the time
+of a stream. How servers differ is in `clark_agent.transports.dialects`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.clock import Clock
+from clark_agent.stream import StreamRequest, ToolSchema
+from clark_agent.transports.answer import Answer, Failure, ProviderFailure
+from clark_agent.transports.base import Transport
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.dialects import ChatDialect, dialect_for, formats_of, openai_effort
+from clark_agent.transports.failures import failure_of_sdk, failure_told, not_understood
+from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.outgoing import (
+    arguments_text,
+    safe_id,
+    sendable,
+    with_extras,
+    woven_text,
+)
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.transports.sse import SseDecoder
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    CustomMessage,
+    ImageContent,
+    StopReason,
+    SystemMessage,
+    TextContent,
+    ToolResultMessage,
+    Usage,
+    UserBlock,
+    UserMessage,
+)
+
+__all__ = ["OpenAIChat"]
+
+# These models refuse tools in Chat Completions unless they are told not to think; to do both they
+# want the Responses API.
+_THINKS_WITHOUT_TOOLS = re.compile(r"gpt-(5\.([2-9]|\d\d)|[6-9]|\d\d)(?!.*-(pro|chat|codex))")
+
+_OPENAI_URL = "https://api.openai.com/v1"
+
+
+class OpenAIChat(Transport[bytes]):
+    """A model behind a Chat Completions server.
+
+    ``base_url`` is where the server is, OpenAI's own by default; the dialect follows from it. A key
+    is taken from the environment only for the host that it belongs to. ``headers`` go with every
+    request. ``client`` is an ``openai.AsyncOpenAI`` of your own, in place of all that; it stays
+    yours to close.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        dialect: ChatDialect | None = None,
+        headers: Mapping[str, str] | None = None,
+        client: Any = None,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        thinking_tags: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        sdk = load_sdk("openai", "openai", "OpenAIChat")
+        if client is not None:
+            url = str(client.base_url)
+        else:
+            url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
+        self.dialect = dialect or dialect_for(url)
+        key = api_key
+        if client is None and self.dialect.key_variables:
+            key = api_key_from(api_key, self.dialect.key_variables, f"{self.dialect.name} ({url})")
+        elif client is None and base_url is None and api_key is None:
+            key = os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
+        super().__init__(
+            model,
+            provider=self.dialect.name,
+            secrets=[key or "", *(headers or {}).values(), getattr(client, "api_key", None) or ""],
+            retry=retry,
+            timeouts=timeouts,
+            thinking_tags=thinking_tags,
+            clock=clock,
+        )
+        self.base_url = url
+        self._request_headers: dict[str, Any] = (
+            {} if key or client else {"Authorization": sdk.Omit()}
+        )
+        self._client = client
+
+        def make() -> Any:
+            # What the environment says about OpenAI is nobody else's business.
+            foreign = {"OpenAI-Organization": sdk.Omit(), "OpenAI-Project": sdk.Omit()}
+            return sdk.AsyncOpenAI(
+                api_key=key or "none",
+                base_url=url,
+                max_retries=0,
+                timeout=sdk.Timeout(None, connect=self.timeouts.connect),
+                default_headers={
+                    **(foreign if dialect_for(url).name != "OpenAI" else {}),
+                    **(headers or {}),
+                },
+            )
+
+        self._clients = LoopLocal(make, lambda client: client.close())
+
+    @property
+    def target(self) -> ReplayTarget:
+        """Behind OpenRouter what the model's vendor made; elsewhere there is no such thing."""
+        return ReplayTarget(
+            formats=formats_of(self.model) if self.dialect.takes_details else frozenset()
+        )
+
+    def encode(self, request: StreamRequest) -> dict[str, Any]:
+        """The body of the request."""
+        dialect = self.dialect
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": self._messages(request),
+            "stream": True,
+        }
+        if dialect.wants_usage_option:
+            body["stream_options"] = {"include_usage": True}
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+            if request.force_tool_call:
+                body["tool_choice"] = "required"
+        if request.max_output_tokens is not None:
+            body[dialect.cap_field] = request.max_output_tokens
+        if request.temperature is not None:
+            body["temperature"] = request.temperature
+        if dialect.has_openai_models:
+            _add_openai_effort(body, self.model, request)
+        else:
+            body.update(dialect.efforts.get(request.reasoning, {}))
+        return with_extras(body, request.provider_extras)
+
+    def _messages(self, request: StreamRequest) -> list[dict[str, Any]]:
+        writer = _Writer(self.dialect)
+        writer.system(request.system_prompt)
+        for message in sendable(request.messages, self.target):
+            writer.write(message)
+        writer.flush_images()
+        return writer.messages
+
+    @asynccontextmanager
+    async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
+        client = self._client or await self._clients.get()
+        # The body goes as extra_body, because the SDK would look at every message to see how its
+        # own types want it written.
+        async with client.chat.completions.with_streaming_response.create(
+            model=self.model,
+            messages=[],
+            stream=True,
+            extra_body=body,
+            extra_headers=self._request_headers,
+        ) as response:
+            yield response.iter_bytes()
+
+    def _decoder(self, answer: Answer) -> _ChatDecoder:
+        return _ChatDecoder(answer, self.dialect)
+
+    def _failure(self, error: Exception) -> Failure:
+        return failure_of_sdk(error)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._clients.aclose()
+
+
+# --- the request ------------------------------------------------------------------------------
+
+
+def _add_openai_effort(body: dict[str, Any], model: str, request: StreamRequest) -> None:
+    effort = openai_effort(model, request.reasoning)
+    if effort is None:
+        return
+    if request.tools and _THINKS_WITHOUT_TOOLS.match(model):
+        effort = "none"
+    body["reasoning_effort"] = effort
+    if effort != "none":
+        body.pop("temperature", None)  # models that reason refuse it
+
+
+def _tool(tool: ToolSchema) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+    }
+    return {"type": "function", "function": function}
+
+
+class _Writer:
+    """Writes a history in a dialect."""
+
+    def __init__(self, dialect: ChatDialect) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._dialect = dialect
+        self._images: list[dict[str, Any]] = []  # of the tool results that were just written
+        self._ids: dict[str, str] = {}
+        self._numbers = count(1)
+
+    def write(self, message: AgentMessage) -> None:
+        if not isinstance(message, ToolResultMessage):
+            self.flush_images()
+        match message:
+            case SystemMessage():
+                self.system(message.content)
+            case UserMessage():
+                self._user(_user_content(message.content))
+            case AssistantMessage():
+                self._assistant(message)
+            case ToolResultMessage():
+                self._result(message)
+            case CustomMessage():
+                raise AssertionError("custom messages are left out before")
+            case _:
+                assert_never(message)
+
+    def system(self, text: str) -> None:
+        if not text:
+            return
+        if self._dialect.takes_system_anywhere or not self.messages:
+            self.messages.append({"role": "system", "content": text})
+        elif len(self.messages) == 1 and self.messages[0]["role"] == "system":
+            self.messages[0]["content"] += f"\n\n{text}"
+        else:
+            self._user(f"<system>\n{text}\n</system>")
+
+    def flush_images(self) -> None:
+        """No server takes images in a tool's message: they follow in a user's."""
+        if self._images:
+            images, self._images = self._images, []
+            self._user(images)
+
+    def _user(self, content: str | list[dict[str, Any]]) -> None:
+        last = self.messages[-1] if self.messages else None
+        joins = not self._dialect.takes_system_anywhere
+        if joins and last is not None and last["role"] == "user":
+            last["content"] = _joined(last["content"], content)
+        else:
+            self.messages.append({"role": "user", "content": content})
+
+    def _assistant(self, message: AssistantMessage) -> None:
+        dialect = self._dialect
+        text = woven_text(message.content)
+        calls = [
+            {
+                "id": self._id(call.id),
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments_text(call)},
+            }
+            for call in message.tool_calls
+        ]
+        if not text and not calls:
+            return
+        written: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if calls:
+            written["tool_calls"] = calls
+        reasoning = message.reasoning_text
+        if reasoning or dialect.wants_empty_reasoning:
+            written.update(dict.fromkeys(dialect.reasoning_fields, reasoning))
+        if dialect.takes_details and (details := message.reasoning_details_values):
+            written["reasoning_details"] = list(details)
+        self.messages.append(written)
+
+    def _result(self, message: ToolResultMessage) -> None:
+        images = [block for block in message.content if isinstance(block, ImageContent)]
+        text = message.plain_text
+        if images and self._dialect.takes_result_images:
+            self._images.append(_text_part(f"Images from the tool {message.tool_name}:"))
+            self._images += [_image_part(image) for image in images]
+            text = text or "(see the images that follow)"
+        elif images:
+            left_out = [f"[image{f': {image.alt}' if image.alt else ''}]" for image in images]
+            text = "\n".join([part for part in (text, *left_out) if part])
+        call_id = self._id(message.tool_call_id)
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _id(self, call_id: str) -> str:
+        if not self._dialect.has_short_ids:
+            return safe_id(call_id, 40)
+        if call_id not in self._ids:
+            self._ids[call_id] = f"call{next(self._numbers):05d}"
+        return self._ids[call_id]
+
+
+def _user_content(content: str | Sequence[UserBlock]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [
+        _text_part(block.text) if isinstance(block, TextContent) else _image_part(block)
+        for block in content
+    ]
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def _image_part(image: ImageContent) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": image.source}}
+
+
+def _joined(first: Any, second: Any) -> Any:
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    parts = [[_text_part(part)] if isinstance(part, str) else part for part in (first, second)]
+    return [*parts[0], *parts[1]]
+
+
+# --- the answer -------------------------------------------------------------------------------
+
+
+class _Function(Struct):
+    name: str | None = None
+    arguments: Any = None
+
+
+class _CallDelta(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Delta(Struct):
+    content: Any = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    reasoning_details: list[Any] | None = None
+    refusal: str | None = None
+    tool_calls: list[_CallDelta] | None = None
+
+
+class _Choice(Struct):
+    index: int | None = None
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+class _Chunk(Struct):
+    choices: list[_Choice] | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+
+_FINISH = {
+    "stop": StopReason.END_TURN,
+    "end": StopReason.END_TURN,
+    "eos": StopReason.END_TURN,
+    "end_turn": StopReason.END_TURN,
+    "stop_sequence": StopReason.END_TURN,
+    "tool_calls": StopReason.TOOL_USE,
+    "function_call": StopReason.TOOL_USE,
+    "tool_use": StopReason.TOOL_USE,
+    "length": StopReason.MAX_TOKENS,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "model_length": StopReason.MAX_TOKENS,
+    "content_filter": StopReason.OTHER,
+}
+# Finish reasons that tell a failure.
+_BROKEN = {
+    "error": "the provider failed in the middle of its answer",
+    "abort": "the server aborted the answer",
+    "insufficient_system_resource": "the provider is overloaded",
+}
+
+
+class _ChatDecoder:
+    """Reads the events of a streamed completion, or a completion that came in one piece."""
+
+    def __init__(self, answer: Answer, dialect: ChatDialect) -> None:
+        self.is_complete = False
+        self.may_end = False
+        self._answer = answer
+        self._dialect = dialect
+        self._sse = SseDecoder()
+
+    def feed(self, piece: bytes) -> None:
+        for payload in self._sse.feed(piece):
+            self._event(payload)
+
+    def end(self) -> None:
+        for payload in self._sse.end():
+            # The last event may be cut off; then the answer is incomplete, and that says it all.
+            if payload.strip() == b"[DONE]" or _is_json(payload):
+                self._event(payload)
+        if not self.is_complete and (stray := self._sse.stray) and _is_json(stray):
+            self._event(stray)
+        self.is_complete = self.is_complete or self.may_end
+
+    def _event(self, payload: bytes) -> None:
+        if payload.startswith(b"[DONE]"):
+            self.is_complete = True
+            return
+        try:
+            chunk = _decode(payload)
+        except msgspec.DecodeError as error:
+            raise ProviderFailure(not_understood(payload, error)) from None
+        if chunk.error:
+            raise ProviderFailure(failure_told(chunk.error))
+        if chunk.usage:
+            self._usage(chunk.usage)
+        for choice in chunk.choices or ():
+            if not choice.index:
+                self._choice(choice)
+
+    def _choice(self, choice: _Choice) -> None:
+        if choice.error:
+            raise ProviderFailure(failure_told(choice.error))
+        if (delta := choice.delta or choice.message) is not None:
+            self._delta(delta)
+        if choice.usage:
+            self._usage(choice.usage)
+        if reason := choice.finish_reason:
+            if reason in _BROKEN:
+                raise ProviderFailure(failure_told({"message": _BROKEN[reason], "code": reason}))
+            self._answer.finish = _FINISH.get(reason, StopReason.OTHER)
+            if reason == "content_filter":
+                self._answer.withheld = "the provider's content filter stopped the answer"
+            self.may_end = True
+
+    def _delta(self, delta: _Delta) -> None:
+        answer = self._answer
+        if reasoning := delta.reasoning or delta.reasoning_content:
+            answer.reasoning(reasoning)
+        if delta.reasoning_details:
+            answer.reasoning_details(delta.reasoning_details)
+        if (content := delta.content) is not None:
+            if type(content) is str:
+                answer.text(content)
+            else:
+                self._parts(content)
+        if delta.refusal:
+            answer.text(delta.refusal)
+        for call in delta.tool_calls or ():
+            function = call.function or _Function()
+            answer.call(call.index, call.id, function.name, _arguments(function.arguments))
+
+    def _parts(self, content: Any) -> None:
+        """Content as a list of parts, which is how some servers tell thinking from text."""
+        for part in content if isinstance(content, list) else ():
+            match part:
+                case {"type": "thinking", "thinking": [*inner]}:
+                    for piece in inner:
+                        self._answer.reasoning(str(piece.get("text") or ""))
+                case {"text": str(text)}:
+                    self._answer.text(text)
+                case _:
+                    pass
+
+    def _usage(self, usage: Mapping[str, Any]) -> None:
+        details: Any = usage.get("prompt_tokens_details") or {}
+        cached = _count(
+            details.get("cached_tokens"),
+            usage.get("prompt_cache_hit_tokens"),
+            usage.get("cached_tokens"),
+        )
+        written = _count(details.get("cache_write_tokens"), details.get("cache_creation_tokens"))
+        output = _count(usage.get("completion_tokens"))
+        if self._dialect.counts_reasoning_apart:
+            output += _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
+        self._answer.usage = Usage(
+            max(0, _count(usage.get("prompt_tokens")) - cached - written), output, written, cached
+        )
+
+
+def _count(*values: Any) -> int:
+    """The first of them that is a number."""
+    return next((value for value in values if type(value) is int and value >= 0), 0)
+
+
+def _arguments(arguments: Any) -> str | None:
+    if arguments is None or isinstance(arguments, str):
+        return arguments
+    return msgspec.json.encode(arguments).decode()  # some servers send the object itself
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

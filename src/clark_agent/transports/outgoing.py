@@ -1,0 +1,149 @@
+"""A history, made ready to be sent: what every provider wants, whatever its dialect.
+
+- custom messages stay at home;
+- reasoning that another provider made is left out (`clark_agent.transports.handover`);
+- every call is answered once, right behind its message, and ids are unique
+  (`clark_agent.history.repair_history`);
+- an assistant message that was cut off by a failure, or that has nothing to say, is left out;
+- thoughts go back into the text, between the tags they came in;
+- signed reasoning that has lost its signature is an error here, not one from the server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from clark_agent.errors import ReplayRefused, TransportError
+from clark_agent.history import repair_history
+from clark_agent.reasoning import ReplayContract, audit_replay, parse_items
+from clark_agent.transports.handover import ReplayTarget, convert_history
+from clark_agent.types import (
+    AgentMessage,
+    AssistantBlock,
+    AssistantMessage,
+    CustomMessage,
+    StopReason,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    UserMessage,
+    detect_arg_parse_error,
+)
+
+__all__ = [
+    "arguments_object",
+    "arguments_text",
+    "safe_id",
+    "sendable",
+    "with_extras",
+    "woven_text",
+]
+
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def sendable(messages: Iterable[AgentMessage], target: ReplayTarget) -> Sequence[AgentMessage]:
+    """The messages that a provider should see, in a form that it will take.
+
+    Raises `ReplayRefused` when the reasoning of an open tool round has lost its signatures.
+    """
+    kept = convert_history([m for m in messages if _is_for_models(m)], target)
+    _audit(kept)
+    return repair_history(kept).messages
+
+
+def _is_for_models(message: AgentMessage) -> bool:
+    if isinstance(message, CustomMessage):
+        return False
+    if isinstance(message, AssistantMessage):
+        was_cut_off = message.stop_reason in (StopReason.ERROR, StopReason.ABORTED)
+        return bool(message.content) and not was_cut_off
+    return True
+
+
+def _audit(messages: Sequence[AgentMessage]) -> None:
+    """Check the rounds since the user last spoke: those are what providers look at."""
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if isinstance(message, UserMessage):
+            return
+        if not isinstance(message, AssistantMessage) or not message.tool_calls:
+            continue
+        items = parse_items(message.reasoning_details_values)
+        contracts = {item.format.replay_contract for item in items}
+        for contract in contracts - {ReplayContract.STATELESS}:
+            demanded = [item for item in items if item.format.replay_contract is contract]
+            audit = audit_replay(demanded, contract, next_turn_carries_tools=True)
+            if audit.violation is not None:
+                raise ReplayRefused(index, audit.violation)
+
+
+def woven_text(blocks: Iterable[AssistantBlock]) -> str:
+    """The visible text with the thoughts back in it, each between tags where it stood."""
+    pieces = [
+        block.text if isinstance(block, TextContent) else f"<thought>{block.text}</thought>"
+        for block in blocks
+        if isinstance(block, (TextContent, ThinkingContent))
+    ]
+    return "".join(pieces)
+
+
+def arguments_object(call: ToolCall) -> dict[str, Any]:
+    """A call's arguments for providers that take nothing but an object."""
+    unreadable = detect_arg_parse_error(call.arguments)
+    if unreadable is not None:
+        return {"invalid_json": unreadable[1]}
+    if isinstance(call.arguments, dict):
+        return call.arguments
+    return {"value": call.arguments}
+
+
+def arguments_text(call: ToolCall) -> str:
+    """A call's arguments as JSON text.
+
+    What could not be read goes back as a JSON string inside an object: many servers parse the text
+    before the model sees it and fail on what is not JSON.
+    """
+    return msgspec.json.encode(arguments_object(call)).decode()
+
+
+def safe_id(call_id: str, longest: int) -> str:
+    """A call's id in letters that every provider takes. An id that will not do gets a new one,
+    always the same, so that a call and its result still belong together.
+    """
+    if len(call_id) <= longest and not _UNUSUAL.search(call_id):
+        return call_id
+    return f"call_{sha256(call_id.encode(errors='replace')).hexdigest()[:24]}"
+
+
+def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:
+    """The body with the host's own fields in it, which win; and nothing in it that is no text.
+
+    A lone surrogate, from a file name or a cut emoji, would keep a request from being written.
+    """
+    if extras is not None and not isinstance(extras, Mapping):
+        raise TransportError(f"provider_extras must be a mapping, not {type(extras).__name__}")
+    body = {**body, **(extras or {})}
+    try:
+        msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        mended: dict[str, Any] = _well_formed(body)
+        return mended
+    except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
+        raise TransportError(f"the request cannot be written as JSON: {error}") from error
+    return body
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_well_formed(name): _well_formed(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_well_formed(part) for part in value]
+    return value
