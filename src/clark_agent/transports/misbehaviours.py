@@ -1,8 +1,8 @@
 """What servers do that no specification has: a set of answers to try a transport with.
 
 Each is written in terms that every wire format has (`Say`, `Reason`, `Call`, …) and says what must
-come of it. Whoever writes a transport brings a function that turns these steps into the bytes of its
-provider, serves them, and holds what its transport makes of them against `Misbehaviour.problems`.
+come of it. Whoever writes a transport brings a function that turns these steps into the bytes of
+its provider, serves them, and holds what comes of it against `Misbehaviour.problems`.
 
     for case in MISBEHAVIOURS:
         events = await ask(my_transport, serving=my_wire(case.steps))
@@ -73,7 +73,7 @@ class Finish(Struct, frozen=True):
 
 
 class ReportUsage(Struct, frozen=True):
-    """Tokens. Where the wire has them elsewhere (in the first event, in the last), they go there."""
+    """Tokens. A wire that has a fixed place for them puts them there."""
 
     usage: Usage
 

@@ -22,8 +22,9 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.decoding import JsonEventDecoder
 from clark_agent.transports.dialects import ChatDialect, dialect_for, formats_of, openai_effort
-from clark_agent.transports.failures import failure_of_sdk, failure_told, not_understood
+from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import (
     arguments_text,
@@ -33,7 +34,6 @@ from clark_agent.transports.outgoing import (
     woven_text,
 )
 from clark_agent.transports.settings import RetryPolicy, Timeouts
-from clark_agent.transports.sse import SseDecoder
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
@@ -366,7 +366,7 @@ class _Chunk(Struct):
     error: Any = None
 
 
-_decode = msgspec.json.Decoder(_Chunk).decode
+_CHUNKS = msgspec.json.Decoder(_Chunk)
 
 _FINISH = {
     "stop": StopReason.END_TURN,
@@ -390,42 +390,19 @@ _BROKEN = {
 }
 
 
-class _ChatDecoder:
+class _ChatDecoder(JsonEventDecoder[_Chunk]):
     """Reads the events of a streamed completion, or a completion that came in one piece."""
 
     def __init__(self, answer: Answer, dialect: ChatDialect) -> None:
-        self.is_complete = False
-        self.may_end = False
-        self._answer = answer
+        super().__init__(answer, _CHUNKS)
         self._dialect = dialect
-        self._sse = SseDecoder()
 
-    def feed(self, piece: bytes) -> None:
-        for payload in self._sse.feed(piece):
-            self._event(payload)
-
-    def end(self) -> None:
-        for payload in self._sse.end():
-            # The last event may be cut off; then the answer is incomplete, and that says it all.
-            if payload.strip() == b"[DONE]" or _is_json(payload):
-                self._event(payload)
-        if not self.is_complete and (stray := self._sse.stray) and _is_json(stray):
-            self._event(stray)
-        self.is_complete = self.is_complete or self.may_end
-
-    def _event(self, payload: bytes) -> None:
-        if payload.startswith(b"[DONE]"):
-            self.is_complete = True
-            return
-        try:
-            chunk = _decode(payload)
-        except msgspec.DecodeError as error:
-            raise ProviderFailure(not_understood(payload, error)) from None
-        if chunk.error:
-            raise ProviderFailure(failure_told(chunk.error))
-        if chunk.usage:
-            self._usage(chunk.usage)
-        for choice in chunk.choices or ():
+    def _event(self, event: _Chunk) -> None:
+        if event.error:
+            raise ProviderFailure(failure_told(event.error))
+        if event.usage:
+            self._usage(event.usage)
+        for choice in event.choices or ():
             if not choice.index:
                 self._choice(choice)
 
@@ -498,11 +475,3 @@ def _arguments(arguments: Any) -> str | None:
     if arguments is None or isinstance(arguments, str):
         return arguments
     return msgspec.json.encode(arguments).decode()  # some servers send the object itself
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
