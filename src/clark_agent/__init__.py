@@ -13,6 +13,7 @@ The layers, each knowing only those before it:
 - ``steering``, ``budget``: what reaches into a run, and what a run may spend
 - ``turn``, ``execution``, ``loop``: one model call, one tool batch, and the loop around them
 - ``running``, ``conversation``, ``sub_agents``, ``finish``: what people do with the loop
+- ``transports``: ways to models, none of them loaded before it is asked for
 - ``grammar``, ``trajectory``, ``testing``: the order of events as code, durable records, and what
   to test an agent with
 
@@ -38,8 +39,10 @@ from clark_agent.errors import (
     InvalidContinuationError,
     LoopError,
     MissingFieldError,
+    ReplayRefused,
     RunAborted,
     StreamError,
+    StreamTimeout,
     ToolAborted,
     ToolDefinitionError,
     ToolError,
@@ -47,6 +50,7 @@ from clark_agent.errors import (
     ToolFatal,
     ToolFatalError,
     ToolValidationError,
+    TransportError,
 )
 from clark_agent.events import AgentEvent, ChannelSink, EventSink, FanOutSink
 from clark_agent.finish import FinishTool, finish_tool
@@ -277,6 +281,7 @@ __all__ = [
     "RepairedHistory",
     "ReplayAudit",
     "ReplayContract",
+    "ReplayRefused",
     "ReplayViolation",
     "Rewrite",
     "RunAborted",
@@ -298,6 +303,7 @@ __all__ = [
     "StreamEvent",
     "StreamFn",
     "StreamRequest",
+    "StreamTimeout",
     "Subscription",
     "SystemClock",
     "SystemMessage",
@@ -330,6 +336,7 @@ __all__ = [
     "ToolValidationError",
     "Transcript",
     "TransformContext",
+    "TransportError",
     "TypedTool",
     "UniqueToolCallIds",
     "Usage",

@@ -82,10 +82,15 @@ class TurnEnd(_Event, frozen=True, gc=False, tag="turn_end"):
     tool_results: Sequence[ToolResultMessage]
 
 
-class MessageStart(_Event, frozen=True, gc=False, tag="message_start"):
-    """A message begins. An assistant message is still a placeholder here."""
+class MessageStart(_Event, frozen=True, gc=False, omit_defaults=True, tag="message_start"):
+    """A message begins. An assistant message is still a placeholder here.
+
+    ``details`` is what the transport has to say about the call, if anything: that it was a second
+    choice, for one.
+    """
 
     message: AgentMessage
+    details: Any = None
 
 
 class MessageUpdate(_Event, frozen=True, gc=False, tag="message_update"):

@@ -430,12 +430,12 @@ class Run:
             channel.delivered(self.iterations)
         await self.add([*pending, *self._warning()])
 
-    def begin_answer(self, placeholder: AssistantMessage) -> Awaitable[None]:
+    def begin_answer(self, placeholder: AssistantMessage, details: Any = None) -> Awaitable[None]:
         """The model has begun to answer."""
         self._open = placeholder
         self._streaming = True
         self.chunks = []
-        return self.emit(MessageStart(placeholder))
+        return self.emit(MessageStart(placeholder, details))
 
     def end_answer(self, message: AssistantMessage) -> Awaitable[None]:
         """The model's message is whole and enters the transcript."""

@@ -158,9 +158,13 @@ class StreamErrorKind(StrEnum):
 
 
 class Start(Struct, frozen=True, gc=False):
-    """The provider has begun. ``partial`` is a placeholder for listeners, normally empty."""
+    """The provider has begun. ``partial`` is a placeholder for listeners, normally empty.
+
+    ``details`` is open JSON that listeners find in the event that a message has begun.
+    """
 
     partial: AssistantMessage
+    details: Any = None
 
 
 class Chunk(Struct, frozen=True, gc=False):

@@ -317,7 +317,7 @@ async def _read(
                 await run.emit(MessageUpdate(placeholder, event.chunk))
         elif kind is Start:
             if placeholder is None:
-                await run.begin_answer(placeholder := event.partial)
+                await run.begin_answer(placeholder := event.partial, event.details)
         elif kind is Done:
             if not isinstance(event.message, AssistantMessage):
                 raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")

@@ -10,6 +10,7 @@ a transport is made: importing this module loads none of them.
 from clark_agent.transports.base import Transport
 from clark_agent.transports.connect import connect
 from clark_agent.transports.dialects import ChatDialect
+from clark_agent.transports.failover import FirstOf
 from clark_agent.transports.handover import ReplayTarget, convert_history
 from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
 from clark_agent.transports.openai_chat import OpenAIChat
@@ -18,6 +19,7 @@ from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = [
     "ChatDialect",
+    "FirstOf",
     "NonconformingStream",
     "OpenAIChat",
     "RecordingStream",

@@ -1,0 +1,101 @@
+"""A transport made of several: the first that can answer does.
+
+    stream = FirstOf([connect("anthropic:claude-sonnet-5"), connect("openai:gpt-5.2")])
+
+Each transport retries by itself first. One that has a substitute behind it need not be patient:
+give it a ``RetryPolicy(attempts=1)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from msgspec.structs import replace
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ConfigError
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamErrorKind,
+    StreamEvent,
+    StreamFn,
+    StreamRequest,
+)
+from clark_agent.types import AssistantMessage, StopReason
+
+__all__ = ["FirstOf"]
+
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+_OUTAGES = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
+
+
+class FirstOf:
+    """Asks one transport after the other until one can answer.
+
+    A rate limit or an outage leads to the next, as long as nothing has been shown; any other
+    failure, and one in the middle of an answer, is told as it is. When it was not the first that
+    answered, the start of the message says so: ``details`` has ``answered_by`` and, for each one
+    before, its name, the kind of its failure and the text.
+    """
+
+    def __init__(self, transports: Iterable[StreamFn]) -> None:
+        self.transports = tuple(transports)
+        if not self.transports:
+            raise ConfigError("FirstOf needs at least one transport")
+        for transport in self.transports:
+            if not callable(transport):
+                raise ConfigError(f"FirstOf takes transports, not {transport!r}")
+
+    def __repr__(self) -> str:
+        return f"FirstOf([{', '.join([_name(transport) for transport in self.transports])}])"
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        """Ask the first, and the others as need be."""
+        failed: list[dict[str, Any]] = []
+        for transport in self.transports:
+            is_last = len(failed) + 1 == len(self.transports)
+            has_begun = False
+            answer = transport(request, signal)
+            try:
+                async for event in answer:
+                    if isinstance(event, Error) and not has_begun:
+                        if event.kind in _OUTAGES and not is_last and not signal.cancelled:
+                            failed.append(_failure(transport, event))
+                            break
+                        yield _with_failures(event, failed)
+                        return
+                    if isinstance(event, (Chunk, Done)) and not has_begun:
+                        has_begun = True
+                        yield Start(_EMPTY, _details(transport, failed))
+                    if not isinstance(event, Start):
+                        yield event
+                else:
+                    return
+            finally:
+                if (close := getattr(answer, "aclose", None)) is not None:
+                    await close()
+
+
+def _name(transport: StreamFn) -> str:
+    return getattr(transport, "__name__", None) or repr(transport)
+
+
+def _failure(transport: StreamFn, error: Error) -> dict[str, Any]:
+    return {"transport": _name(transport), "kind": str(error.kind), "message": error.message}
+
+
+def _details(transport: StreamFn, failed: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return {"answered_by": _name(transport), "failed": list(failed)} if failed else None
+
+
+def _with_failures(error: Error, failed: list[dict[str, Any]]) -> Error:
+    if not failed:
+        return error
+    before = "; ".join([f"{failure['transport']}: {failure['message']}" for failure in failed])
+    return replace(error, message=f"{error.message}; before that, {before}")
