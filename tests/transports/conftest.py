@@ -1,0 +1,47 @@
+"""The servers that transports are tested against, started when a test first asks for one.
+
+Where a server cannot run, its tests are skipped, but fail in continuous integration: there, a test
+that does not run is a promise that nobody checks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.transports.servers import aimock as aimock_module
+from tests.transports.servers import llama as llama_module
+from tests.transports.servers.aimock import Aimock
+from tests.transports.servers.llama import LlamaServer
+
+
+def _need(missing: str | None) -> None:
+    if missing and os.environ.get("CI"):
+        pytest.fail(missing, pytrace=False)
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def aimock_server() -> Iterator[Aimock]:
+    """The mock provider, with the fixtures of whichever test came last."""
+    _need(aimock_module.missing())
+    with Aimock() as server:
+        yield server
+
+
+@pytest.fixture
+def aimock(aimock_server: Aimock) -> Aimock:
+    """The mock provider without fixtures and with an empty journal."""
+    aimock_server.reset()
+    return aimock_server
+
+
+@pytest.fixture(scope="session")
+def llama_server() -> Iterator[LlamaServer]:
+    """A real model; see `tests.transports.servers.llama` for what it can do."""
+    _need(llama_module.missing())
+    with LlamaServer() as server:
+        yield server
