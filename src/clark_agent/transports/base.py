@@ -121,6 +121,13 @@ class Transport(ABC, Generic[T]):
     def _failure(self, error: Exception) -> Failure:
         """What an exception from opening or reading means."""
 
+    def _rewritten(self, request: StreamRequest, failure: Failure) -> Any | None:
+        """Another body for a request whose first one was refused; None: there is none.
+
+        Asked once a call, before anything was shown. What it gives is sent at once.
+        """
+        return None
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close the connections. The next call opens new ones."""
@@ -136,7 +143,7 @@ class Transport(ABC, Generic[T]):
         except TransportError as error:
             yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
             return
-        has_begun = False
+        has_begun = is_rewritten = False
         began = self.clock.now_ms()
         for number in count(1):
             spent = (self.clock.now_ms() - began) / 1000
@@ -152,6 +159,13 @@ class Transport(ABC, Generic[T]):
                     yield Start(_EMPTY)
                 yield Done(attempt.message)
                 return
+            other = None
+            if not has_begun and not is_rewritten:
+                other = self._rewritten(request, failure)
+            if other is not None:
+                body, is_rewritten = other, True
+                logger.warning("%s: %s; asking in another way", self.provider, failure.message)
+                continue
             delay = None if has_begun else self._delay(failure, number, began)
             if delay is None:
                 tried = f" ({number} attempts)" if number > 1 else ""

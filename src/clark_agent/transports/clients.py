@@ -60,6 +60,9 @@ class LoopLocal(Generic[T]):
         loop = asyncio.get_running_loop()
         kept = self._kept.get(loop)
         if kept is None:
+            # A loop that was closed without closing its generators is held by its own keeper.
+            for gone in [other for other in self._kept if other.is_closed()]:
+                del self._kept[gone]
             keeper = self._keep()
             kept = self._kept[loop] = (await anext(keeper), keeper)
         return kept[0]
@@ -71,8 +74,11 @@ class LoopLocal(Generic[T]):
             await kept[1].aclose()
 
     async def _keep(self) -> AsyncGenerator[T, None]:
+        loop = asyncio.get_running_loop()
         value = self._make()
         try:
             yield value
         finally:
+            # A generator holds the loop that it belongs to, so that the entry would hold its key.
+            self._kept.pop(loop, None)
             await self._close(value)

@@ -11,6 +11,7 @@ http://host:8080/v1#model           any server that speaks Chat Completions
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from clark_agent.argument_repair import close_match
 from clark_agent.errors import ConfigError
@@ -52,9 +53,12 @@ def connect(
     """
     if not isinstance(model, str):
         raise ConfigError(f"connect() takes a string such as 'openai:gpt-5', not {model!r}")
-    scheme, separator, name = model.strip().partition(":")
+    given, separator, name = model.strip().partition(":")
+    scheme = given.strip().lower()
     if scheme in ("http", "https"):
-        address, _, name = model.strip().partition("#")
+        address, name = [part.strip() for part in model.partition("#")[::2]]
+        if not urlsplit(address).hostname:
+            raise ConfigError(f"{model!r} names no host: write http://host:port/v1#model")
         if not name:
             raise ConfigError(f"{model!r} names no model: add it behind a #, as in {address}#model")
         return OpenAIChat(name, base_url=address, api_key=api_key, retry=retry, timeouts=timeouts)

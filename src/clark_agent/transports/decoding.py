@@ -56,6 +56,8 @@ class JsonEventDecoder(ABC, Generic[E]):
         if payload.startswith(b"[DONE]"):
             self.is_complete = True
             return
+        if not payload.strip():
+            return  # an event without data: a sign of life
         try:
             event = self._decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:

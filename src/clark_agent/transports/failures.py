@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from clark_agent.errors import StreamTimeout
+from clark_agent.errors import ClarkAgentError, StreamTimeout
 from clark_agent.stream import StreamErrorKind
 from clark_agent.transports.answer import Failure
 
@@ -29,6 +29,7 @@ _LIMITED = StreamErrorKind.PROVIDER_RATE_LIMITED
 _TRANSIENT = StreamErrorKind.TRANSIENT
 
 _ANY = range(1000)
+_STATUS = re.compile(r"[45][0-9][0-9]")
 _IN_STREAM = 0  # the status of what is told inside a stream that began with 200
 
 
@@ -177,7 +178,7 @@ def classify(status: int, body: Any, headers: Mapping[str, str] | None = None) -
     words, text = _read(body, headers)
     if status == _IN_STREAM:
         # What an error calls its code is the status that it would have had.
-        status = next((int(w) for w in sorted(words) if w.isdigit() and 400 <= int(w) < 600), 0)
+        status = next((int(w) for w in sorted(words) if _STATUS.fullmatch(w)), 0)
     rules = (rule.kind for rule in _RULES if rule.holds(status, words, text))
     return next(rules, _FATAL)
 
@@ -192,7 +193,7 @@ def _read(body: Any, headers: Mapping[str, str] | None) -> tuple[frozenset[str],
             texts.append(value)
     if headers and (kind := headers.get("x-amzn-errortype")):
         words.add(kind.partition(":")[0].lower())
-    return frozenset(words), "\n".join(texts)
+    return frozenset(words), "\n".join(texts)[:_LONGEST_READ]
 
 
 _WORD_FIELDS = frozenset({"code", "type", "status", "reason", "quotaId"})
@@ -200,13 +201,21 @@ _TEXT_FIELDS = frozenset({"message", "detail", "raw", "title", "error"})
 _INNER_FIELDS = frozenset({"error", "errors", "response", "details", "metadata"})
 
 
-def _walk(value: Any) -> Iterator[tuple[bool, str]]:
+# No provider wraps its reason deeper, and nothing beyond is worth an exception or a second.
+_DEEPEST = 20
+_LONGEST_READ = 100_000
+
+
+def _walk(value: Any, depth: int = 0) -> Iterator[tuple[bool, str]]:
     """The words (True) and texts (False) of a body of any of the shapes that there are."""
+    depth += 1
+    if depth > _DEEPEST:
+        return
     if isinstance(value, str):
         yield False, value
     elif isinstance(value, list):
         for part in value:
-            yield from _walk(part)
+            yield from _walk(part, depth)
     elif isinstance(value, dict):
         for name, part in value.items():
             if name in _WORD_FIELDS and isinstance(part, (str, int)):
@@ -215,9 +224,9 @@ def _walk(value: Any) -> Iterator[tuple[bool, str]]:
                 yield False, part
             elif name.endswith("Exception"):
                 yield True, name
-                yield from _walk(part)
+                yield from _walk(part, depth)
             elif name in _INNER_FIELDS and isinstance(part, (dict, list)):
-                yield from _walk(part)
+                yield from _walk(part, depth)
 
 
 # --- failures ---------------------------------------------------------------------------------
@@ -248,18 +257,21 @@ def not_understood(payload: bytes, error: Exception) -> Failure:
     return Failure(_TRANSIENT, f"the server sent an event that cannot be read ({error}): {start}")
 
 
-def failure_of_sdk(error: Exception) -> Failure:
+def failure_of_sdk(error: Exception, address: str = "") -> Failure:
     """The failure that an exception of an SDK, or of the HTTP library below it, means.
 
     They are told apart by the names of their classes, because it depends on the SDK's version
-    whose classes they are.
+    whose classes they are. ``address`` is where the server should be.
     """
+    if isinstance(error, ClarkAgentError):
+        return Failure(_FATAL, str(error), cause=error)
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and status >= 400:
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", None)
-        return failure_from_response(status, getattr(error, "body", None) or str(error), headers)
+        body = getattr(error, "body", None)
+        return failure_from_response(status, str(error) if body is None else body, headers)
     if isinstance(status, int):  # an error event inside a stream that began well
         return failure_told(getattr(error, "body", None) or str(error))
     if "ConnectTimeout" in names or (
@@ -271,9 +283,10 @@ def failure_of_sdk(error: Exception) -> Failure:
     if names & {"APITimeoutError", "TimeoutException"}:
         timeout = StreamTimeout("idle", None)
         return Failure(_TRANSIENT, str(timeout), cause=timeout)
-    if names & {"APIConnectionError", "TransportError", "NetworkError", "OSError"}:
+    if names & {"APIConnectionError", "TransportError", "DecodingError", "OSError"}:
         reason = error.__cause__ or error
-        return Failure(_TRANSIENT, f"the connection failed: {_named(reason)}")
+        where = f" to {address}" if address else ""
+        return Failure(_TRANSIENT, f"the connection{where} failed: {_named(reason)}")
     if "APIError" in names:
         return failure_told(getattr(error, "body", None) or str(error))
     return Failure(_FATAL, f"the request could not be made: {_named(error)}")
@@ -285,7 +298,11 @@ def _named(error: BaseException) -> str:
 
 
 _LONGEST_TEXT = 1000
-_TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]*>", re.DOTALL | re.IGNORECASE)
+# What is not closed goes on to the end: looking for its end again and again would take for ever.
+_TAG = re.compile(
+    r"<!--.*?(?:-->|\Z)|<(script|style)\b.*?(?:</\1\s*>|\Z)|<[^>]*(?:>|\Z)",
+    re.DOTALL | re.IGNORECASE,
+)
 
 
 def _message(body: Any) -> str:
@@ -299,8 +316,15 @@ def _message(body: Any) -> str:
     if text.lstrip().startswith("<"):
         text = " ".join(_TAG.sub(" ", text).split())
     if not text and isinstance(body, (dict, list)) and body:
-        text = msgspec.json.encode(body).decode()
+        text = _json_text(body)
     return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 1] + "…"
+
+
+def _json_text(body: Any) -> str:
+    try:
+        return msgspec.json.encode(body).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return ""
 
 
 def _retry_after(headers: Mapping[str, str], body: Any) -> float | None:
@@ -321,17 +345,19 @@ def _retry_after(headers: Mapping[str, str], body: Any) -> float | None:
     return _retry_info(body)
 
 
-def _retry_info(body: Any) -> float | None:
+def _retry_info(body: Any, depth: int = 0) -> float | None:
     """Google puts it into the body: ``{"@type": "….RetryInfo", "retryDelay": "37s"}``."""
+    if depth > _DEEPEST:
+        return None
     if isinstance(body, list):
-        found = (_retry_info(part) for part in body)
+        found = (_retry_info(part, depth + 1) for part in body)
         return next((seconds for seconds in found if seconds is not None), None)
     if not isinstance(body, dict):
         return None
     delay = body.get("retryDelay")
     if isinstance(delay, str):
         return _number(delay.removesuffix("s"))
-    return _retry_info([body.get(name) for name in ("error", "details")])
+    return _retry_info([body.get(name) for name in ("error", "details")], depth + 1)
 
 
 def _number(value: Any) -> float | None:

@@ -18,7 +18,8 @@ check that too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -44,7 +45,8 @@ class NonconformingStream(ClarkAgentError, AssertionError):
     """A transport breaks the rules; ``problems`` says which, one a line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join([f"{len(problems)} problems with this transport:", *problems]))
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        super().__init__("\n".join([f"{count} with this transport:", *problems]))
         self.problems = tuple(problems)
 
 
@@ -95,7 +97,7 @@ async def check_stream_fn(
         problems.append("cancelled before the call: it asked the model all the same")
     late = await _listen(stream, asked, cancel_after=1, within=cancel_within)
     problems += [f"cancelled in the middle: {text}" for text in late.problems]
-    problems += [f"cancelled in the middle: {text}" for text in _ending_problems(late.events)]
+    problems += [f"cancelled in the middle: {text}" for text in check_events_of(late.events)]
     problems += [
         f"closed in the middle: {t}" for t in await _close_early(stream, asked, cancel_within)
     ]
@@ -203,7 +205,7 @@ async def _listen(
                 signal.cancel("in the middle")
 
     try:
-        await asyncio.wait_for(read(), within)
+        await _limited(read(), within)
     except TimeoutError:
         problems.append(f"it did not end within {within:g} seconds")
     except Exception as error:
@@ -211,15 +213,36 @@ async def _listen(
     return _Heard(tuple(events), problems)
 
 
+async def _limited(work: Coroutine[Any, Any, None], seconds: float) -> None:
+    """Wait for it no longer than that, even if it takes no cancellation for an answer."""
+    task = asyncio.ensure_future(work)
+    try:
+        if not (await asyncio.wait({task}, timeout=seconds))[0]:
+            task.cancel()
+            await asyncio.wait({task}, timeout=seconds)
+            raise TimeoutError
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    task.result()
+
+
 async def _close_early(stream: StreamFn, request: StreamRequest, within: float) -> list[str]:
     before = asyncio.all_tasks()
-    answer: AsyncIterator[StreamEvent] = stream(request, CancellationToken())
-    close = getattr(answer, "aclose", None)
-    if close is None:
-        return ["its iterator has no aclose(): nobody can close the connection"]
+
+    async def begin() -> None:
+        with suppress(StopAsyncIteration):  # which is told where the whole stream is checked
+            await anext(answer)
+
+    async def close() -> None:
+        await answer.aclose()  # type: ignore[attr-defined]
+
     try:
-        await asyncio.wait_for(anext(answer), 60.0)
-        await asyncio.wait_for(close(), within)
+        answer: AsyncIterator[StreamEvent] = stream(request, CancellationToken())
+        if not hasattr(answer, "aclose"):
+            return ["its iterator has no aclose(): nobody can close the connection"]
+        await _limited(begin(), 60.0)
+        await _limited(close(), within)
     except TimeoutError:
         return [f"it did not close within {within:g} seconds"]
     except Exception as error:

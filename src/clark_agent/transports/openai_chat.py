@@ -7,7 +7,6 @@ of a stream. How servers differ is in `clark_agent.transports.dialects`.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -21,11 +20,11 @@ from clark_agent.clock import Clock
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
 from clark_agent.transports.decoding import JsonEventDecoder
-from clark_agent.transports.dialects import ChatDialect, dialect_for, formats_of, openai_effort
+from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.transports.outgoing import (
     arguments_text,
     safe_id,
@@ -54,8 +53,6 @@ __all__ = ["OpenAIChat"]
 # want the Responses API.
 _THINKS_WITHOUT_TOOLS = re.compile(r"gpt-(5\.([2-9]|\d\d)|[6-9]|\d\d)(?!.*-(pro|chat|codex))")
 
-_OPENAI_URL = "https://api.openai.com/v1"
-
 
 class OpenAIChat(Transport[bytes]):
     """A model behind a Chat Completions server.
@@ -80,47 +77,26 @@ class OpenAIChat(Transport[bytes]):
         thinking_tags: bool = True,
         clock: Clock | None = None,
     ) -> None:
-        sdk = load_sdk("openai", "openai", "OpenAIChat")
-        if client is not None:
-            url = str(client.base_url)
-        else:
-            url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
-        self.dialect = dialect or dialect_for(url)
-        key = api_key
-        if client is None and self.dialect.key_variables:
-            key = api_key_from(api_key, self.dialect.key_variables, f"{self.dialect.name} ({url})")
-        elif client is None and base_url is None and api_key is None:
-            key = os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
+        self._clients = OpenAIClients(
+            "OpenAIChat",
+            base_url=base_url,
+            api_key=api_key,
+            headers=headers,
+            client=client,
+            timeouts=timeouts,
+            dialect=dialect,
+        )
+        self.base_url = self._clients.url
+        self.dialect = self._clients.dialect
         super().__init__(
             model,
             provider=self.dialect.name,
-            secrets=[key or "", *(headers or {}).values(), getattr(client, "api_key", None) or ""],
+            secrets=self._clients.secrets,
             retry=retry,
             timeouts=timeouts,
             thinking_tags=thinking_tags,
             clock=clock,
         )
-        self.base_url = url
-        self._request_headers: dict[str, Any] = (
-            {} if key or client else {"Authorization": sdk.Omit()}
-        )
-        self._client = client
-
-        def make() -> Any:
-            # What the environment says about OpenAI is nobody else's business.
-            foreign = {"OpenAI-Organization": sdk.Omit(), "OpenAI-Project": sdk.Omit()}
-            return sdk.AsyncOpenAI(
-                api_key=key or "none",
-                base_url=url,
-                max_retries=0,
-                timeout=sdk.Timeout(None, connect=self.timeouts.connect),
-                default_headers={
-                    **(foreign if dialect_for(url).name != "OpenAI" else {}),
-                    **(headers or {}),
-                },
-            )
-
-        self._clients = LoopLocal(make, lambda client: client.close())
 
     @property
     def target(self) -> ReplayTarget:
@@ -163,7 +139,7 @@ class OpenAIChat(Transport[bytes]):
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
-        client = self._client or await self._clients.get()
+        client = await self._clients.get()
         # The body goes as extra_body, because the SDK would look at every message to see how its
         # own types want it written.
         async with client.chat.completions.with_streaming_response.create(
@@ -171,7 +147,7 @@ class OpenAIChat(Transport[bytes]):
             messages=[],
             stream=True,
             extra_body=body,
-            extra_headers=self._request_headers,
+            extra_headers=self._clients.request_headers,
         ) as response:
             yield response.iter_bytes()
 
@@ -179,7 +155,7 @@ class OpenAIChat(Transport[bytes]):
         return _ChatDecoder(answer, self.dialect)
 
     def _failure(self, error: Exception) -> Failure:
-        return failure_of_sdk(error)
+        return failure_of_sdk(error, self.base_url)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop."""

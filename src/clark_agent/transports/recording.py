@@ -11,10 +11,13 @@ over it.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias, assert_never
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -25,13 +28,13 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
-    Start,
-    StreamChunk,
+    MessageAssembler,
     StreamErrorKind,
     StreamEvent,
     StreamFn,
     StreamRequest,
 )
+from clark_agent.transports.stream_wire import EventRecord, from_record, to_record
 from clark_agent.types import AssistantMessage, CustomMessage, StopReason
 from clark_agent.wire import decode_json, encode_json, to_json_value
 
@@ -51,67 +54,23 @@ class _Header(Struct, frozen=True):
     version: int
 
 
-class _Start(Struct, frozen=True, tag_field="type", tag="start"):
-    pass
-
-
-class _Chunk(Struct, frozen=True, tag_field="type", tag="chunk"):
-    chunk: StreamChunk
-
-
-class _Done(Struct, frozen=True, tag_field="type", tag="done"):
-    message: AssistantMessage
-
-
-class _Error(Struct, frozen=True, tag_field="type", tag="error"):
-    partial: AssistantMessage
-    kind: StreamErrorKind
-    message: str
-
-
-_Event: TypeAlias = _Start | _Chunk | _Done | _Error
-
-
-class _Call(Struct, frozen=True):
-    """One call. Without a terminal event it was given up by whoever asked."""
+class _Call(Struct, frozen=True, omit_defaults=True):
+    """One call."""
 
     request: dict[str, Any]
-    events: tuple[_Event, ...]
-
-
-def _to_record(event: StreamEvent) -> _Event:
-    match event:
-        case Start():
-            return _Start()
-        case Chunk():
-            return _Chunk(event.chunk)
-        case Done():
-            return _Done(event.message)
-        case Error():
-            return _Error(event.partial, event.kind, event.message)
-        case _:
-            assert_never(event)
-
-
-def _from_record(event: _Event) -> StreamEvent:
-    match event:
-        case _Start():
-            return Start(_EMPTY)
-        case _Chunk():
-            return Chunk(event.chunk)
-        case _Done():
-            return Done(event.message)
-        case _Error():
-            return Error(event.partial, event.kind, event.message)
-        case _:
-            assert_never(event)
+    events: tuple[EventRecord, ...]
+    given_up: bool = False
+    """Whoever asked has not waited for the end."""
 
 
 # --- the request, as far as the model sees it -------------------------------------------------
 
 _UNSEEN = frozenset({"timestamp", "usage", "error_message", "narration", "details"})
-_SECRET_NAMES = ("authorization", "cookie", "header", "password", "secret", "credential")
-_SECRET_ENDINGS = ("key", "token")
+_SECRET = re.compile(
+    r"authorization|cookie|header|passw|passphrase|secret|credential|bearer|"
+    r"keys?$|token$|(^|[^a-z])auth$",
+    re.IGNORECASE,
+)
 
 
 def _seen(request: StreamRequest) -> dict[str, Any]:
@@ -132,26 +91,28 @@ def _seen(request: StreamRequest) -> dict[str, Any]:
         "max_output_tokens": request.max_output_tokens,
         "reasoning": request.reasoning,
         "force_tool_call": request.force_tool_call,
-        "provider_extras": _without_secrets(request.provider_extras),
+        "provider_extras": request.provider_extras,
     }
     # As it will be when it is read again: numbers, enums and structs in their JSON form.
-    plain: dict[str, Any] = msgspec.json.decode(encode_json(seen))
+    plain: dict[str, Any] = json.loads(_encoded(seen))
+    plain["provider_extras"] = _without_secrets(plain["provider_extras"])
     return plain
+
+
+def _encoded(value: Any) -> bytes:
+    """JSON on one line. Half a character has no UTF-8: it can only be written as an escape."""
+    try:
+        return encode_json(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=to_json_value)).encode()
 
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            name: _without_secrets(part) for name, part in value.items() if not _is_secret(name)
+            name: _without_secrets(part) for name, part in value.items() if not _SECRET.search(name)
         }
-    if isinstance(value, (list, tuple)):
-        return [_without_secrets(part) for part in value]
-    return value
-
-
-def _is_secret(name: object) -> bool:
-    lowered = str(name).lower()
-    return any(word in lowered for word in _SECRET_NAMES) or lowered.endswith(_SECRET_ENDINGS)
+    return [_without_secrets(part) for part in value] if isinstance(value, list) else value
 
 
 def _difference(recorded: Any, asked: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -159,6 +120,8 @@ def _difference(recorded: Any, asked: Any, path: str = "") -> tuple[str, Any, An
     if isinstance(recorded, dict) and isinstance(asked, dict):
         for name in [*recorded, *[name for name in asked if name not in recorded]]:
             here = f"{path}.{name}" if path else name
+            if (name in recorded) != (name in asked):
+                return here, recorded.get(name), asked.get(name)
             if found := _difference(recorded.get(name), asked.get(name), here):
                 return found
         return None
@@ -197,24 +160,43 @@ class RecordingStream:
             raise ConfigError(f"RecordingStream needs a transport, not {inner!r}")
         self.inner = inner
         self.path = Path(path)
-        self._has_begun = append and self.path.exists()
+        self._has_begun = append and self.path.exists() and bool(self.path.stat().st_size)
+        if self._has_begun:
+            _load(self.path)  # nothing is written behind what is no recording
+
+    def __repr__(self) -> str:
+        return f"RecordingStream({self.inner!r}, {self.path.name!r})"
 
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
         """Ask the inner transport, and write down what it says."""
+        try:
+            seen = _seen(request)
+        except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
+            failure = TransportError(f"the request cannot be written down: {error}")
+            yield Error(_EMPTY, StreamErrorKind.FATAL, str(failure), failure)
+            return
         self._begin()
-        seen = _seen(request)
-        events: list[_Event] = []
+        events: list[StreamEvent] = []
+        given_up = True
         answer = self.inner(request, signal)
         try:
             async for event in answer:
-                events.append(_to_record(event))
+                events.append(event)
                 yield event
+            given_up = False
+        except Exception as error:
+            given_up = False
+            text = f"the transport raised {type(error).__name__}"
+            events.append(Error(_folded(events), StreamErrorKind.FATAL, text))
+            raise
         finally:
-            self._write(_Call(seen, tuple(events)))
-            if (close := getattr(answer, "aclose", None)) is not None:
-                await close()
+            try:
+                if (close := getattr(answer, "aclose", None)) is not None:
+                    await close()
+            finally:
+                self._write(_Call(seen, tuple([to_record(event) for event in events]), given_up))
 
     def _begin(self) -> None:
         if not self._has_begun:
@@ -224,7 +206,7 @@ class RecordingStream:
 
     def _write(self, call: _Call) -> None:
         with self.path.open("ab") as file:
-            file.write(encode_json(call) + b"\n")
+            file.write(_encoded(call) + b"\n")
 
 
 # --- playing back -----------------------------------------------------------------------------
@@ -260,6 +242,9 @@ class ReplayStream:
         self._unplayed: dict[int, _Call] = dict(calls)
         self._count = len(self._unplayed)
 
+    def __repr__(self) -> str:
+        return f"ReplayStream({self.path.name!r})"
+
     @property
     def unplayed(self) -> tuple[int, ...]:
         """The numbers, from 1, of the calls that nobody has asked for."""
@@ -274,14 +259,16 @@ class ReplayStream:
         except TransportError as error:
             yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
             return
-        event: _Event | None = None
-        for event in call.events:
+        told: list[StreamEvent] = []
+        for record in call.events:
             if signal.cancelled:
                 break
-            yield _from_record(event)
-        if not isinstance(event, (_Done, _Error)) or signal.cancelled:
+            told.append(from_record(record))
+            yield told[-1]
+        is_over = bool(told) and isinstance(told[-1], (Done, Error))
+        if not is_over and (signal.cancelled or call.given_up):
             text = signal.reason or "the recorded call was given up here"
-            yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
+            yield Error(_folded(told), StreamErrorKind.ABORTED, text)
 
     def _find(self, request: StreamRequest) -> _Call:
         if not self._unplayed:
@@ -297,6 +284,15 @@ class ReplayStream:
         found = _difference(self._unplayed[first].request, asked)
         assert found is not None, "they are not equal"
         raise ReplayMismatch(first, *found)
+
+
+def _folded(events: Iterable[StreamEvent]) -> AssistantMessage:
+    """What came of the message before it was given up."""
+    assembler = MessageAssembler()
+    for event in events:
+        if isinstance(event, Chunk):
+            assembler.feed(event.chunk)
+    return assembler.message(StopReason.ABORTED)
 
 
 def _load(path: Path) -> Iterable[_Call]:
@@ -315,5 +311,8 @@ def _line(path: Path, number: int, line: bytes, kind: type[Any]) -> Any:
     try:
         return decode_json(line, kind)
     except DecodeError as error:
+        if b"\\ud" in line:  # half a character perhaps, which only the other decoder reads
+            with suppress(ValueError, RecursionError):
+                return msgspec.convert(json.loads(line), kind)
         where = f"line {number}, {error.path}"
         raise DecodeError(f"{path.name}: {error.reason}", path=where) from error

@@ -64,5 +64,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 def _is_number(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and not math.isnan(float(value))  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer that no clock can count to
+        return False

@@ -37,7 +37,7 @@ class SseDecoder:
         """Take the next read; return the payloads of the events that it completes."""
         # A CR at the very end may be half of a CR LF: it waits for what follows.
         cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
-        if not cut:
+        if not cut and not (data and self._tail and self._tail[-1].endswith(b"\r")):
             if data:
                 self._tail.append(data)
             return []
@@ -77,6 +77,9 @@ class SseDecoder:
             if line.startswith(b"data:"):
                 self._lines.append(line[5:].removeprefix(b" "))
                 return
+        if line == b"data":
+            self._lines.append(b"")
+            return
         name = line.partition(b":")[0]
         if name in _KNOWN_FIELDS or not name or name == b"data":
             return

@@ -1,0 +1,87 @@
+"""The openai package's client, made for a server that speaks one of OpenAI's protocols.
+
+- ``base_url`` or the environment says where the server is, and a client of the host's own wins over
+  both;
+- a key is taken from the environment only for the host that it belongs to, and a server that needs
+  none gets none;
+- what the environment says about an account with OpenAI goes to OpenAI alone;
+- the package neither retries nor limits the time of an answer: `clark_agent.transports.base` does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.dialects import ChatDialect, dialect_for
+from clark_agent.transports.settings import Timeouts
+
+__all__ = ["OpenAIClients"]
+
+_OPENAI_URL = "https://api.openai.com/v1"
+
+
+class OpenAIClients:
+    """The clients of one transport, one for each event loop.
+
+    Raises `ConfigError` when the package is not installed or the server's key is not set.
+    """
+
+    def __init__(
+        self,
+        needed_by: str,
+        *,
+        base_url: str | None,
+        api_key: str | None,
+        headers: Mapping[str, str] | None,
+        client: Any,
+        timeouts: Timeouts | None,
+        dialect: ChatDialect | None = None,
+    ) -> None:
+        sdk = load_sdk("openai", "openai", needed_by)
+        if client is not None:
+            self.url = str(client.base_url)
+        else:
+            self.url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
+        self.dialect = dialect or dialect_for(self.url)
+        key = api_key if client is not None else self._key(api_key, base_url)
+        given = dict(headers or {})
+        self.secrets = [key or "", *given.values(), getattr(client, "api_key", None) or ""]
+        self.request_headers: dict[str, Any] = (
+            {} if key or client else {"Authorization": sdk.Omit()}
+        )
+        """What has to go with each request, as ``extra_headers``."""
+        self._client = client
+        if dialect_for(self.url).name != "OpenAI":
+            foreign = {"OpenAI-Organization": sdk.Omit(), "OpenAI-Project": sdk.Omit()}
+            given = {**foreign, **given}
+        connect = (timeouts or Timeouts()).connect
+
+        def make() -> Any:
+            return sdk.AsyncOpenAI(
+                api_key=key or "none",
+                base_url=self.url,
+                max_retries=0,
+                timeout=sdk.Timeout(None, connect=connect),
+                default_headers=given,
+            )
+
+        self._kept = LoopLocal(make, lambda client: client.close())
+
+    def _key(self, given: str | None, base_url: str | None) -> str | None:
+        variables = self.dialect.key_variables
+        if variables:
+            return api_key_from(given, variables, f"{self.dialect.name} ({self.url})")
+        if base_url is None and given is None:
+            return os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
+        return given
+
+    async def get(self) -> Any:
+        """The client of the running event loop, or the host's own."""
+        return self._client or await self._kept.get()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop; the host's own client stays open."""
+        await self._kept.aclose()

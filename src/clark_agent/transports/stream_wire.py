@@ -1,0 +1,246 @@
+"""Requests and the events of an answer as JSON: what recordings hold and what the gateway speaks.
+
+An event is an object with a ``type``: ``start``, ``chunk``, ``done`` or ``error``; messages, chunks
+and tools inside it are written as everywhere. A request is an object with the fields of
+`clark_agent.stream.StreamRequest`, and the name of a model where there are several. Everything
+comes back as it was, with one exception: of the cause of an error only what is ours travels,
+because the text of a foreign exception may hold a key.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeAlias, assert_never
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from clark_agent.errors import DecodeError, ReplayRefused, StreamTimeout, TransportError
+from clark_agent.reasoning import ReplayViolation
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamChunk,
+    StreamErrorKind,
+    StreamEvent,
+    StreamRequest,
+    ToolSchema,
+)
+from clark_agent.types import AgentMessage, AssistantMessage, StopReason, Usage
+from clark_agent.wire import decode_json, encode_json, to_json_value
+
+__all__ = [
+    "ChunkRecord",
+    "DoneRecord",
+    "ErrorRecord",
+    "EventRecord",
+    "StartRecord",
+    "StreamCall",
+    "decode_call",
+    "decode_event",
+    "encode_call",
+    "encode_event",
+    "from_record",
+    "to_record",
+]
+
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+
+
+# --- events -----------------------------------------------------------------------------------
+
+
+class TimeoutCause(Struct, frozen=True, tag_field="type", tag="timeout"):
+    """The server took too long."""
+
+    phase: Literal["connect", "idle", "total"]
+    seconds: float | None
+
+
+class ReplayCause(Struct, frozen=True, tag_field="type", tag="replay_refused"):
+    """The history lacks what its provider wants back."""
+
+    index: int
+    violation: ReplayViolation
+
+
+class OtherCause(Struct, frozen=True, tag_field="type", tag="transport"):
+    """Another reason that a transport gave, in words."""
+
+    text: str
+
+
+CauseRecord: TypeAlias = TimeoutCause | ReplayCause | OtherCause
+
+
+class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="start"):
+    """The model has begun. Without ``partial`` the message is still empty."""
+
+    partial: AssistantMessage | None = None
+    details: Any = None
+
+
+class ChunkRecord(Struct, frozen=True, gc=False, tag_field="type", tag="chunk"):
+    """A delta of the message."""
+
+    chunk: StreamChunk
+
+
+class DoneRecord(Struct, frozen=True, tag_field="type", tag="done"):
+    """The whole message. The last event of an answer."""
+
+    message: AssistantMessage
+
+
+class ErrorRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):
+    """The answer failed, with what had come so far. The last event of an answer."""
+
+    partial: AssistantMessage
+    kind: StreamErrorKind
+    message: str
+    cause: CauseRecord | None = None
+
+
+EventRecord: TypeAlias = StartRecord | ChunkRecord | DoneRecord | ErrorRecord
+
+
+def to_record(event: StreamEvent) -> EventRecord:
+    """The event in the form in which it is written."""
+    match event:
+        case Chunk():
+            return ChunkRecord(event.chunk)
+        case Start():
+            return StartRecord(event.partial if event.partial != _EMPTY else None, event.details)
+        case Done():
+            return DoneRecord(event.message)
+        case Error():
+            return ErrorRecord(event.partial, event.kind, event.message, _written(event.cause))
+        case _:
+            assert_never(event)
+
+
+def from_record(record: EventRecord) -> StreamEvent:
+    """The event that was written."""
+    match record:
+        case ChunkRecord():
+            return Chunk(record.chunk)
+        case StartRecord():
+            return Start(record.partial or _EMPTY, record.details)
+        case DoneRecord():
+            return Done(record.message)
+        case ErrorRecord():
+            return Error(record.partial, record.kind, record.message, _read(record.cause))
+        case _:
+            assert_never(record)
+
+
+def _written(cause: Exception | None) -> CauseRecord | None:
+    if isinstance(cause, StreamTimeout):
+        phase: Any = cause.phase
+        return TimeoutCause(phase, cause.seconds)
+    if isinstance(cause, ReplayRefused):
+        return ReplayCause(cause.index, cause.violation)
+    return OtherCause(str(cause)) if isinstance(cause, TransportError) else None
+
+
+def _read(cause: CauseRecord | None) -> Exception | None:
+    match cause:
+        case None:
+            return None
+        case TimeoutCause():
+            return StreamTimeout(cause.phase, cause.seconds)
+        case ReplayCause():
+            return ReplayRefused(cause.index, cause.violation)
+        case OtherCause():
+            return TransportError(cause.text)
+        case _:
+            assert_never(cause)
+
+
+def encode_event(event: StreamEvent) -> bytes:
+    """The event's JSON, on one line.
+
+    A provider may cut a character in two, and each half of it comes in a delta of its own. Such a
+    half has no UTF-8: it can only be written as an escape.
+    """
+    record = to_record(event)
+    try:
+        return encode_json(record)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(record, enc_hook=to_json_value)
+        return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode_event(data: bytes) -> StreamEvent:
+    """The event that the JSON holds. Raises `DecodeError`."""
+    try:
+        return from_record(decode_json(data, EventRecord))
+    except DecodeError:
+        if b"\\ud" not in data:
+            raise
+        return from_record(_with_halves(data))
+
+
+def _with_halves(data: bytes) -> EventRecord:
+    """What msgspec does not read: escapes of halves of characters."""
+    try:
+        record: EventRecord = msgspec.convert(json.loads(data), EventRecord)
+    except (ValueError, RecursionError) as error:
+        raise DecodeError(str(error)) from error
+    return record
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+class StreamCall(StreamRequest, frozen=True, kw_only=True):
+    """A request, and for which of several models it is."""
+
+    messages: tuple[AgentMessage, ...]
+    tools: tuple[ToolSchema, ...] = ()
+    model: str | None = None
+
+    def to_request(self) -> StreamRequest:
+        """The request alone."""
+        fields = asdict(self)
+        del fields["model"]
+        return StreamRequest(**fields)
+
+
+def decode_call(data: bytes) -> StreamCall:
+    """The call that the JSON holds. Raises `DecodeError`, which names the path and the reason.
+
+    A client that was made from a JSON Schema may write a whole number as ``1.0``: there, that is an
+    integer.
+    """
+    try:
+        return decode_json(data, StreamCall)
+    except DecodeError as error:
+        if "got `float`" not in error.reason:
+            raise
+        plain = decode_json(data, Any)
+        for fields in _with_integers(plain):
+            for name, value in fields.items():
+                if name in _INTEGERS and isinstance(value, float) and value.is_integer():
+                    fields[name] = int(value)
+        return decode_json(encode_json(plain), StreamCall)
+
+
+_INTEGERS = frozenset({"max_output_tokens", "timestamp", *Usage.__struct_fields__})
+
+
+def _with_integers(call: Any) -> list[dict[str, Any]]:
+    """The objects inside a call that have fields for integers."""
+    messages: Any = call.get("messages") if isinstance(call, dict) else None
+    objects: list[Any] = [call, *(messages if isinstance(messages, list) else ())]
+    objects += [part.get("usage") for part in objects if isinstance(part, dict)]
+    return [part for part in objects if isinstance(part, dict)]
+
+
+def encode_call(request: StreamRequest, model: str | None = None) -> bytes:
+    """The JSON of a call. Raises what cannot be written as JSON raises."""
+    fields = asdict(request)
+    return encode_json(fields if model is None else {"model": model, **fields})
