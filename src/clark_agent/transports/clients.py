@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from clark_agent.errors import ConfigError
 
-__all__ = ["LoopLocal", "api_key_from", "load_sdk"]
+__all__ = ["LoopLocal", "api_key_from", "is_secret", "load_sdk", "secrets_in"]
 
 T = TypeVar("T")
 
@@ -40,6 +41,24 @@ def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) 
             return value.strip()
     names = " or ".join(variables)
     raise ConfigError(f"{needed_by} needs a key: set {names}, or pass api_key")
+
+
+_SECRET = re.compile(
+    r"authorization|cookie|header|passw|passphrase|secret|credential|bearer|"
+    r"keys?$|token$|(^|[^a-z])auth$",
+    re.IGNORECASE,
+)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a header or a field of that name holds what nobody should see."""
+    return _SECRET.search(name) is not None
+
+
+def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
+    """The values of the headers that hold secrets, with and without their scheme."""
+    values = [value for name, value in (headers or {}).items() if is_secret(name)]
+    return [*values, *[value.partition(" ")[2] for value in values]]
 
 
 class LoopLocal(Generic[T]):

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
 from clark_agent.transports.dialects import ChatDialect, dialect_for
 from clark_agent.transports.settings import Timeouts
 
@@ -48,7 +48,7 @@ class OpenAIClients:
         self.dialect = dialect or dialect_for(self.url)
         key = api_key if client is not None else self._key(api_key, base_url)
         given = dict(headers or {})
-        self.secrets = [key or "", *given.values(), getattr(client, "api_key", None) or ""]
+        self.secrets = [key or "", *secrets_in(headers), getattr(client, "api_key", None) or ""]
         self.request_headers: dict[str, Any] = (
             {} if key or client else {"Authorization": sdk.Omit()}
         )

@@ -12,7 +12,6 @@ over it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from os import PathLike
@@ -34,6 +33,7 @@ from clark_agent.stream import (
     StreamFn,
     StreamRequest,
 )
+from clark_agent.transports.clients import is_secret
 from clark_agent.transports.stream_wire import EventRecord, from_record, to_record
 from clark_agent.types import AssistantMessage, CustomMessage, StopReason
 from clark_agent.wire import decode_json, encode_json, to_json_value
@@ -66,11 +66,6 @@ class _Call(Struct, frozen=True, omit_defaults=True):
 # --- the request, as far as the model sees it -------------------------------------------------
 
 _UNSEEN = frozenset({"timestamp", "usage", "error_message", "narration", "details"})
-_SECRET = re.compile(
-    r"authorization|cookie|header|passw|passphrase|secret|credential|bearer|"
-    r"keys?$|token$|(^|[^a-z])auth$",
-    re.IGNORECASE,
-)
 
 
 def _seen(request: StreamRequest) -> dict[str, Any]:
@@ -109,9 +104,7 @@ def _encoded(value: Any) -> bytes:
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            name: _without_secrets(part) for name, part in value.items() if not _SECRET.search(name)
-        }
+        return {name: _without_secrets(part) for name, part in value.items() if not is_secret(name)}
     return [_without_secrets(part) for part in value] if isinstance(value, list) else value
 
 

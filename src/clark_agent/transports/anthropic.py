@@ -1,0 +1,442 @@
+"""Anthropic's Messages API, and other servers that speak it.
+
+The request is written as plain JSON and the response is read as bytes, as in
+`clark_agent.transports.openai_chat`. What the models take is in
+`clark_agent.transports.anthropic_models`, how a history is written in
+`clark_agent.transports.anthropic_messages`.
+
+The newest models bind their thinking to everything that was before it. Where a server refuses
+thinking that comes back, because the system prompt, a tool or a message has changed since, the
+request is sent once more with none of it, and what was refused is not sent again.
+
+The blocks of tools that run on Anthropic's side (a host can ask for them with ``provider_extras``)
+are not kept in the transcript.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.clock import Clock
+from clark_agent.reasoning import ReasoningFormat
+from clark_agent.stream import ReasoningEffort, StreamRequest, ToolSchema
+from clark_agent.transports.answer import Answer, Failure, ProviderFailure
+from clark_agent.transports.anthropic_messages import (
+    MessagesWriter,
+    keep_in_cache,
+    may_think_with_budget,
+    seals_of,
+)
+from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
+from clark_agent.transports.base import Transport
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
+from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.failures import failure_of_sdk, failure_told
+from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.types import StopReason, Usage
+
+__all__ = ["Anthropic"]
+
+_ANTHROPIC_URL = "https://api.anthropic.com"
+_KEY_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+_INTERLEAVED = "interleaved-thinking-2025-05-14"
+_FORMAT = ReasoningFormat.ANTHROPIC_CLAUDE_V1
+
+# How the server says that it does not want the thinking that came back.
+_REFUSES_THINKING = re.compile(
+    r"in `?(redacted_)?thinking`? block"
+    r"|thinking`? blocks .{0,60}cannot be modified"
+    r"|expected `?thinking"
+    r"|thinking\S*\.(signature|data): ",
+    re.IGNORECASE,
+)
+
+
+class Anthropic(Transport[bytes]):
+    """A model behind the Messages API.
+
+    ``base_url`` is where the server is, Anthropic's own by default. A key is taken from the
+    environment only for the host that it belongs to, and sent as a bearer token. ``headers`` go
+    with every request. ``client`` is an ``anthropic.AsyncAnthropic`` of your own, in place of all
+    that; it stays yours to close. ``cache=False`` asks for nothing to be kept in the prompt cache.
+
+    The API has no temperature any more: that of a request is left out, unless it stands in
+    ``provider_extras``.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        client: Any = None,
+        cache: bool = True,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        thinking_tags: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        sdk = load_sdk("anthropic", "anthropic", "Anthropic")
+        url = _address(base_url) if client is None else str(client.base_url)
+        key = _key(url, api_key, base_url) if client is None else None
+        given: dict[str, Any] = dict(headers or {})
+        known = [getattr(client, name, None) or "" for name in ("api_key", "auth_token")]
+        super().__init__(
+            model,
+            provider="Anthropic" if _is_anthropic(url) else "Messages server",
+            secrets=[key or "", *secrets_in(headers), *known],
+            retry=retry,
+            timeouts=timeouts,
+            thinking_tags=thinking_tags,
+            clock=clock,
+        )
+        self.base_url = url
+        self.cache = cache
+        self._takes = model_named(model)
+        self._refused: set[int] = set()
+        self._auth: dict[str, Any] = {} if key or client else {"Authorization": sdk.Omit()}
+        sent = given if client is None else client.default_headers
+        self._betas = [sent[name] for name in sent if name.lower() == "anthropic-beta"]
+        self._client = client
+        if base_url is not None and not _is_anthropic(url):
+            # What the environment says about an account with Anthropic is nobody else's business.
+            given = {**dict.fromkeys(_headers_in_environment(), sdk.Omit()), **given}
+
+        def make() -> Any:
+            return sdk.AsyncAnthropic(
+                api_key=key or "none",
+                base_url=url,
+                max_retries=0,
+                timeout=sdk.Timeout(None, connect=self.timeouts.connect),
+                default_headers=given,
+            )
+
+        self._clients = LoopLocal(make, lambda client: client.close())
+
+    @property
+    def target(self) -> ReplayTarget:
+        """What any Claude has thought: a model that cannot read another's thinking ignores it."""
+        return ReplayTarget(formats=frozenset({_FORMAT}))
+
+    def encode(self, request: StreamRequest) -> dict[str, Any]:
+        """The body of the request."""
+        takes = self._takes
+        writer = MessagesWriter(self._refused)
+        writer.write_all(request, self.target)
+        writer.finish(takes_prefill=takes.takes_prefill)
+        tools = [_tool(tool) for tool in request.tools]
+        if self.cache:
+            keep_in_cache(writer, tools)
+        max_tokens = max_tokens_for(takes, request.reasoning, request.max_output_tokens)
+        body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}
+        if writer.system:
+            body["system"] = writer.system
+        body["messages"] = writer.messages
+        if tools:
+            body["tools"] = tools
+        is_forced = bool(tools) and request.force_tool_call and takes.takes_forced_calls
+        if is_forced:
+            body["tool_choice"] = {"type": "any"}
+        may_think = not is_forced or takes.thinks_when_forced
+        if takes.thinking == "budget":
+            may_think = may_think and may_think_with_budget(writer.messages)
+        if may_think or request.reasoning is ReasoningEffort.NONE:
+            body.update(thinking_fields(takes, request.reasoning, max_tokens=max_tokens))
+        return with_extras(body, request.provider_extras)
+
+    def _rewritten(self, request: StreamRequest, failure: Failure) -> Any | None:
+        if not _REFUSES_THINKING.search(failure.message):
+            return None
+        sent = seals_of(request.messages)
+        if sent <= self._refused:
+            return None
+        # What the model thinks from here on is bound to a history without it, so it stays out.
+        self._refused |= sent
+        return self.encode(request)
+
+    @asynccontextmanager
+    async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
+        client = self._client or await self._clients.get()
+        # The body goes as extra_body, because the SDK would look at every message to see how its
+        # own types want it written. Its warning about old models is for who calls it by hand.
+        async with client.messages.with_streaming_response.create(
+            model="",
+            max_tokens=1,
+            messages=[],
+            stream=True,
+            extra_body=body,
+            extra_headers={**self._auth, **self._beta_header(body)},
+        ) as response:
+            yield response.iter_bytes()
+
+    def _beta_header(self, body: Mapping[str, Any]) -> dict[str, str]:
+        """Models that think with a budget think between calls only when they are told that they
+        may.
+        """
+        thinking = body.get("thinking")
+        is_enabled = isinstance(thinking, dict) and thinking.get("type") == "enabled"
+        if not is_enabled or not body.get("tools"):
+            return {}
+        return {"anthropic-beta": ",".join([*self._betas, _INTERLEAVED])}
+
+    def _decoder(self, answer: Answer) -> _MessagesDecoder:
+        return _MessagesDecoder(answer, self.model)
+
+    def _failure(self, error: Exception) -> Failure:
+        return failure_of_sdk(error, self.base_url)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._clients.aclose()
+
+
+def _is_anthropic(url: str) -> bool:
+    return f".{urlsplit(url).hostname or ''}".endswith(".anthropic.com")
+
+
+def _address(given: str | None) -> str:
+    url = given or os.environ.get("ANTHROPIC_BASE_URL") or _ANTHROPIC_URL
+    return url.rstrip("/").removesuffix("/v1")  # the SDK adds it
+
+
+def _key(url: str, given: str | None, base_url: str | None) -> str | None:
+    if _is_anthropic(url):
+        return api_key_from(given, _KEY_VARIABLES, "Anthropic")
+    if given is None and base_url is None:  # those in the environment go with the address in it
+        given = next(filter(None, [os.environ.get(name) for name in _KEY_VARIABLES]), None)
+    return given.strip() if given else None
+
+
+def _headers_in_environment() -> list[str]:
+    """The names of the headers that the SDK would add by itself."""
+    lines = os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").splitlines()
+    return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+def _tool(tool: ToolSchema) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
+
+
+# --- the answer -------------------------------------------------------------------------------
+
+
+class _Delta(Struct):
+    type: str | None = None
+    text: str | None = None
+    partial_json: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    stop_reason: str | None = None
+    stop_details: Any = None
+
+
+class _Start(Struct):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    data: Any = None
+    id: str | None = None
+    name: str | None = None
+    input: Any = None
+
+
+class _Message(Struct):
+    usage: dict[str, Any] | None = None
+
+
+class _Event(Struct):
+    """An event of any type, or a whole message."""
+
+    type: str | None = None
+    index: int | None = None
+    delta: _Delta | None = None
+    content_block: _Start | None = None
+    message: _Message | str | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    content: list[_Start] | None = None
+    stop_reason: str | None = None
+    stop_details: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+_STOP = {
+    "end_turn": StopReason.END_TURN,
+    "stop_sequence": StopReason.END_TURN,
+    "tool_use": StopReason.TOOL_USE,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "model_context_window_exceeded": StopReason.MAX_TOKENS,
+}
+
+_COUNTS = (
+    "input_tokens",
+    "output_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+)
+
+
+class _OpenBlock:
+    """A block that is still coming."""
+
+    __slots__ = ("has_json", "key", "kind", "signature", "thinking", "whole_input")
+
+    def __init__(self, kind: str, key: int) -> None:
+        self.kind = kind
+        self.key = key
+        self.thinking: list[str] = []
+        self.signature = ""
+        self.whole_input: Any = None  # some servers send it with the start, and nothing more
+        self.has_json = False
+
+
+class _MessagesDecoder(JsonEventDecoder[_Event]):
+    """Reads the events of a streamed message, or a message that came in one piece."""
+
+    def __init__(self, answer: Answer, model: str) -> None:
+        super().__init__(answer, _EVENTS)
+        self._model = model
+        self._open: dict[int, _OpenBlock] = {}
+        self._thoughts = 0
+        self._keys = count()  # not every server gives each block a number of its own
+        self._counts: dict[str, int] = {}
+
+    def _event(self, event: _Event) -> None:
+        if event.error:
+            raise ProviderFailure(failure_told(event.error))
+        index = event.index or 0
+        match event.type:
+            case "content_block_delta":
+                if event.delta is not None:
+                    self._delta(index, event.delta)
+            case "content_block_start":
+                if event.content_block is not None:
+                    self._start(index, event.content_block)
+            case "content_block_stop":
+                self._stop(index)
+            case "message_start":
+                if isinstance(event.message, _Message):
+                    self._usage(event.message.usage)
+            case "message_delta":
+                self._usage(event.usage)
+                if event.delta is not None:
+                    self._finish(event.delta.stop_reason, event.delta.stop_details)
+            case "message_stop":
+                self._stop_all()
+                self.is_complete = True
+            case "message":
+                self._whole(event)
+            case _:
+                pass  # a ping, or what is yet to be invented
+
+    def _whole(self, event: _Event) -> None:
+        for index, block in enumerate(event.content or ()):
+            self._start(index, block)
+            self._stop(index)
+        self._usage(event.usage)
+        self._finish(event.stop_reason, event.stop_details)
+        self.is_complete = True
+
+    def _start(self, index: int, start: _Start) -> None:
+        kind = start.type or ""
+        again = self._open.get(index)
+        key = again.key if again is not None and again.kind == kind else next(self._keys)
+        for other, begun in tuple(self._open.items()):
+            if other == index or begun.kind != "tool_use":  # only calls come side by side
+                self._stop(other)
+        block = self._open[index] = _OpenBlock(kind, key)
+        match kind:
+            case "text":
+                self._answer.text(start.text or "")
+            case "thinking":
+                self._think(block, start.thinking or "")
+                block.signature = start.signature or ""
+            case "redacted_thinking" if start.data:
+                self._keep({"type": "reasoning.encrypted", "data": start.data})
+            case "tool_use":
+                block.whole_input = start.input
+                self._answer.call(block.key, start.id, start.name)
+            case _:
+                pass
+
+    def _delta(self, index: int, delta: _Delta) -> None:
+        block = self._open.get(index)
+        match delta.type:
+            case "text_delta":
+                self._answer.text(delta.text or "")
+            case "input_json_delta":
+                # The calls of tools that run on the server's side are none of ours.
+                if block is not None and block.kind == "tool_use" and delta.partial_json:
+                    block.has_json = True
+                    self._answer.call(block.key, arguments=delta.partial_json)
+            case "thinking_delta":
+                if block is None:
+                    block = self._open[index] = _OpenBlock("thinking", next(self._keys))
+                self._think(block, delta.thinking or "")
+            case "signature_delta":
+                if block is not None:
+                    block.signature = delta.signature or block.signature
+            case _:
+                pass
+
+    def _think(self, block: _OpenBlock, text: str) -> None:
+        block.thinking.append(text)
+        self._answer.reasoning(text)
+
+    def _stop(self, index: int) -> None:
+        block = self._open.pop(index, None)
+        if block is None:
+            return
+        if block.kind == "tool_use" and block.whole_input and not block.has_json:
+            arguments = msgspec.json.encode(block.whole_input).decode()
+            self._answer.call(block.key, arguments=arguments)
+        if block.kind == "thinking" and block.signature:
+            text = "".join(block.thinking)
+            self._keep({"type": "reasoning.text", "text": text, "signature": block.signature})
+
+    def _stop_all(self) -> None:
+        for index in tuple(self._open):
+            self._stop(index)
+
+    def _keep(self, item: dict[str, Any]) -> None:
+        """Keep a piece of reasoning to be sent back."""
+        origin = {"format": str(_FORMAT), "index": self._thoughts, "model": self._model}
+        self._thoughts += 1
+        self._answer.reasoning_details([{**item, **origin}])
+
+    def _finish(self, reason: str | None, details: Any) -> None:
+        if not reason:
+            return
+        self._stop_all()
+        self._answer.finish = _STOP.get(reason, StopReason.OTHER)
+        if reason == "refusal":
+            told = details if isinstance(details, dict) else {}
+            why = told.get("explanation") or told.get("category")
+            text = "the model declined to answer"
+            self._answer.withheld = f"{text}: {why}" if why else text
+        self.may_end = True
+
+    def _usage(self, usage: Mapping[str, Any] | None) -> None:
+        """The counts are totals so far; those that are left out stay as they were."""
+        if not usage:
+            return
+        for name in _COUNTS:
+            value = usage.get(name)
+            if type(value) is int and value >= 0:
+                self._counts[name] = value
+        self._answer.usage = Usage(*[self._counts.get(name, 0) for name in _COUNTS])

@@ -1,0 +1,172 @@
+"""What each of Anthropic's models takes, as data.
+
+The models differ in how thinking is asked for and turned off, in which efforts they know, in how
+much they may say, and in whether a call of a tool can be demanded; a request that asks for what a
+model does not take is refused. The first row of the table that matches a model's family and version
+tells. A Claude that no row knows is taken for a new one, and asked for nothing that any of the
+newest refuses. A name that is no Claude's belongs to another server that speaks the Messages API;
+those know the oldest form of the question.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent.stream import ReasoningEffort
+
+__all__ = ["ClaudeModel", "max_tokens_for", "model_named", "thinking_fields"]
+
+
+class ClaudeModel(Struct, frozen=True, kw_only=True):
+    """What a model takes."""
+
+    thinking: Literal["none", "budget", "adaptive"] = "adaptive"
+    """How it is asked to think: not at all, with a budget of tokens, or with an effort."""
+    thinks_unasked: bool = True
+    """Whether it thinks when the request does not say."""
+    off: str | None = None
+    """The type of thinking that turns it off; None where silence does, or nothing can."""
+    efforts: tuple[str, ...] = ("low", "medium", "high", "xhigh", "max")
+    hides_thinking: bool = True
+    """Whether its thinking comes without text unless the request asks for a summary."""
+    takes_forced_calls: bool = True
+    """Whether a call can be demanded. Otherwise the choice is left to the model."""
+    thinks_when_forced: bool = True
+    """Whether a call can be demanded of it while it thinks."""
+    takes_prefill: bool = False
+    """Whether the last message may be its own, for it to go on with."""
+    most_output: int = 128_000
+    """How many tokens it may say and think."""
+
+
+_ALWAYS_THINKS = ClaudeModel()
+_NEWEST = ClaudeModel(takes_forced_calls=False)
+_THINKS_BY_DEFAULT = ClaudeModel(off="disabled")
+_THINKS_ON_REQUEST = ClaudeModel(thinks_unasked=False, thinks_when_forced=False)
+_BUDGET = ClaudeModel(
+    thinking="budget",
+    thinks_unasked=False,
+    efforts=(),
+    thinks_when_forced=False,
+    takes_prefill=True,
+    most_output=64_000,
+)
+_NEVER_THINKS = replace(_BUDGET, thinking="none")
+_NO_CLAUDE = replace(_BUDGET, off="disabled", most_output=128_000)
+
+# By family and version, as `_family_and_version` writes them.
+_MODELS: tuple[tuple[re.Pattern[str], ClaudeModel], ...] = tuple(
+    (re.compile(pattern), model)
+    for pattern, model in (
+        (r"\S* 3\.7", _BUDGET),
+        (r"\S* 3\.5", replace(_NEVER_THINKS, most_output=8_192)),
+        (r"\S* [0-3]\.", replace(_NEVER_THINKS, most_output=4_096)),
+        (r"opus 4\.[01]$", replace(_BUDGET, most_output=32_000)),
+        (r"\S* 4\.[0-5]$", _BUDGET),
+        (
+            r"opus 4\.6",
+            replace(
+                _THINKS_ON_REQUEST,
+                efforts=("low", "medium", "high", "max"),
+                hides_thinking=False,
+            ),
+        ),
+        (
+            r"\S* 4\.6",
+            replace(_THINKS_ON_REQUEST, efforts=("low", "medium", "high"), hides_thinking=False),
+        ),
+        (r"\S* 4\.", _THINKS_ON_REQUEST),
+        (r"mythos preview", replace(_ALWAYS_THINKS, efforts=("low", "medium", "high", "max"))),
+        (r"(fable|mythos) 5\.0", _ALWAYS_THINKS),
+        (r"(opus|sonnet) 5\.0", _THINKS_BY_DEFAULT),
+        (r"haiku 5\.[05]", _THINKS_BY_DEFAULT),
+        (r"sonnet 5\.5", replace(_NEWEST, off="between_tools")),
+    )
+)
+
+# Both orders occur: claude-opus-4-1, claude-3-5-haiku; and dates, which are no versions.
+_NAME = re.compile(
+    r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?!\d)(?:[-.](?P<minor>\d{1,2})(?!\d))?"
+    r"(?:-(?P<late_family>[a-z]+))?"
+)
+
+
+def model_named(name: str) -> ClaudeModel:
+    """What the model of that name takes, also under the names that gateways give it."""
+    lowered = name.lower()
+    if "claude" not in lowered:
+        return _NO_CLAUDE
+    known = _family_and_version(lowered)
+    return next((model for pattern, model in _MODELS if pattern.match(known)), _NEWEST)
+
+
+def _family_and_version(name: str) -> str:
+    """``opus 4.1`` for ``claude-opus-4-1-20250805``; empty when there is no version."""
+    if "claude-mythos-preview" in name:
+        return "mythos preview"
+    found = _NAME.search(name)
+    if found is None:
+        return ""
+    family = found["family"] or found["late_family"] or "claude"
+    return f"{family} {found['major']}.{found['minor'] or 0}"
+
+
+# --- what is asked for ------------------------------------------------------------------------
+
+_USUAL_OUTPUT = 32_000
+_LONG_OUTPUT = 64_000
+
+
+def max_tokens_for(model: ClaudeModel, effort: ReasoningEffort, wanted: int | None) -> int:
+    """The limit of output tokens, which a request must have: what is wanted, if that can be."""
+    usual = _LONG_OUTPUT if effort is ReasoningEffort.XHIGH else _USUAL_OUTPUT
+    return min(usual if wanted is None else wanted, model.most_output)
+
+
+_BUDGETS = {
+    ReasoningEffort.LOW: 2_048,
+    ReasoningEffort.MEDIUM: 8_192,
+    ReasoningEffort.HIGH: 16_384,
+    ReasoningEffort.XHIGH: 32_768,
+}
+_SMALLEST_BUDGET = 1_024
+_ROOM_TO_ANSWER = 1_024
+
+# The words for a level, the best first. Where thinking is the default, the least of it is meant.
+_WORDS = {
+    ReasoningEffort.MINIMAL: ("low",),
+    ReasoningEffort.LOW: ("low",),
+    ReasoningEffort.MEDIUM: ("medium",),
+    ReasoningEffort.HIGH: ("high",),
+    ReasoningEffort.XHIGH: ("xhigh", "max", "high"),
+}
+
+
+def thinking_fields(
+    model: ClaudeModel, effort: ReasoningEffort, *, max_tokens: int
+) -> dict[str, Any]:
+    """What a request says about thinking. Nothing, where the model would do so anyway."""
+    if effort is ReasoningEffort.NONE:
+        return _no_thinking(model)
+    if model.thinking == "none" or (effort is ReasoningEffort.MINIMAL and not model.thinks_unasked):
+        return {}
+    if model.thinking == "budget":
+        budget = min(_BUDGETS[effort], max_tokens - _ROOM_TO_ANSWER)
+        if budget < _SMALLEST_BUDGET:
+            return {}
+        return {"thinking": {"type": "enabled", "budget_tokens": budget}}
+    thinking = {"type": "adaptive"}
+    if model.hides_thinking:
+        thinking["display"] = "summarized"
+    word = next(word for word in _WORDS[effort] if word in model.efforts)
+    return {"thinking": thinking, "output_config": {"effort": word}}
+
+
+def _no_thinking(model: ClaudeModel) -> dict[str, Any]:
+    if model.off is not None:
+        return {"thinking": {"type": model.off}}
+    return {"output_config": {"effort": "low"}} if model.thinks_unasked else {}
