@@ -15,7 +15,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke soak mutants \
+.PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke bench-transports soak mutants \
 	clean FORCE
 
 help: ## list the targets
@@ -47,6 +47,9 @@ bench: $(VENV)/.stamp-core ## compare with other frameworks, into docs/benchmark
 
 bench-core: $(VENV)/.stamp-core ## compare with the bare loop, one line a workload; a minute
 	@$(PY) -m benchmarks.core $(BENCH)
+
+bench-transports: $(VENV)/.stamp-test ## what a transport adds to its SDK, for each delta
+	@$(PY) -m benchmarks.transports $(BENCH)
 
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts

@@ -1,0 +1,668 @@
+"""The Responses API: OpenAI's own, and the servers that speak it too.
+
+The server keeps nothing. Every request carries the whole history, and reasoning goes back as the
+sealed blob in which it came, in front of what the model said or called after it: an item of
+reasoning without its blob, or with nothing behind it, is refused and therefore left out. No other
+item carries the id that the server gave it, which would be a reference to what it has forgotten.
+
+An answer is a row of items, each announced, sent in pieces and sent once more as a whole. Not every
+server does all of that, and gateways lose the numbers and ids by which the pieces belong together:
+see `_ResponsesDecoder`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, assert_never
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.clock import Clock
+from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_items
+from clark_agent.stream import StreamRequest, ToolSchema
+from clark_agent.transports.answer import Answer, Failure, ProviderFailure
+from clark_agent.transports.base import Transport
+from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.dialects import openai_effort
+from clark_agent.transports.failures import failure_of_sdk, failure_told
+from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.openai_client import OpenAIClients
+from clark_agent.transports.outgoing import (
+    arguments_text,
+    safe_id,
+    sendable,
+    with_extras,
+    woven_text,
+)
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.types import (
+    AgentMessage,
+    AssistantBlock,
+    AssistantMessage,
+    CustomMessage,
+    ReasoningDetailsContent,
+    StopReason,
+    SystemMessage,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    UserBlock,
+    UserMessage,
+)
+
+__all__ = ["OpenAIResponses"]
+
+_FORMAT = ReasoningFormat.OPENAI_RESPONSES_V1
+_LONGEST_ID = 64
+# The server refuses a smaller limit of output tokens.
+_SMALLEST_CAP = 16
+# Newer models label each message as commentary or as the final answer and want the label back. It
+# stands in the transcript as a structured item in front of the text.
+_PHASE = "openai.message_phase"
+_REFUSES_SUMMARY = re.compile(r"verified to generate reasoning summaries")
+_REFUSES_BLOB = re.compile(r"encrypted content .{0,200}could not be verified", re.IGNORECASE)
+
+
+class OpenAIResponses(Transport[bytes]):
+    """A model behind a Responses server.
+
+    ``base_url`` is where the server is, OpenAI's own by default. A key is taken from the
+    environment only for the host that it belongs to. ``headers`` go with every request. ``client``
+    is an ``openai.AsyncOpenAI`` of your own, in place of all that; it stays yours to close.
+
+    Two things that a server refuses are left out from then on: summaries of the reasoning, which
+    OpenAI writes for verified organizations alone, and blobs that were sealed for somebody else.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        client: Any = None,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        thinking_tags: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clients = OpenAIClients(
+            "OpenAIResponses",
+            base_url=base_url,
+            api_key=api_key,
+            headers=headers,
+            client=client,
+            timeouts=timeouts,
+        )
+        self.base_url = self._clients.url
+        self._wants_summary = True
+        self._refused: frozenset[str] = frozenset()  # blobs
+        super().__init__(
+            model,
+            provider=self._clients.dialect.name,
+            secrets=self._clients.secrets,
+            retry=retry,
+            timeouts=timeouts,
+            thinking_tags=thinking_tags,
+            clock=clock,
+        )
+
+    @property
+    def target(self) -> ReplayTarget:
+        """What OpenAI sealed, for this very model: a blob is of no use to another one."""
+        formats = frozenset({_FORMAT, ReasoningFormat.AZURE_OPENAI_RESPONSES_V1})
+        return ReplayTarget(formats=formats, model=self.model)
+
+    def encode(self, request: StreamRequest) -> dict[str, Any]:
+        """The body of the request."""
+        items: list[dict[str, Any]] = []
+        for message in sendable(request.messages, self.target):
+            items += _items(message, self._refused)
+        body: dict[str, Any] = {"model": self.model, "input": items, "stream": True, "store": False}
+        if request.system_prompt:
+            body["instructions"] = request.system_prompt
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+            if request.force_tool_call:
+                body["tool_choice"] = "required"
+        if request.max_output_tokens is not None:
+            body["max_output_tokens"] = max(_SMALLEST_CAP, request.max_output_tokens)
+        if request.temperature is not None:
+            body["temperature"] = request.temperature
+        effort = openai_effort(self.model, request.reasoning)
+        if effort is not None:
+            _add_effort(body, effort, with_summary=self._wants_summary)
+        return with_extras(body, request.provider_extras)
+
+    def _rewritten(self, request: StreamRequest, failure: Failure) -> Any | None:
+        if self._wants_summary and _REFUSES_SUMMARY.search(failure.message):
+            self._wants_summary = False
+            return self.encode(request)
+        if _REFUSES_BLOB.search(failure.message):
+            sent = _blobs_in(request.messages)
+            if not sent <= self._refused:
+                self._refused |= sent
+                return self.encode(request)
+        return None
+
+    @asynccontextmanager
+    async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
+        client = await self._clients.get()
+        # The body goes as extra_body, because the SDK would look at every item to see how its own
+        # types want it written.
+        async with client.responses.with_streaming_response.create(
+            model=self.model,
+            input=[],
+            stream=True,
+            extra_body=body,
+            extra_headers=self._clients.request_headers,
+        ) as response:
+            yield response.iter_bytes()
+
+    def _decoder(self, answer: Answer) -> _ResponsesDecoder:
+        return _ResponsesDecoder(answer, self.model)
+
+    def _failure(self, error: Exception) -> Failure:
+        return failure_of_sdk(error, self.base_url)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._clients.aclose()
+
+
+# --- the request ------------------------------------------------------------------------------
+
+
+def _add_effort(body: dict[str, Any], effort: str, *, with_summary: bool) -> None:
+    """Ask for the reasoning, sealed. A model that does not reason refuses to be asked."""
+    body["include"] = ["reasoning.encrypted_content"]
+    body["reasoning"] = {"effort": effort}
+    if effort != "none":
+        body.pop("temperature", None)  # models that reason refuse it
+        if with_summary:
+            body["reasoning"]["summary"] = "auto"
+
+
+def _blobs_in(messages: Iterable[AgentMessage]) -> frozenset[str]:
+    entries = (
+        entry
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for entry in parse_items(message.reasoning_details_values)
+    )
+    return frozenset([entry.data for entry in entries if isinstance(entry, ReasoningEncrypted)])
+
+
+def _tool(tool: ToolSchema) -> dict[str, Any]:
+    # Left to itself, the server takes a schema for a strict one, and refuses what is not.
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": False,
+    }
+
+
+def _items(message: AgentMessage, refused: frozenset[str]) -> list[dict[str, Any]]:
+    match message:
+        case SystemMessage():
+            return [_message("system", _parts(message.content))] if message.content else []
+        case UserMessage():
+            return [_message("user", _parts(message.content))]
+        case AssistantMessage():
+            return _Turn(message, refused).items
+        case ToolResultMessage():
+            return [_result(message)]
+        case CustomMessage():
+            raise AssertionError("custom messages are left out before")
+        case _:
+            assert_never(message)
+
+
+def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": parts}
+
+
+def _parts(content: str | Sequence[UserBlock]) -> list[dict[str, Any]]:
+    blocks = (TextContent(content),) if isinstance(content, str) else content
+    return [
+        {"type": "input_text", "text": block.text}
+        if isinstance(block, TextContent)
+        else {"type": "input_image", "image_url": block.source, "detail": "auto"}
+        for block in blocks
+    ]
+
+
+def _result(message: ToolResultMessage) -> dict[str, Any]:
+    is_text = all(isinstance(block, TextContent) for block in message.content)
+    return {
+        "type": "function_call_output",
+        "call_id": safe_id(message.tool_call_id, _LONGEST_ID),
+        "output": message.plain_text if is_text else _parts(message.content),
+    }
+
+
+class _Turn:
+    """The items of an assistant message, in the order in which they came."""
+
+    def __init__(self, message: AssistantMessage, refused: frozenset[str]) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._refused = refused
+        self._said: list[AssistantBlock] = []
+        self._phase: str | None = None
+        self._summary: list[dict[str, Any]] = []
+        for block in message.content:
+            self._add(block)
+        self._end_text()
+        while self.items and self.items[-1]["type"] == "reasoning":
+            self.items.pop()
+
+    def _add(self, block: AssistantBlock) -> None:
+        if isinstance(block, (TextContent, ThinkingContent)):
+            self._said.append(block)
+            return
+        self._end_text()
+        if isinstance(block, ReasoningDetailsContent):
+            for entry in block.details:
+                self._structured(entry)
+        elif isinstance(block, ToolCall):
+            self.items.append(
+                {
+                    "type": "function_call",
+                    "call_id": safe_id(block.id, _LONGEST_ID),
+                    "name": block.name,
+                    "arguments": arguments_text(block),
+                }
+            )
+
+    def _end_text(self) -> None:
+        if text := woven_text(self._said):
+            part = {"type": "output_text", "text": text, "annotations": []}
+            written = _message("assistant", [part])
+            if self._phase is not None:
+                written["phase"] = self._phase
+            self.items.append(written)
+        self._said.clear()
+        self._phase = None
+
+    def _structured(self, entry: Any) -> None:
+        """An entry of our own has all of an item; a gateway's has its summaries in front of it."""
+        match entry:
+            case {"type": "reasoning.encrypted", "data": str(data)} if data:
+                own = entry.get("summary")
+                summary = own if isinstance(own, list) else self._summary
+                item = {"type": "reasoning", "summary": summary, "encrypted_content": data}
+                if data not in self._refused:
+                    self.items.append(item)
+                self._summary = []
+            case {"type": "reasoning.summary", "summary": str(text)}:
+                self._summary.append({"type": "summary_text", "text": text})
+            case {"type": kind, "phase": str(phase)} if kind == _PHASE:
+                self._phase = phase
+            case _:
+                pass
+
+
+# --- the answer -------------------------------------------------------------------------------
+
+
+class _Whole(Struct):
+    """An item as the server sends it, in full or as far as it knows it."""
+
+    type: str | None = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: Any = None
+    content: Any = None
+    summary: Any = None
+    encrypted_content: str | None = None
+    phase: str | None = None
+
+
+class _Response(Struct):
+    status: Any = None
+    output: list[_Whole] | None = None
+    usage: dict[str, Any] | None = None
+    incomplete_details: dict[str, Any] | None = None
+    error: Any = None
+
+
+class _Event(_Response):
+    """Any event, and a response that came in one piece: nothing but what is read of them."""
+
+    type: str | None = None
+    delta: Any = None
+    output_index: int | None = None
+    item_id: str | None = None
+    summary_index: int | None = None
+    item: _Whole | None = None
+    arguments: Any = None
+    response: _Response | None = None
+    code: Any = None
+    message: Any = None
+
+
+_EVENTS = msgspec.json.Decoder(_Event)
+
+_MESSAGE = "message"
+_CALL = "function_call"
+_REASONING = "reasoning"
+_KINDS = frozenset({_MESSAGE, _CALL, _REASONING})
+
+
+class _Item:
+    """An item of the answer while it comes."""
+
+    __slots__ = (
+        "announced",
+        "call_id",
+        "id",
+        "index",
+        "is_done",
+        "key",
+        "kind",
+        "name",
+        "phase",
+        "pieces",
+    )
+
+    def __init__(self, kind: str, key: int, index: int | None, item_id: str | None) -> None:
+        self.kind = kind
+        self.key = key
+        self.index = index
+        self.id = item_id
+        self.call_id = ""
+        self.name = ""
+        self.phase: str | None = None
+        self.announced = ""  # the arguments of a call, if they came with its announcement
+        self.pieces: list[str] = []
+        self.is_done = False
+
+    @property
+    def has_come(self) -> bool:
+        """Whether anything of it was told."""
+        return self.is_done or bool(self.pieces or self.call_id or self.name)
+
+    def is_open(self, kind: str) -> bool:
+        """Whether it is of that kind, and more of it may come."""
+        return self.kind == kind and not self.is_done
+
+    def is_whole_in(self, whole: _Whole) -> bool:
+        """Whether that is the whole of this item, going by the ids alone."""
+        ids = ((self.id, whole.id), (self.call_id, whole.call_id))
+        return whole.type == self.kind and any(mine and mine == other for mine, other in ids)
+
+    def rest(self, whole: str) -> str:
+        """What has not come yet. What came already cannot be taken back, right or wrong."""
+        came = "".join(self.pieces)
+        return whole[len(came) :] if whole.startswith(came) else ""
+
+
+class _ResponsesDecoder(JsonEventDecoder[_Event]):
+    """Reads the events of a streamed response, or a response that came in one piece.
+
+    A piece belongs to the item of its number and id. Some servers send no numbers, some number all
+    items alike, some give each event another id: then whichever of the two is known decides, and at
+    last the newest item of that kind is meant. What was not sent in pieces is taken from the whole
+    item at its end, and what was not sent as an item from the response at the end of all.
+    """
+
+    def __init__(self, answer: Answer, model: str) -> None:
+        super().__init__(answer, _EVENTS)
+        self._model = model
+        self._items: list[_Item] = []
+        self._numbered: dict[int | None, _Item] = {}
+        self._named: dict[str | None, _Item] = {}
+        self._newest: dict[str, _Item] = {}
+        self._thought: tuple[_Item, int | None] | None = None  # whose reasoning was told last
+
+    def _event(self, event: _Event) -> None:
+        match event.type:
+            case "response.output_text.delta" | "response.refusal.delta":
+                self._text(self._item_of(_MESSAGE, event), event.delta)
+            case "response.function_call_arguments.delta":
+                self._arguments(self._item_of(_CALL, event), event.delta)
+            case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
+                self._reasoning(self._item_of(_REASONING, event), event.delta, event.summary_index)
+            case "response.function_call_arguments.done":
+                item = self._item_of(_CALL, event)
+                self._arguments(item, item.rest(_json_text(event.arguments)))
+            case "response.output_item.added" if event.item is not None:
+                self._added(event.item, event.output_index)
+            case "response.output_item.done" if event.item is not None:
+                self._done(event.item, event.output_index)
+            case "response.completed":
+                self._end(event)
+            case "response.incomplete":
+                self._end(event, "incomplete")
+            case "response.failed":
+                self._end(event, "failed")
+            case "error":
+                raise ProviderFailure(failure_told(_error_of(event)))
+            case None if event.error:
+                raise ProviderFailure(failure_told(_error_of(event)))
+            case None if event.output is not None:
+                self._end(event)
+            case _:
+                pass
+
+    # --- which item is meant --------------------------------------------------------------------
+
+    def _item_of(self, kind: str, event: _Event) -> _Item:
+        """The item that a piece belongs to, one that nobody announced if need be."""
+        index, item_id = event.output_index, event.item_id
+        found = self._find(kind, index, item_id)
+        if found is not None:
+            return found
+        for item in (self._named.get(item_id), self._numbered.get(index)):
+            if item is not None and item.kind == kind:
+                return item  # it has ended, and this comes late
+        return self._begin(kind, index, item_id)
+
+    def _find(self, kind: str, index: int | None, item_id: str | None) -> _Item | None:
+        """The open item of that number and id, or else of that number, or else of that id, or else
+        the newest, unless its number is another.
+        """
+        named = self._named.get(item_id)
+        if named is not None and named.index == index and named.is_open(kind):
+            return named
+        for item in (self._numbered.get(index), named):
+            if item is not None and item.is_open(kind):
+                return item
+        newest = self._newest.get(kind)
+        if newest is not None and newest.is_open(kind) and None in (newest.index, index):
+            return newest
+        return None
+
+    def _begin(self, kind: str, index: int | None, item_id: str | None) -> _Item:
+        item = _Item(kind, len(self._items), index, item_id)
+        self._items.append(item)
+        self._newest[kind] = item
+        if index is not None:
+            self._numbered[index] = item
+        if item_id:
+            self._named[item_id] = item
+        return item
+
+    # --- items ----------------------------------------------------------------------------------
+
+    def _added(self, whole: _Whole, index: int | None) -> None:
+        kind = whole.type
+        if kind is None or kind not in _KINDS:
+            return
+        item = self._named.get(whole.id)
+        if item is None or item.index != index or not item.is_open(kind):
+            item = self._begin(kind, index, whole.id)
+        item.phase = whole.phase
+        if kind == _CALL:
+            item.announced = _json_text(whole.arguments)
+            self._call(item, whole)
+
+    def _done(self, whole: _Whole, index: int | None) -> None:
+        kind = whole.type
+        if kind is None or kind not in _KINDS:
+            return
+        item = self._find(kind, index, whole.id)
+        if item is None:
+            known = self._named.get(whole.id)
+            told = (kind, index, whole.call_id or "")
+            if known is not None and (known.kind, known.index, known.call_id) == told:
+                return  # once more
+            item = self._begin(kind, index, whole.id)
+        self._complete(item, whole)
+
+    def _complete(self, item: _Item, whole: _Whole) -> None:
+        """Tell what of the item has not come in pieces."""
+        item.is_done = True
+        if item.kind == _MESSAGE:
+            item.phase = item.phase or whole.phase
+            self._text(item, item.rest("".join(_texts(whole.content))))
+        elif item.kind == _CALL:
+            self._call(item, whole)
+            self._arguments(item, item.rest(_json_text(whole.arguments)))
+        else:
+            if not item.pieces:
+                readable = _texts(whole.summary) or _texts(whole.content)
+                self._reasoning(item, "\n\n".join(readable), None)
+            self._seal(item, whole)
+
+    def _end(self, event: _Event, status: str | None = None) -> None:
+        """The last event: what it has that did not come before, and how the answer ended."""
+        response = event.response or event
+        status = status or response.status
+        if response.usage:
+            self._answer.usage = _usage(response.usage)
+        if status in ("failed", "cancelled"):
+            told = response.error or event.error or f"the server calls the response {status}"
+            raise ProviderFailure(failure_told(told))
+        self._fill(response.output or ())
+        if status == "incomplete":
+            self._cut_off((response.incomplete_details or {}).get("reason"))
+        self.is_complete = True
+
+    def _fill(self, output: Sequence[_Whole]) -> None:
+        """Complete what was begun; of a kind of which nothing has come, take everything."""
+        unfinished = [item for item in self._items if not item.is_done]
+        came = {item.kind for item in self._items if item.has_come}
+        for index, whole in enumerate(output):
+            kind = whole.type
+            if kind is None or kind not in _KINDS:
+                continue
+            begun = (item for item in unfinished if item.is_whole_in(whole))
+            if (item := next(begun, None)) is not None:
+                unfinished.remove(item)
+                self._complete(item, whole)
+            elif kind not in came:
+                self._complete(self._begin(kind, index, whole.id), whole)
+        for item in unfinished:
+            if not item.pieces:
+                self._arguments(item, item.announced)
+
+    def _cut_off(self, reason: Any) -> None:
+        is_full = reason in (None, "max_output_tokens", "max_tokens", "length")
+        self._answer.finish = StopReason.MAX_TOKENS if is_full else StopReason.OTHER
+        if reason == "content_filter":
+            self._answer.withheld = "the provider's content filter stopped the answer"
+
+    # --- what is told ---------------------------------------------------------------------------
+
+    def _text(self, item: _Item, delta: Any) -> None:
+        if type(delta) is not str or not delta:
+            return
+        self._thought = None
+        if item.phase is not None and not item.pieces:
+            label = {
+                "type": _PHASE,
+                "phase": item.phase,
+                "format": _FORMAT.value,
+                "model": self._model,
+            }
+            self._answer.reasoning_details([label])
+        item.pieces.append(delta)
+        self._answer.text(delta)
+
+    def _call(self, item: _Item, whole: _Whole) -> None:
+        """What is known of a call stays: gateways change ids on the way."""
+        call_id = "" if item.call_id else whole.call_id or ""
+        name = "" if item.name else whole.name or ""
+        item.call_id += call_id
+        item.name += name
+        if call_id or name:
+            self._thought = None
+            self._answer.call(item.key, call_id, name)
+
+    def _arguments(self, item: _Item, delta: Any) -> None:
+        if type(delta) is str and delta:
+            self._thought = None
+            item.pieces.append(delta)
+            self._answer.call(item.key, arguments=delta)
+
+    def _reasoning(self, item: _Item, delta: Any, part: int | None) -> None:
+        """Readable reasoning; an empty line stands between one part, or item, and the next."""
+        if type(delta) is not str or not delta:
+            return
+        if self._thought is not None and self._thought != (item, part):
+            self._answer.reasoning("\n\n")
+        self._thought = (item, part)
+        item.pieces.append(delta)
+        self._answer.reasoning(delta)
+
+    def _seal(self, item: _Item, whole: _Whole) -> None:
+        """All that it takes to make the item again."""
+        if not whole.encrypted_content:
+            return
+        entry: dict[str, Any] = {
+            "type": "reasoning.encrypted",
+            "id": whole.id,
+            "data": whole.encrypted_content,
+            "format": _FORMAT.value,
+            "summary": whole.summary if isinstance(whole.summary, list) else [],
+            "model": self._model,
+            "index": item.index,
+        }
+        kept = {name: value for name, value in entry.items() if value is not None}
+        self._answer.reasoning_details([kept])
+
+
+def _error_of(event: _Event) -> Any:
+    """The error in an event: flat, as it is documented, or nested, as it is sent."""
+    flat = {"code": event.code, "message": event.message}
+    told: dict[str, Any] = {name: value for name, value in flat.items() if value is not None}
+    return {**told, "error": event.error} if event.error else told
+
+
+def _texts(parts: Any) -> list[str]:
+    """The texts of a message's or a reasoning's parts."""
+    texts = [
+        part.get("text") or part.get("refusal")
+        for part in (parts if isinstance(parts, list) else ())
+        if isinstance(part, dict)
+    ]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _json_text(arguments: Any) -> str:
+    if arguments is None or isinstance(arguments, str):
+        return arguments or ""
+    return msgspec.json.encode(arguments).decode()  # some servers send the object itself
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    details: Any = usage.get("input_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    cached = _count(details.get("cached_tokens"))
+    written = _count(details.get("cache_write_tokens"))
+    tokens = max(0, _count(usage.get("input_tokens")) - cached - written)
+    return Usage(tokens, _count(usage.get("output_tokens")), written, cached)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value >= 0 else 0
