@@ -1,0 +1,525 @@
+"""Gemini: Google's generateContent, by the Gemini API or, with a client of your own, by Vertex AI.
+
+The request is written as the plain JSON of the REST API and the response is read as bytes. The SDK
+brings the address, authentication and errors; its own reader is left out, because it takes a
+keep-alive for a broken event, does not close a response that is left early, and spends most of the
+time of a stream on objects. Only a client of your own is read through it.
+
+A finish reason is not the end of an answer: usage, and even text, may follow it. The end of the
+stream is. How signatures are kept is in `clark_agent.transports.gemini_contents`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from itertools import count
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.clock import Clock
+from clark_agent.errors import TransportError
+from clark_agent.reasoning import ReasoningFormat
+from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
+from clark_agent.transports.answer import Answer, Failure, ProviderFailure
+from clark_agent.transports.base import Transport
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
+from clark_agent.transports.gemini_contents import ContentsWriter, Part, generation_of
+from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.outgoing import sendable, with_extras
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.types import StopReason, Usage
+
+__all__ = ["Gemini"]
+
+_KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")  # in the order in which the SDK looks
+_FORMAT = str(ReasoningFormat.GOOGLE_GEMINI_V1)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+class Gemini(Transport[bytes]):
+    """A Gemini model.
+
+    A key is taken from the environment only for Google's own hosts; ``base_url`` may name another.
+    ``headers`` go with every request. ``client`` is a ``google.genai.Client`` of your own, for
+    Vertex AI for example, in place of all that; it stays yours to close. What a request has as its
+    ``provider_extras`` are fields of the SDK's ``GenerateContentConfig`` or of the REST API's
+    request: tools are added to the request's own, everything else replaces what is there.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        api_version: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        client: Any = None,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        thinking_tags: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        sdk = load_sdk("google.genai", "google", "Gemini")
+        key = None if client is not None else _key_for(api_key, base_url)
+        from_environment = [os.environ.get(name, "").strip() for name in _KEY_VARIABLES]
+        super().__init__(
+            model,
+            provider="Gemini",
+            secrets=[key or "", *(headers or {}).values(), *from_environment],
+            retry=retry,
+            timeouts=timeouts,
+            thinking_tags=thinking_tags,
+            clock=clock,
+        )
+        self._api_error: type[Any] = sdk.errors.APIError
+        self._client = client
+
+        def make() -> _OwnClient:
+            http = _http_client(self.timeouts.connect)
+            options = sdk.types.HttpOptions(
+                base_url=base_url,
+                api_version=api_version,
+                headers=dict(headers or {}),
+                httpx_async_client=http,
+            )
+            # Without a key the SDK would look for one in the environment.
+            sdk_client = sdk.Client(api_key=key or "none", vertexai=False, http_options=options)
+            return _OwnClient(sdk_client, http)
+
+        self._clients = LoopLocal(make, _OwnClient.aclose)
+
+    @property
+    def target(self) -> ReplayTarget:
+        """What this very model has signed, or a Gemini behind a gateway."""
+        return ReplayTarget(formats=frozenset({ReasoningFormat.GOOGLE_GEMINI_V1}), model=self.model)
+
+    def encode(self, request: StreamRequest) -> dict[str, Any]:
+        """The body of the request."""
+        writer = ContentsWriter(self.model)
+        writer.system(request.system_prompt)
+        for message in sendable(request.messages, self.target):
+            writer.write(message)
+        writer.flush_results()
+        if not writer.contents:
+            raise TransportError(
+                "there is nothing that the model could answer: no message has text"
+            )
+        body: dict[str, Any] = {"contents": writer.contents}
+        if writer.instructions:
+            text = "\n\n".join(writer.instructions)
+            body["systemInstruction"] = {"parts": [{"text": text}]}
+        if request.tools:
+            body["tools"] = [{"functionDeclarations": [_declaration(t) for t in request.tools]}]
+            if request.force_tool_call:
+                body["toolConfig"] = {"functionCallingConfig": {"mode": "ANY"}}
+        generation: dict[str, Any] = {}
+        if request.max_output_tokens is not None:
+            generation["maxOutputTokens"] = request.max_output_tokens
+        if request.temperature is not None:
+            generation["temperature"] = request.temperature
+        if (thinking := _thinking(self.model, request.reasoning)) is not None:
+            generation["thinkingConfig"] = thinking
+        if generation:
+            body["generationConfig"] = generation
+        extras: Any = request.provider_extras
+        if isinstance(extras, Mapping):
+            return with_extras(_configured(body, extras), None)
+        return with_extras(body, extras)
+
+    @asynccontextmanager
+    async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
+        if self._client is not None:
+            async with _read_by_sdk(await self._ask(self._client, body)) as events:
+                yield events
+            return
+        own = await self._clients.get()
+        taken: list[Any] = []
+        _TAKEN.set(taken)
+        try:
+            async for _ in await self._ask(own.sdk, body):
+                pass  # the body of the response is not in there, see `_http_client`
+            if not taken:
+                raise RuntimeError("google-genai did not use the HTTP client that it was given")
+            yield taken[0].aiter_bytes()
+        finally:
+            for response in taken:
+                await response.aclose()
+
+    async def _ask(self, client: Any, body: dict[str, Any]) -> Any:
+        """The SDK's stream; the request is sent when it is first read.
+
+        The body goes as extra_body, whose contents replace those that the SDK insists on. The SDK
+        must neither repeat the request nor send more of them by itself.
+        """
+        return await client.aio.models.generate_content_stream(
+            model=self.model,
+            contents="replaced",
+            config={
+                "http_options": {"extra_body": body, "retry_options": {"attempts": 1}},
+                "automatic_function_calling": {"disable": True},
+                "automatic_continuation": False,
+            },
+        )
+
+    def _decoder(self, answer: Answer) -> _GeminiDecoder:
+        return _GeminiDecoder(answer, self.model, self.clock.new_id)
+
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, self._api_error):
+            told: Any = error
+            headers = getattr(told.response, "headers", None)
+            return failure_from_response(told.code or 0, told.details, headers)
+        if type(error).__name__ == "UnknownApiResponseError":
+            text = f"the server sent an event that cannot be read: {error}"
+            return Failure(StreamErrorKind.TRANSIENT, text[:300])
+        if type(error).__module__.startswith("aiohttp."):  # the SDK's choice where it is installed
+            text = f"the connection failed: {type(error).__name__}: {error}"
+            return Failure(StreamErrorKind.TRANSIENT, text)
+        return failure_of_sdk(error)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop."""
+        await self._clients.aclose()
+
+
+def _key_for(given: str | None, base_url: str | None) -> str | None:
+    host = urlsplit(base_url).hostname or "" if base_url else "googleapis.com"
+    if not given and not f".{host}".endswith(".googleapis.com"):
+        return None
+    return api_key_from(given, _KEY_VARIABLES, "Gemini")
+
+
+# --- the response -----------------------------------------------------------------------------
+
+# Where the response to the request that this task makes is put.
+_TAKEN: ContextVar[list[Any]] = ContextVar("_TAKEN")
+
+
+class _OwnClient(Struct, frozen=True):
+    sdk: Any
+    http: Any
+
+    async def aclose(self) -> None:
+        await self.http.aclose()
+        self.sdk.close()
+
+
+def _http_client(connect: float | None) -> Any:
+    """An HTTP client for the SDK that keeps the body of a good response from it, for us to read.
+
+    The SDK sees the status and an empty body. A response that tells a failure it gets whole: its
+    exceptions know what is in there. Redirects are not followed, for the key would go with them.
+    """
+    httpx = load_sdk("httpx2", "google", "Gemini")
+
+    async def limit_connecting(request: Any) -> None:
+        # The SDK sets time limits for each request, and has none for the connection alone.
+        request.extensions["timeout"] = httpx.Timeout(None, connect=connect).as_dict()
+
+    async def take(response: Any) -> None:
+        if response.status_code == 200:
+            taken = httpx.Response(
+                200,
+                headers=response.headers,
+                stream=response.stream,
+                request=response.request,
+                extensions=response.extensions,
+            )
+            response.stream = httpx.ByteStream(b"")
+            _TAKEN.get().append(taken)
+
+    return httpx.AsyncClient(
+        limits=httpx.Limits(max_connections=1000, max_keepalive_connections=100),
+        event_hooks={"request": [limit_connecting], "response": [take]},
+    )
+
+
+@asynccontextmanager
+async def _read_by_sdk(stream: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """What the SDK makes of a response, as events again."""
+    events = _as_events(stream)
+    try:
+        yield events
+    finally:
+        closing = asyncio.ensure_future(_close_by_sdk(events, stream))
+        while not closing.done():  # whoever cancels us again wants it closed all the more
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(closing)
+
+
+async def _as_events(stream: Any) -> AsyncGenerator[bytes]:
+    async for chunk in stream:
+        seen = chunk.model_dump_json(
+            by_alias=True, exclude_none=True, exclude={"sdk_http_response"}
+        )
+        yield b"data: %b\n\n" % seen.encode()
+
+
+async def _close_by_sdk(events: AsyncGenerator[bytes], stream: Any) -> None:
+    """Close the SDK's stream, which may be in the middle of a response.
+
+    Its ``aclose`` leaves the connection open; what closes it is that whoever waits for the next
+    chunk is cancelled. Chunks that are there already come before that.
+    """
+    await events.aclose()
+    is_over = False
+    while not is_over:
+        reading = asyncio.ensure_future(anext(stream, None))
+        await asyncio.wait({reading}, timeout=0)
+        reading.cancel()
+        outcome = (await asyncio.gather(reading, return_exceptions=True))[0]
+        is_over = outcome is None or isinstance(outcome, BaseException)
+
+
+# --- models -----------------------------------------------------------------------------------
+
+_NOT_FOR_TEXT = re.compile(r"-(image|tts|live|audio|native-audio)\b")
+
+_LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+# The first pattern that matches says which levels a model of the third generation or later knows.
+_KNOWN_LEVELS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
+    (re.compile(pattern), tuple(levels.split()))
+    for pattern, levels in (
+        (r"gemini-[\d.]+-flash-lite", "minimal low medium high"),
+        (r"gemini-3(\.[1-6])?-flash", "minimal low medium high"),
+        (r"gemini-3-pro", "low high"),
+        (r"", "low medium high"),
+    )
+)
+
+_BUDGETS = {"none": 0, "minimal": 512, "low": 2048, "medium": 8192, "high": 24576, "xhigh": 24576}
+_PRO_BUDGETS = {**_BUDGETS, "none": 128, "minimal": 128, "xhigh": 32768}
+
+
+def _thinking(model: str, effort: ReasoningEffort) -> dict[str, Any] | None:
+    """What to ask for; None: the model would refuse to be asked, or nobody knows.
+
+    Summaries of the thoughts come with every level but none. A level that the model does not know
+    becomes the nearest that it does, rather less than more.
+    """
+    name, generation = model.rpartition("/")[2], generation_of(model)
+    if generation is None or _NOT_FOR_TEXT.search(name):
+        return None
+    shown = {} if effort is ReasoningEffort.NONE else {"includeThoughts": True}
+    if generation >= 3:
+        known = next(levels for pattern, levels in _KNOWN_LEVELS if pattern.match(name))
+        wanted = _LEVELS.index(effort)
+        below = [level for level in known if _LEVELS.index(level) <= wanted]
+        return {"thinkingLevel": (below[-1] if below else known[0]).upper(), **shown}
+    if name.startswith("gemini-2.5-"):
+        budgets = _PRO_BUDGETS if name.startswith("gemini-2.5-pro") else _BUDGETS
+        return {"thinkingBudget": budgets[effort], **shown}
+    return None
+
+
+# --- the request ------------------------------------------------------------------------------
+
+# The fields of a request that are not those of its generationConfig.
+_REQUEST_FIELDS = _words(
+    "contents systemInstruction tools toolConfig safetySettings cachedContent labels serviceTier "
+    "store continuationToken"
+)
+
+
+def _declaration(tool: ToolSchema) -> dict[str, Any]:
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parametersJsonSchema": tool.parameters,
+    }
+
+
+def _configured(body: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with the host's own fields, each where the REST API has it."""
+    written = dict(body)
+    generation = dict(body.get("generationConfig", {}))
+    for name, value in extras.items():
+        match _camel(name), value:
+            case "generationConfig", Mapping():
+                generation |= {_camel(inner): part for inner, part in value.items()}
+            case "tools", list() | tuple():
+                written["tools"] = [*written.get("tools", ()), *value]
+            case field, _ if field in _REQUEST_FIELDS:
+                written[field] = value
+            case field, _:
+                generation[field] = value
+    return {**written, "generationConfig": generation} if generation else written
+
+
+def _camel(name: str) -> str:
+    first, *rest = str(name).split("_")
+    return first + "".join([word[:1].upper() + word[1:] for word in rest])
+
+
+# --- the answer -------------------------------------------------------------------------------
+
+
+class _Content(Struct):
+    parts: list[Part] | None = None
+
+
+class _Candidate(Struct, rename="camel"):
+    index: int | None = None
+    content: _Content | None = None
+    finish_reason: str | None = None
+    finish_message: str | None = None
+
+
+class _Feedback(Struct, rename="camel"):
+    block_reason: str | None = None
+    block_reason_message: str | None = None
+
+
+class _Chunk(Struct, rename="camel"):
+    candidates: list[_Candidate] | None = None
+    usage_metadata: dict[str, Any] | None = None
+    prompt_feedback: _Feedback | None = None
+    error: Any = None
+
+
+# A server that is not asked for events, or does not know them, sends its chunks as one list.
+_CHUNKS = msgspec.json.Decoder(_Chunk | list[_Chunk])
+
+_FINISH = {
+    "STOP": StopReason.END_TURN,
+    "MAX_TOKENS": StopReason.MAX_TOKENS,
+    "CONTINUATION": StopReason.MAX_TOKENS,  # there would be more, in another request
+}
+# The provider keeps the rest of the answer, or all of it, to itself.
+_WITHHELD = _words(
+    "SAFETY RECITATION LANGUAGE BLOCKLIST PROHIBITED_CONTENT SPII IMAGE_SAFETY "
+    "IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION IMAGE_OTHER NO_IMAGE MODEL_ARMOR "
+    "MISSING_THOUGHT_SIGNATURE"
+)
+# The model wrote something that the provider could not read. Another time it may do better.
+_BROKEN = _words(
+    "MALFORMED_FUNCTION_CALL MALFORMED_RESPONSE UNEXPECTED_TOOL_CALL TOO_MANY_TOOL_CALLS"
+)
+
+
+class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
+    """Reads the events of a streamed answer, or an answer that came in one piece."""
+
+    def __init__(self, answer: Answer, model: str, new_id: Callable[[], str]) -> None:
+        super().__init__(answer, _CHUNKS)
+        self._model = model
+        self._new_id = new_id
+        self._call_numbers = count()
+        self._item_numbers = count()
+        self._has_said_anything = False
+
+    def _event(self, event: _Chunk | list[_Chunk]) -> None:
+        for chunk in event if isinstance(event, list) else (event,):
+            self._chunk(chunk)
+
+    def _chunk(self, chunk: _Chunk) -> None:
+        if chunk.error:
+            raise ProviderFailure(failure_told(chunk.error))
+        if chunk.usage_metadata:
+            self._answer.usage = _usage(chunk.usage_metadata)
+        feedback = chunk.prompt_feedback
+        if feedback is not None and feedback.block_reason:
+            why = _named(feedback.block_reason, feedback.block_reason_message)
+            self._answer.finish = StopReason.OTHER
+            self._answer.withheld = f"the provider blocked the prompt: {why}"
+            self.may_end = True
+        for candidate in chunk.candidates or ():
+            if not candidate.index:
+                self._candidate(candidate)
+
+    def _candidate(self, candidate: _Candidate) -> None:
+        if candidate.content is not None:
+            for part in candidate.content.parts or ():
+                self._part(part)
+        if candidate.finish_reason:
+            self._finish(candidate.finish_reason, candidate.finish_message)
+
+    def _finish(self, reason: str, message: str | None) -> None:
+        answer, why = self._answer, _named(reason, message)
+        if reason in _BROKEN and not self._has_said_anything:
+            text = f"the provider could not read what the model wrote: {why}"
+            raise ProviderFailure(Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text))
+        if reason in _WITHHELD:
+            answer.withheld = f"the provider stopped the answer: {why}"
+        # What an unknown reason means is told by the content, if that has calls.
+        is_unknown = reason not in _FINISH and reason not in _WITHHELD
+        by_content = is_unknown and answer.has_calls
+        answer.finish = None if by_content else _FINISH.get(reason, StopReason.OTHER)
+        self.may_end = True
+
+    def _part(self, part: Part) -> None:
+        text, call = part.get("text"), part.get("functionCall")
+        signature = part.get("thoughtSignature")
+        if isinstance(call, dict):
+            self._call(call, signature)
+        elif not isinstance(text, str):
+            self._keep(type="google.part", part="other", value=part)
+        elif part.get("thought"):
+            self._answer.reasoning(text)
+            if signature:
+                self._keep(type="reasoning.text", part="thought", text=text, signature=signature)
+        else:
+            self._has_said_anything = self._has_said_anything or bool(text.strip())
+            self._answer.text(text)
+            if signature:
+                self._seal(signature, part="text", id=None, chars=len(text))
+
+    def _call(self, call: dict[str, Any], signature: Any) -> None:
+        if call.get("willContinue") or call.get("partialArgs"):
+            text = "the arguments of a call came in pieces, which nobody should have asked for"
+            raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
+        self._has_said_anything = True
+        call_id = str(call.get("id") or self._new_id())
+        arguments = call.get("args")
+        self._answer.call(
+            next(self._call_numbers),
+            call_id,
+            str(call.get("name") or ""),
+            None if arguments is None else msgspec.json.encode(arguments).decode(),
+        )
+        if signature:
+            self._seal(signature, part="call", id=call_id)
+
+    def _seal(self, signature: Any, **fields: Any) -> None:
+        self._keep(type="reasoning.encrypted", data=signature, **fields)
+
+    def _keep(self, **fields: Any) -> None:
+        """Keep what must go back, right behind what has come so far."""
+        mine = {"format": _FORMAT, "model": self._model, "index": next(self._item_numbers)}
+        self._answer.reasoning_details([{**fields, **mine}])
+
+
+def _named(reason: str, message: str | None) -> str:
+    return f"{reason} ({message})" if message else reason
+
+
+def _usage(told: Mapping[str, Any]) -> Usage:
+    """Cached tokens are among those of the prompt, and thoughts are not among the candidates'."""
+
+    def number(name: str) -> int:
+        value = told.get(name)
+        return value if type(value) is int and value > 0 else 0
+
+    cached = number("cachedContentTokenCount")
+    sent = number("promptTokenCount") + number("toolUsePromptTokenCount")
+    return Usage(
+        max(0, sent - cached),
+        number("candidatesTokenCount") + number("thoughtsTokenCount"),
+        0,
+        cached,
+    )

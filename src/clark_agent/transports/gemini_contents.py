@@ -1,0 +1,253 @@
+"""A history as Gemini wants it: contents of parts, signed as they came.
+
+A part of an answer may be signed, and the signature must come back on the very part that it came
+with. `clark_agent.transports.gemini` keeps it as a reasoning item right behind what it signs:
+
+    {"type": "reasoning.encrypted", "part": "call", "id": …, "data": signature}
+    {"type": "reasoning.encrypted", "part": "text", "chars": …, "data": signature}
+    {"type": "reasoning.text", "part": "thought", "text": …, "signature": signature}
+    {"type": "google.part", "part": "other", "value": the part}
+
+A signed text is as many characters of what stands before the item; a part of none, which is how a
+stream likes to end, is one too. A part of a kind that a transcript has no block for is kept whole.
+An item that came through a gateway has no ``part``: it belongs to the call of its id.
+
+Gemini 3 refuses a step whose first call is not signed. A call that another model made gets the
+words that Google names for that purpose.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from mimetypes import guess_type
+from typing import Any, TypeAlias, assert_never
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from clark_agent.transports.outgoing import arguments_object, woven_text
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    CustomMessage,
+    ImageContent,
+    ReasoningContent,
+    ReasoningDetailsContent,
+    SystemMessage,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    UserBlock,
+    UserMessage,
+)
+
+__all__ = ["ContentsWriter", "Part", "generation_of"]
+
+Part: TypeAlias = dict[str, Any]
+
+_GENERATION = re.compile(r"gemini-(\d+)")
+_ALIAS = re.compile(r"gemini-[a-z-]+-latest")  # of models that are not older than Gemini 3
+
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_.:-]")
+_LONGEST_NAME = 128
+
+_UNSIGNED = "skip_thought_signature_validator"
+
+
+def generation_of(model: str) -> int | None:
+    """Which generation of Gemini a model is of; None: nobody knows."""
+    name = model.rpartition("/")[2]
+    if found := _GENERATION.match(name):
+        return int(found[1])
+    return 3 if _ALIAS.match(name) else None
+
+
+class ContentsWriter:
+    """Writes a history as contents.
+
+    All results of a step stand in one content, in the order of the calls, and what the user says
+    next behind them. Contents of the same role are joined, empty ones left out.
+    """
+
+    def __init__(self, model: str) -> None:
+        generation = generation_of(model)
+        self.instructions: list[str] = []
+        self.contents: list[dict[str, Any]] = []
+        # A model that knows no ids refuses them, one that gave some does not answer without.
+        self._has_ids = generation is None or generation >= 3
+        self._wants_signatures = self._takes_result_images = (generation or 0) >= 3
+        self._open: dict[str, tuple[int, str]] = {}  # which calls are being answered, and of what
+        self._results: list[ToolResultMessage] = []
+
+    def write(self, message: AgentMessage) -> None:
+        """Write the next message. Results are held back until all of a step are there."""
+        if not isinstance(message, ToolResultMessage):
+            self.flush_results()
+        match message:
+            case SystemMessage():
+                self.system(message.content)
+            case UserMessage():
+                self._add("user", _user_parts(message.content))
+            case AssistantMessage():
+                calls = enumerate(message.tool_calls)
+                self._open = {call.id: (n, _safe_name(call.name)) for n, call in calls}
+                self._add("model", self._model_parts(message))
+            case ToolResultMessage():
+                self._results.append(message)
+            case CustomMessage():
+                raise AssertionError("custom messages are left out before")
+            case _:
+                assert_never(message)
+
+    def system(self, text: str) -> None:
+        """Write an instruction: with the system prompt, or as a user's once others have spoken."""
+        if text and not self.contents:
+            self.instructions.append(text)
+        elif text:
+            self._add("user", [{"text": f"<system>\n{text}\n</system>"}])
+
+    def flush_results(self) -> None:
+        """Write the results that have come, and behind them the images that do not fit in."""
+        results, self._results = self._results, []
+        results.sort(key=lambda result: self._open[result.tool_call_id])
+        images: list[Part] = []
+        self._add("user", [self._result(result, images) for result in results])
+        self._add("user", images)
+
+    def _add(self, role: str, parts: list[Part]) -> None:
+        if not parts:
+            return
+        if self.contents and self.contents[-1]["role"] == role:
+            self.contents[-1]["parts"] += parts
+        else:
+            self.contents.append({"role": role, "parts": parts})
+
+    def _result(self, message: ToolResultMessage, images: list[Part]) -> Part:
+        said = {"error" if message.is_error else "output": message.plain_text}
+        _, name = self._open[message.tool_call_id]
+        answer: dict[str, Any] = {"name": name, "response": said}
+        if self._has_ids:
+            answer["id"] = message.tool_call_id
+        seen = [_image_part(block) for block in message.content if isinstance(block, ImageContent)]
+        if self._takes_result_images:
+            inside = [part for part in seen if "inlineData" in part]
+            seen = [part for part in seen if "inlineData" not in part]
+            if inside:
+                answer["parts"] = inside
+        if seen:
+            images += [{"text": f"Images from the tool {name}:"}, *seen]
+        return {"functionResponse": answer}
+
+    def _model_parts(self, message: AssistantMessage) -> list[Part]:
+        turn = _ModelTurn(has_ids=self._has_ids)
+        for block in message.content:
+            match block:
+                case TextContent() | ThinkingContent():
+                    turn.text(woven_text([block]))
+                case ToolCall():
+                    turn.call(block)
+                case ReasoningDetailsContent():
+                    for item in block.details:
+                        turn.item(item)
+                case ReasoningContent():
+                    pass
+                case _:
+                    assert_never(block)
+        turn.sign_by_id()
+        first = next((part for part in turn.parts if "functionCall" in part), None)
+        if first is not None and self._wants_signatures:
+            first.setdefault("thoughtSignature", _UNSIGNED)
+        return turn.parts
+
+
+class _ModelTurn:
+    """The parts of a model's content, each with the signature that it came with."""
+
+    def __init__(self, *, has_ids: bool) -> None:
+        self.parts: list[Part] = []
+        self._has_ids = has_ids
+        self._calls: dict[str, Part] = {}
+        self._for_later: list[tuple[str, str]] = []  # ids of calls, and their signatures
+
+    def text(self, text: str) -> None:
+        if text and self.parts and self.parts[-1].keys() == {"text"}:
+            self.parts[-1]["text"] += text
+        elif text:
+            self.parts.append({"text": text})
+
+    def call(self, call: ToolCall) -> None:
+        written: dict[str, Any] = {"name": _safe_name(call.name), "args": arguments_object(call)}
+        if self._has_ids:
+            written["id"] = call.id
+        self.parts.append({"functionCall": written})
+        self._calls.setdefault(call.id, self.parts[-1])
+
+    def item(self, item: Any) -> None:
+        """Take a reasoning item. One whose part is not there any more is left out."""
+        match item:
+            case {"type": "google.part", "value": {**part}} if part:
+                self.parts.append(part)
+            case {"part": "thought", "text": str(text), "signature": str(signature)}:
+                thought = {"text": text, "thought": True, "thoughtSignature": signature}
+                self.parts.append(thought)
+            case {"type": "reasoning.encrypted", "part": "text", "data": str(signature)}:
+                self._sign_text(item.get("chars"), signature)
+            case {"type": "reasoning.encrypted", "data": str(signature)}:
+                self._sign_call(item, signature)
+            case _:
+                pass
+
+    def sign_by_id(self) -> None:
+        """Sign the calls whose signatures did not stand behind them."""
+        for call_id, signature in self._for_later:
+            if (part := self._calls.get(call_id)) is not None:
+                part.setdefault("thoughtSignature", signature)
+
+    def _sign_text(self, chars: Any, signature: str) -> None:
+        if chars == 0:
+            self.parts.append({"text": "", "thoughtSignature": signature})
+            return
+        last = self.parts[-1] if self.parts else {}
+        text = last["text"] if last.keys() == {"text"} else ""
+        if not isinstance(chars, int) or not 0 < chars <= len(text):
+            return
+        signed = {"text": text[-chars:], "thoughtSignature": signature}
+        self.parts[-1:] = [{"text": text[:-chars]}, signed] if chars < len(text) else [signed]
+
+    def _sign_call(self, item: Mapping[str, Any], signature: str) -> None:
+        """Sign the call that stands before the item: its id may have been changed in between.
+
+        An item that came through a gateway stands anywhere, and has nothing but the id.
+        """
+        last = self.parts[-1] if self.parts else {}
+        if item.get("part") == "call" and "functionCall" in last:
+            last.setdefault("thoughtSignature", signature)
+        else:
+            self._for_later.append((str(item.get("id")), signature))
+
+
+def _safe_name(name: str) -> str:
+    """A name in letters that the provider takes: models make up others."""
+    return _UNUSUAL.sub("_", name)[:_LONGEST_NAME] or "unknown"
+
+
+def _user_parts(content: str | Sequence[UserBlock]) -> list[Part]:
+    if isinstance(content, str):
+        return [{"text": content}] if content else []
+    return [
+        {"text": block.text} if isinstance(block, TextContent) else _image_part(block)
+        for block in content
+        if isinstance(block, ImageContent) or block.text
+    ]
+
+
+def _image_part(image: ImageContent) -> Part:
+    if not image.source.startswith("data:"):
+        kind = image.media_type or guess_type(urlsplit(image.source).path)[0]
+        return {"fileData": {"fileUri": image.source, **({"mimeType": kind} if kind else {})}}
+    head, _, data = image.source.removeprefix("data:").partition(",")
+    kind, *parameters = head.split(";")
+    if "base64" not in parameters:
+        data = base64.b64encode(unquote_to_bytes(data)).decode()
+    return {"inlineData": {"mimeType": kind or image.media_type or "image/png", "data": data}}
