@@ -52,15 +52,21 @@ def responses_wire() -> tuple[bytes, bytes, bytes]:
     response = {"id": "resp_1", "object": "response", "status": "completed", "output": []}
     usage = {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
     first = sse({"type": "response.output_item.added", "output_index": 0, "item": item})
-    delta = sse({"type": "response.output_text.delta", "sequence_number": 4, "delta": DELTA, **place})
-    return first, delta, sse({"type": "response.completed", "response": {**response, "usage": usage}})
+    delta = sse(
+        {"type": "response.output_text.delta", "sequence_number": 4, "delta": DELTA, **place}
+    )
+    return (
+        first,
+        delta,
+        sse({"type": "response.completed", "response": {**response, "usage": usage}}),
+    )
 
 
 def anthropic_wire() -> tuple[bytes, bytes, bytes]:
     def named(event: dict[str, Any]) -> bytes:
-        return b"event: " + event["type"].encode() + b"\n" + sse(event)
+        return f"event: {event['type']}\n".encode() + sse(event)
 
-    message = {
+    message: dict[str, Any] = {
         "id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "m",
         "stop_reason": None, "stop_sequence": None,
         "usage": {"input_tokens": 1, "output_tokens": 1},

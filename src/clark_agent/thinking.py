@@ -87,6 +87,11 @@ class ThinkingTagStreamFilter:
         """Whether it is in visible text and holds nothing back: text without a ``<`` can pass."""
         return not self._inside and not self._held
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is in the middle of a thought."""
+        return self._inside
+
     def feed(self, delta: str) -> str:
         """Take the next piece of output; return what of it, and of what was held, is visible."""
         if not self._held and "<" not in delta:

@@ -7,21 +7,27 @@ Each one stands on its provider's official SDK, which is an extra of this packag
 a transport is made: importing this module loads none of them.
 """
 
+from clark_agent.transports.anthropic import Anthropic
 from clark_agent.transports.base import Transport
 from clark_agent.transports.connect import connect
 from clark_agent.transports.dialects import ChatDialect
 from clark_agent.transports.failover import FirstOf
+from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.handover import ReplayTarget, convert_history
 from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
 from clark_agent.transports.openai_chat import OpenAIChat
+from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.recording import RecordingStream, ReplayMismatch, ReplayStream
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = [
+    "Anthropic",
     "ChatDialect",
     "FirstOf",
+    "Gemini",
     "NonconformingStream",
     "OpenAIChat",
+    "OpenAIResponses",
     "RecordingStream",
     "ReplayMismatch",
     "ReplayStream",

@@ -63,6 +63,14 @@ class _Call:
         self.name = ""
         self.arguments: list[str] = []
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether its arguments are: nothing can follow an object."""
+        try:
+            return bool(self.arguments) and msgspec.json.decode("".join(self.arguments)) is not None
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+            return False
+
 
 class Answer:
     """Collects an answer while it streams in."""
@@ -121,12 +129,11 @@ class Answer:
     ) -> None:
         """More of the tool call that the provider numbers ``key``.
 
-        Without a number a piece that brings a name and another id begins a call, and any other goes
-        on with the newest.
+        Without a number a piece that brings a name and another id begins a call, as does one with a
+        name and arguments behind a call that is complete; any other goes on with the newest.
         """
-        if self._details:
-            self._end_details()
-        call = self._call_for(key, call_id, name)
+        self._let_go()
+        call = self._call_for(key, call_id, name, arguments)
         id_delta = name_delta = None
         if call_id and not call.id:
             id_delta = call.id = call_id
@@ -196,21 +203,37 @@ class Answer:
                     self._tell(ThinkingChunk(thought))
             start = end
 
+    def _let_go(self) -> None:
+        """Something else comes: what was held back because it might have become more is told."""
+        if self._details:
+            self._end_details()
+        thinking = self._thinking
+        if thinking is not None and not thinking.is_idle and not thinking.is_inside:
+            self._visible(thinking.flush())
+
     def _end_details(self) -> None:
         if self._details:
             items, self._details = self._details, []
             self._tell(ReasoningDetailsChunk(tuple([item.build() for item in items])))
 
-    def _call_for(self, key: int | str | None, call_id: str | None, name: str | None) -> _Call:
+    def _call_for(
+        self, key: int | str | None, call_id: str | None, name: str | None, arguments: str | None
+    ) -> _Call:
         last = self._last_call
         if key is None:
-            if last is not None and not (name and call_id and call_id != last.id):
+            begins = name and (
+                call_id != (last and last.id)
+                if call_id
+                else arguments and last is not None and last.is_complete
+            )
+            if last is not None and not begins:
                 return last
             key = f"unnumbered {len(self._calls)}"
         call = self._calls.get(key)
-        if call is not None and name and call_id and _is_another(call, call_id, name):
-            key = f"{key} again {len(self._calls)}"
-            call = None
+        if call is not None and name and _is_another(call, call_id, name, arguments):
+            # What follows under this number belongs to the new one.
+            self._calls[f"{key} before {len(self._calls)}"] = call
+            call = self._calls[key] = _Call(len(self._calls) - 1)
         if call is None:
             call = self._calls[key] = _Call(len(self._calls))
         self._last_call = call
@@ -280,18 +303,14 @@ class _Item:
         return None in ids or ids[0] == ids[1]
 
 
-def _is_another(call: _Call, call_id: str, name: str) -> bool:
+def _is_another(call: _Call, call_id: str | None, name: str, arguments: str | None) -> bool:
     """Whether a piece with that id and name begins a call, though its number is that of another.
 
     Some servers number all calls alike. A name never follows complete arguments, and a name that
     has nothing to do with the one before is no more of it.
     """
+    if not call_id:
+        return not call.id and bool(arguments) and call.is_complete
     if not call.id or call_id == call.id:
         return False
-    if not call.arguments:
-        return not name.startswith(call.name)
-    try:
-        msgspec.json.decode("".join(call.arguments))
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+    return call.is_complete if call.arguments else not name.startswith(call.name)

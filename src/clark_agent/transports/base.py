@@ -188,6 +188,9 @@ class Transport(ABC, Generic[T]):
             return None
         delay = self.retry.delay(attempt, failure.retry_after)
         elapsed = (self.clock.now_ms() - began) / 1000
+        total = self.timeouts.total
+        if total is not None and elapsed + delay >= total:
+            return None
         return delay if elapsed + delay <= self.retry.max_elapsed else None
 
     def _explain(self, error: Exception) -> Failure:
@@ -287,8 +290,17 @@ class _Attempt(Generic[T]):
 
 def redacted(text: str, secrets: Iterable[str]) -> str:
     """The text without the secrets: servers like to quote the key that they refuse."""
-    for secret in secrets:
-        text = text.replace(secret, "[redacted]")
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = _without_beginning_at_end(text.replace(secret, "[redacted]"), secret)
+    return text
+
+
+def _without_beginning_at_end(text: str, secret: str) -> str:
+    """A long text is cut off, perhaps in the middle of a secret."""
+    shown = text.removesuffix("…")
+    for length in range(len(secret) - 1, 3, -1):
+        if shown.endswith(secret[:length]):
+            return f"{shown[:-length]}[redacted]"
     return text
 
 

@@ -56,9 +56,15 @@ def is_secret(name: str) -> bool:
 
 
 def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
-    """The values of the headers that hold secrets, with and without their scheme."""
-    values = [value for name, value in (headers or {}).items() if is_secret(name)]
-    return [*values, *[value.partition(" ")[2] for value in values]]
+    """What of the headers must not be told: the values, and of ``Bearer …`` also the last word.
+
+    What is too short for a key is none, and would turn up in every other text.
+    """
+    found: list[str] = []
+    for name, value in (headers or {}).items():
+        shortest = 4 if is_secret(name) else 8
+        found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
+    return found
 
 
 class LoopLocal(Generic[T]):

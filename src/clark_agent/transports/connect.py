@@ -1,29 +1,39 @@
 """A transport from a string, the way it stands in a setting or on a command line.
 
 openai:gpt-5.1                      OpenAI's Chat Completions, with OPENAI_API_KEY
+openai-responses:gpt-5.6            OpenAI's Responses
+anthropic:claude-sonnet-5           with ANTHROPIC_API_KEY
+gemini:gemini-3-flash               with GEMINI_API_KEY or GOOGLE_API_KEY
 openrouter:deepseek/deepseek-v4     with OPENROUTER_API_KEY
 groq:…  deepseek:…  mistral:…  xai:…  moonshot:…  zai:…  cerebras:…  together:…  fireworks:…
 ollama:llama3.2                     the Ollama on this machine
 lmstudio:qwen3-8b                   the LM Studio on this machine
 http://host:8080/v1#model           any server that speaks Chat Completions
+gateway+https://host#model          a gateway of yours, with CLARK_GATEWAY_TOKEN
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from clark_agent.argument_repair import close_match
 from clark_agent.errors import ConfigError
-from clark_agent.stream import StreamFn
+from clark_agent.transports.anthropic import Anthropic
+from clark_agent.transports.base import Transport
+from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.openai_chat import OpenAIChat
+from clark_agent.transports.openai_responses import OpenAIResponses
+from clark_agent.transports.proxy import ProxyStream
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = ["connect"]
 
-# Servers that speak Chat Completions, and where they are.
-_CHAT_SERVERS: Mapping[str, str] = {
-    "openai": "https://api.openai.com/v1",
+# Servers that speak Chat Completions, and where they are; None: where the SDK looks.
+_CHAT_SERVERS: Mapping[str, str | None] = {
+    "openai": None,
     "openrouter": "https://openrouter.ai/api/v1",
     "groq": "https://api.groq.com/openai/v1",
     "deepseek": "https://api.deepseek.com/v1",
@@ -37,6 +47,12 @@ _CHAT_SERVERS: Mapping[str, str] = {
     "ollama": "http://localhost:11434/v1",
     "lmstudio": "http://localhost:1234/v1",
 }
+_OWN_APIS: Mapping[str, type[OpenAIResponses | Anthropic | Gemini]] = {
+    "openai-responses": OpenAIResponses,
+    "anthropic": Anthropic,
+    "gemini": Gemini,
+}
+_GATEWAY_TOKEN = "CLARK_GATEWAY_TOKEN"
 
 
 def connect(
@@ -45,7 +61,7 @@ def connect(
     api_key: str | None = None,
     retry: RetryPolicy | None = None,
     timeouts: Timeouts | None = None,
-) -> StreamFn:
+) -> Transport[Any] | ProxyStream:
     """The transport that a string names: ``provider:model``, or an address with ``#model``.
 
     Raises `ConfigError` when the string names no provider, the provider's package is not installed,
@@ -54,30 +70,41 @@ def connect(
     if not isinstance(model, str):
         raise ConfigError(f"connect() takes a string such as 'openai:gpt-5', not {model!r}")
     given, separator, name = model.strip().partition(":")
-    scheme = given.strip().lower()
+    scheme, name = given.strip().lower(), name.strip()
     if scheme in ("http", "https"):
-        address, name = [part.strip() for part in model.partition("#")[::2]]
-        if not urlsplit(address).hostname:
-            raise ConfigError(f"{model!r} names no host: write http://host:port/v1#model")
-        if not name:
-            raise ConfigError(f"{model!r} names no model: add it behind a #, as in {address}#model")
+        address, name = _split(model)
         return OpenAIChat(name, base_url=address, api_key=api_key, retry=retry, timeouts=timeouts)
-    if scheme not in _CHAT_SERVERS:
+    if scheme in ("gateway+http", "gateway+https"):
+        token = api_key or os.environ.get(_GATEWAY_TOKEN)
+        address, name = _split(model.strip().partition("+")[2], needs_model=False)
+        return ProxyStream(address, token, model=name or None, retry=retry, timeouts=timeouts)
+    if scheme not in _CHAT_SERVERS and scheme not in _OWN_APIS:
         raise ConfigError(_unknown(model, scheme if separator else ""))
-    if not name.strip():
+    if not name:
         raise ConfigError(f"{model!r} names no model: write {scheme}:model")
+    if (transport := _OWN_APIS.get(scheme)) is not None:
+        return transport(name, api_key=api_key, retry=retry, timeouts=timeouts)
     return OpenAIChat(
-        name.strip(),
-        base_url=None if scheme == "openai" else _CHAT_SERVERS[scheme],
-        api_key=api_key,
-        retry=retry,
-        timeouts=timeouts,
+        name, base_url=_CHAT_SERVERS[scheme], api_key=api_key, retry=retry, timeouts=timeouts
     )
 
 
+def _split(given: str, *, needs_model: bool = True) -> tuple[str, str]:
+    """The address and the model behind the ``#``."""
+    address, name = [part.strip() for part in given.partition("#")[::2]]
+    parts = urlsplit(address)
+    if not parts.hostname:
+        raise ConfigError(f"{given!r} names no host: write http://host:port/v1#model")
+    if needs_model and not name:
+        shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # no password
+        raise ConfigError(f"{shown!r} names no model: add it behind a #, as in {shown}#model")
+    return address, name
+
+
 def _unknown(model: str, scheme: str) -> str:
-    known = ", ".join(f"{name}:" for name in _CHAT_SERVERS)
-    near = close_match(scheme, _CHAT_SERVERS) if scheme else None
+    schemes = [*_CHAT_SERVERS, *_OWN_APIS]
+    known = ", ".join(f"{name}:" for name in schemes)
+    near = close_match(scheme, schemes) if scheme else None
     hint = f" Did you mean {near}:?" if near else ""
     return (
         f"{model!r} names no provider.{hint} Write provider:model with one of {known} "

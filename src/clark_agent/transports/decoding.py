@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -28,6 +30,7 @@ class JsonEventDecoder(ABC, Generic[E]):
         self.may_end = False
         self._answer = answer
         self._decode = decoder.decode
+        self._type: Any = decoder.type
         self._sse = SseDecoder()
 
     @abstractmethod
@@ -37,6 +40,8 @@ class JsonEventDecoder(ABC, Generic[E]):
     def feed(self, piece: bytes) -> None:
         """Take the next bytes."""
         for payload in self._sse.feed(piece):
+            if self.is_complete:
+                return
             self._payload(payload)
 
     def end(self) -> None:
@@ -61,8 +66,19 @@ class JsonEventDecoder(ABC, Generic[E]):
         try:
             event = self._decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise ProviderFailure(not_understood(payload, error)) from None
+            event = self._with_half_a_character(payload, error)
         self._event(event)
+
+    def _with_half_a_character(self, payload: bytes, error: Exception) -> E:
+        """A character that is cut between two events comes as two escapes, each of them no text.
+
+        Only the slower decoder takes them.
+        """
+        if b"\\ud" in payload.lower():
+            with suppress(ValueError, RecursionError, msgspec.ValidationError):
+                event: E = msgspec.convert(json.loads(payload), self._type)
+                return event
+        raise ProviderFailure(not_understood(payload, error)) from None
 
 
 def _is_json(data: bytes) -> bool:

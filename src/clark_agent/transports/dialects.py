@@ -214,6 +214,7 @@ _OPENAI_LEVELS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
         (r"o\d", "low medium high"),
         (r"gpt-5-chat", ""),
         (r"gpt-5-pro", "high"),
+        (r"gpt-5-codex", "low medium high"),
         (r"gpt-5(-|$)", "minimal low medium high"),
         (r"gpt-[\d.]+-chat", "medium"),
         (r"gpt-[\d.]+-pro", "medium high xhigh"),

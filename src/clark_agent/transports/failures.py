@@ -165,7 +165,9 @@ _RULES = (
         _FATAL,
         words=_words(
             "invalid_request_error authentication_error permission_error not_found_error "
-            "invalid_argument invalid_prompt content_filter"
+            "invalid_argument invalid_prompt content_filter invalid_encrypted_content "
+            "invalid_image image_too_large bio_policy misalignment_policy_violation "
+            "data_residency_mismatch"
         ),
         within=frozenset({_IN_STREAM}),
     ),
@@ -337,12 +339,22 @@ def _retry_after(headers: Mapping[str, str], body: Any) -> float | None:
     if given:
         try:
             moment = parsedate_to_datetime(given)
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    said = _TRY_AGAIN.search(_read(body, None)[1])
+    if said is not None and (seconds := _number(said["number"])) is not None:
+        return seconds * _UNITS.get(said["unit"].lower(), 1.0)
     return _retry_info(body)
+
+
+_TRY_AGAIN = re.compile(
+    r"(?:try again|retry) (?:in|after) (?P<number>\d+(?:\.\d+)?) ?(?P<unit>ms|s\b|sec|m\b|min|h)",
+    re.IGNORECASE,
+)
+_UNITS = {"ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _retry_info(body: Any, depth: int = 0) -> float | None:

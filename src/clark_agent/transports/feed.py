@@ -68,6 +68,10 @@ class Feed(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        if self._signal.cancelled:
+            self._failure = Cancelled(self._signal.reason or "the call was cancelled")
+            self._is_over = True
+            return self
         self._heard = self._loop.time()
         if self._idle is not None:
             self._watch_idle(self._idle)
@@ -92,7 +96,8 @@ class Feed(Generic[T]):
                 timer.cancel()
         task = self._task
         if task is not None and not task.done():
-            task.cancel()
+            if not task.cancelling():  # or it would be disturbed while it closes the response
+                task.cancel()
             await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
 
     async def read(self) -> list[T] | None:

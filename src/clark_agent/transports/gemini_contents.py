@@ -186,7 +186,7 @@ class _ModelTurn:
     def item(self, item: Any) -> None:
         """Take a reasoning item. One whose part is not there any more is left out."""
         match item:
-            case {"type": "google.part", "value": {**part}} if part:
+            case {"type": "google.part", "value": dict(part)} if part:
                 self.parts.append(part)
             case {"part": "thought", "text": str(text), "signature": str(signature)}:
                 thought = {"text": text, "thought": True, "thoughtSignature": signature}

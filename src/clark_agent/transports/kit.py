@@ -247,6 +247,8 @@ async def _close_early(stream: StreamFn, request: StreamRequest, within: float) 
         return [f"it did not close within {within:g} seconds"]
     except Exception as error:
         return [f"it raised {type(error).__name__}: {error}"]
-    await asyncio.sleep(0)
     left = [task for task in asyncio.all_tasks() - before if not task.done()]
+    if left:
+        _, pending = await asyncio.wait(left, timeout=within)
+        left = list(pending)
     return [f"it left {len(left)} tasks behind: {left!r}"] if left else []

@@ -28,6 +28,7 @@ from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.transports.outgoing import (
     arguments_text,
     safe_id,
+    safe_name,
     sendable,
     with_extras,
     woven_text,
@@ -243,7 +244,7 @@ class _Writer:
             {
                 "id": self._id(call.id),
                 "type": "function",
-                "function": {"name": call.name, "arguments": arguments_text(call)},
+                "function": {"name": safe_name(call.name), "arguments": arguments_text(call)},
             }
             for call in message.tool_calls
         ]
@@ -255,8 +256,8 @@ class _Writer:
         reasoning = message.reasoning_text
         if reasoning or dialect.wants_empty_reasoning:
             written.update(dict.fromkeys(dialect.reasoning_fields, reasoning))
-        if dialect.takes_details and (details := message.reasoning_details_values):
-            written["reasoning_details"] = list(details)
+        if dialect.takes_details and (details := _reasoning_items(message)):
+            written["reasoning_details"] = details
         self.messages.append(written)
 
     def _result(self, message: ToolResultMessage) -> None:
@@ -278,6 +279,15 @@ class _Writer:
         if call_id not in self._ids:
             self._ids[call_id] = f"call{next(self._numbers):05d}"
         return self._ids[call_id]
+
+
+def _reasoning_items(message: AssistantMessage) -> list[Any]:
+    """The structured reasoning; what other transports keep beside it is theirs alone."""
+    return [
+        item
+        for item in message.reasoning_details_values
+        if str(item.get("type", "")).startswith("reasoning.")
+    ]
 
 
 def _user_content(content: str | Sequence[UserBlock]) -> str | list[dict[str, Any]]:
@@ -420,7 +430,8 @@ class _ChatDecoder(JsonEventDecoder[_Chunk]):
             match part:
                 case {"type": "thinking", "thinking": [*inner]}:
                     for piece in inner:
-                        self._answer.reasoning(str(piece.get("text") or ""))
+                        text = piece.get("text") if isinstance(piece, dict) else piece
+                        self._answer.reasoning(text if isinstance(text, str) else "")
                 case {"text": str(text)}:
                     self._answer.text(text)
                 case _:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
 from clark_agent.transports.dialects import ChatDialect, dialect_for
@@ -47,16 +48,19 @@ class OpenAIClients:
             self.url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
         self.dialect = dialect or dialect_for(self.url)
         key = api_key if client is not None else self._key(api_key, base_url)
-        given = dict(headers or {})
-        self.secrets = [key or "", *secrets_in(headers), getattr(client, "api_key", None) or ""]
+        given: dict[str, Any] = {name: value.strip() for name, value in (headers or {}).items()}
+        own = getattr(client, "api_key", None)
+        keys = [key, own, urlsplit(self.url).password]
+        self.secrets = [*[k for k in keys if isinstance(k, str)], *secrets_in(headers)]
+        is_authorized = key or client or any(name.lower() == "authorization" for name in given)
         self.request_headers: dict[str, Any] = (
-            {} if key or client else {"Authorization": sdk.Omit()}
+            {} if is_authorized else {"Authorization": sdk.Omit()}
         )
         """What has to go with each request, as ``extra_headers``."""
-        self._client = client
+        # Asking again is our business, and takes our time limits.
+        self._client = None if client is None else client.with_options(max_retries=0)
         if dialect_for(self.url).name != "OpenAI":
-            foreign = {"OpenAI-Organization": sdk.Omit(), "OpenAI-Project": sdk.Omit()}
-            given = {**foreign, **given}
+            given = {**{name: sdk.Omit() for name in _openai_headers()}, **given}
         connect = (timeouts or Timeouts()).connect
 
         def make() -> Any:
@@ -71,9 +75,10 @@ class OpenAIClients:
         self._kept = LoopLocal(make, lambda client: client.close())
 
     def _key(self, given: str | None, base_url: str | None) -> str | None:
+        given = given and given.strip()
         variables = self.dialect.key_variables
-        if variables:
-            return api_key_from(given, variables, f"{self.dialect.name} ({self.url})")
+        if variables and (given or dialect_for(self.url).key_variables == variables):
+            return api_key_from(given, variables, f"{self.dialect.name} ({_shown(self.url)})")
         if base_url is None and given is None:
             return os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
         return given
@@ -85,3 +90,15 @@ class OpenAIClients:
     async def aclose(self) -> None:
         """Close the connections of the running event loop; the host's own client stays open."""
         await self._kept.aclose()
+
+
+def _shown(url: str) -> str:
+    password = urlsplit(url).password
+    return url.replace(f":{password}@", "@") if password else url
+
+
+def _openai_headers() -> list[str]:
+    """The headers that the package makes of what the environment says about OpenAI."""
+    custom = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
+    names = [line.partition(":")[0].strip() for line in custom if ":" in line]
+    return ["OpenAI-Organization", "OpenAI-Project", *names]

@@ -27,10 +27,13 @@ from clark_agent.types import (
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    ImageContent,
+    ReasoningDetailsContent,
     StopReason,
     TextContent,
     ThinkingContent,
     ToolCall,
+    UserBlock,
     UserMessage,
     detect_arg_parse_error,
 )
@@ -39,6 +42,7 @@ __all__ = [
     "arguments_object",
     "arguments_text",
     "safe_id",
+    "safe_name",
     "sendable",
     "with_extras",
     "woven_text",
@@ -52,21 +56,34 @@ def sendable(messages: Iterable[AgentMessage], target: ReplayTarget) -> Sequence
 
     Raises `ReplayRefused` when the reasoning of an open tool round has lost its signatures.
     """
-    kept = convert_history([m for m in messages if _is_for_models(m)], target)
-    _audit(kept)
-    return repair_history(kept).messages
+    kept = [(place, m) for place, m in enumerate(messages) if _is_for_models(m)]
+    converted = convert_history([message for _, message in kept], target)
+    _audit(converted, [place for place, _ in kept])
+    return repair_history([message for message in converted if _says_something(message)]).messages
 
 
 def _is_for_models(message: AgentMessage) -> bool:
     if isinstance(message, CustomMessage):
         return False
     if isinstance(message, AssistantMessage):
-        was_cut_off = message.stop_reason in (StopReason.ERROR, StopReason.ABORTED)
-        return bool(message.content) and not was_cut_off
+        return message.stop_reason not in (StopReason.ERROR, StopReason.ABORTED)
     return True
 
 
-def _audit(messages: Sequence[AgentMessage]) -> None:
+def _says_something(message: AgentMessage) -> bool:
+    if not isinstance(message, (UserMessage, AssistantMessage)):
+        return True
+    content = message.content
+    return bool(content) if isinstance(content, str) else any(map(_holds_something, content))
+
+
+def _holds_something(block: AssistantBlock | UserBlock) -> bool:
+    if isinstance(block, ReasoningDetailsContent):
+        return bool(block.details)
+    return isinstance(block, (ToolCall, ImageContent)) or bool(block.text)
+
+
+def _audit(messages: Sequence[AgentMessage], places: Sequence[int]) -> None:
     """Check the rounds since the user last spoke: those are what providers look at."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
@@ -80,7 +97,7 @@ def _audit(messages: Sequence[AgentMessage]) -> None:
             demanded = [item for item in items if item.format.replay_contract is contract]
             audit = audit_replay(demanded, contract, next_turn_carries_tools=True)
             if audit.violation is not None:
-                raise ReplayRefused(index, audit.violation)
+                raise ReplayRefused(places[index], audit.violation)
 
 
 def woven_text(blocks: Iterable[AssistantBlock]) -> str:
@@ -109,7 +126,14 @@ def arguments_text(call: ToolCall) -> str:
     What could not be read goes back as a JSON string inside an object: many servers parse the text
     before the model sees it and fail on what is not JSON.
     """
-    return msgspec.json.encode(arguments_object(call)).decode()
+    arguments = arguments_object(call)
+    try:
+        return msgspec.json.encode(arguments).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_well_formed(arguments)).decode()
+    except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
+        text = f"the arguments of the call {call.id} cannot be written as JSON: {error}"
+        raise TransportError(text) from error
 
 
 def safe_id(call_id: str, longest: int) -> str:
@@ -119,6 +143,14 @@ def safe_id(call_id: str, longest: int) -> str:
     if len(call_id) <= longest and not _UNUSUAL.search(call_id):
         return call_id
     return f"call_{sha256(call_id.encode(errors='replace')).hexdigest()[:24]}"
+
+
+def safe_name(name: str) -> str:
+    """The name of a call in letters that every provider takes.
+
+    A model may make up a name. It was told so, but providers refuse every later request over it.
+    """
+    return _UNUSUAL.sub("_", name)[:64] or "_"
 
 
 def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:

@@ -1,0 +1,326 @@
+"""The other end of a gateway: a transport that asks a model through `gateway`.
+
+    stream = ProxyStream("https://models.example.com", token, model="good")
+
+The gateway sends the very events of its own transport, so they are handed on as they come: the last
+message is the gateway's, not put together again here. What its provider failed with was retried
+there, and is told here as it is. Asked again is only what did not reach the gateway, or was turned
+away at its door (429, 503), as long as nothing has come.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.clock import Clock, SystemClock
+from clark_agent.errors import ConfigError, DecodeError, StreamTimeout, TransportError
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    MessageAssembler,
+    StreamErrorKind,
+    StreamEvent,
+    StreamRequest,
+)
+from clark_agent.transports.answer import Failure, ProviderFailure
+from clark_agent.transports.base import _pause, redacted
+from clark_agent.transports.clients import LoopLocal, load_sdk
+from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
+from clark_agent.transports.feed import Cancelled, Feed
+from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.transports.sse import SseDecoder
+from clark_agent.transports.stream_wire import decode_event, encode_call
+from clark_agent.types import AssistantMessage, StopReason
+from clark_agent.wire import encode_json, to_json_value
+
+__all__ = ["ProxyStream"]
+
+logger = logging.getLogger(__name__)
+
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+_CANCELLED = "the call was cancelled"
+_LONGEST_REFUSAL = 1 << 16
+# A connection that the gateway is about to close should not be used again: uvicorn keeps it for
+# five seconds.
+_KEEP_SECONDS = 4.0
+
+
+class ProxyStream:
+    """A model behind a gateway. Make one, and share it: it keeps connections.
+
+    ``url`` is where the gateway is, ``model`` which of its models to ask; a gateway with a single
+    one needs no name. ``headers`` go with every request, for what stands in front of the gateway.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        model: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        clock: Clock | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        sdk = load_sdk("httpx2", "gateway", "ProxyStream")
+        self.url = _checked_url(url)
+        self.model = model
+        self.retry = retry or RetryPolicy()
+        self.timeouts = timeouts or Timeouts()
+        self.clock = clock or SystemClock()
+        self._secrets = tuple([text for text in (token, *(headers or {}).values()) if text])
+        self._headers = {
+            **(headers or {}),
+            "Content-Type": "application/json",
+            "Accept": "text/event-stream",
+            "Accept-Encoding": "identity",
+            **({"Authorization": f"Bearer {_checked_token(token)}"} if token is not None else {}),
+        }
+
+        connect = self.timeouts.connect
+
+        def make() -> Any:
+            return sdk.AsyncClient(
+                timeout=sdk.Timeout(None, connect=connect),
+                limits=sdk.Limits(max_keepalive_connections=100, keepalive_expiry=_KEEP_SECONDS),
+            )
+
+        self._clients: LoopLocal[Any] = LoopLocal(make, lambda client: client.aclose())
+
+    def __repr__(self) -> str:
+        return f"ProxyStream({self.url!r}{f', model={self.model!r}' if self.model else ''})"
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        """Ask the model."""
+        if signal.cancelled:
+            yield Error(_EMPTY, StreamErrorKind.ABORTED, signal.reason or _CANCELLED)
+            return
+        try:
+            body = self.encode(request)
+        except TransportError as error:
+            yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            return
+        began = self.clock.now_ms()
+        for number in count(1):
+            spent = (self.clock.now_ms() - began) / 1000
+            async with _Attempt(self, body, signal, spent) as attempt:
+                while (events := await attempt.read()) is not None:
+                    for event in events:
+                        yield event
+            failure = attempt.failure
+            if failure is None:
+                return
+            delay = self._delay(attempt, number, began)
+            if delay is None:
+                tried = f" ({number} attempts)" if number > 1 else ""
+                text = f"{failure.message}{tried}"
+                yield Error(attempt.partial(text), failure.kind, text, failure.cause)
+                return
+            text = "gateway: %s; asking again in %.1f s, attempt %d of %d"
+            logger.warning(text, failure.message, delay, number + 1, self.retry.attempts)
+            if not await _pause(self.clock.sleep(delay), signal):
+                yield Error(_EMPTY, StreamErrorKind.ABORTED, signal.reason or _CANCELLED)
+                return
+
+    def encode(self, request: StreamRequest) -> bytes:
+        """The body of the request. Pure: nothing is sent. Raises `TransportError`."""
+        try:
+            return encode_call(request, self.model)
+        except UnicodeEncodeError:  # half a character, which no UTF-8 can carry
+            plain = msgspec.to_builtins(asdict(request), enc_hook=to_json_value)
+            named = {} if self.model is None else {"model": self.model}
+            return encode_json(with_extras({**named, **plain}, None))
+        except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
+            raise TransportError(f"the request cannot be written as JSON: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close the connections of the running event loop. The next call opens new ones."""
+        await self._clients.aclose()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _open(self, body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
+        client = await self._clients.get()
+        url = f"{self.url}/v1/stream"
+        async with client.stream("POST", url, content=body, headers=self._headers) as response:
+            if response.status_code != 200:
+                raise ProviderFailure(await _refusal(response))
+            kind = response.headers.get("content-type", "")
+            if not kind.startswith("text/event-stream"):
+                text = f"what is at {self.url} is no gateway: it answers with {kind or 'nothing'}"
+                raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
+            yield response.aiter_bytes()
+
+    def _explain(self, error: Exception) -> Failure:
+        """What ended an attempt."""
+        if isinstance(error, Cancelled):
+            return Failure(StreamErrorKind.ABORTED, str(error))
+        if isinstance(error, StreamTimeout):
+            return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
+        failure = error.failure if isinstance(error, ProviderFailure) else failure_of_sdk(error)
+        return replace(failure, message=redacted(failure.message, self._secrets))
+
+    def _safe(self, event: Error) -> Error:
+        """The error without our token, which a gateway of somebody else may have quoted."""
+        text = redacted(event.message, self._secrets)
+        return event if text == event.message else replace(event, message=text)
+
+    def _delay(self, attempt: _Attempt, number: int, began: int) -> float | None:
+        """How long to wait before the next attempt; None: there is none."""
+        failure = attempt.failure
+        if failure is None or not attempt.may_be_repeated or number >= self.retry.attempts:
+            return None
+        delay = self.retry.delay(number, failure.retry_after)
+        elapsed = (self.clock.now_ms() - began) / 1000
+        return delay if elapsed + delay <= self.retry.max_elapsed else None
+
+
+_MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
+_UNFINISHED = Failure(StreamErrorKind.EMPTY, "the gateway ended the stream without an answer")
+
+
+class _Attempt:
+    """One request and its response. After the last `read` the answer was told, or there is a
+    failure.
+    """
+
+    def __init__(
+        self, proxy: ProxyStream, body: bytes, signal: CancellationToken, spent: float
+    ) -> None:
+        self.failure: Failure | None = None
+        self._proxy = proxy
+        self._has_begun = False
+        self._is_over = False
+        self._sse = SseDecoder()
+        self._assembler = MessageAssembler(proxy.clock.new_id)
+        timeouts = proxy.timeouts
+        self._feed = Feed(
+            lambda: proxy._open(body),
+            signal,
+            idle=timeouts.idle,
+            total=timeouts.total,
+            spent=spent,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._feed.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._feed.__aexit__(kind, error, traceback)
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether nothing has come, and whether that may be otherwise the next time."""
+        failure = self.failure
+        if failure is None or self._has_begun or failure.kind not in _MAY_PASS:
+            return False
+        return not isinstance(failure.cause, StreamTimeout) or failure.cause.phase == "connect"
+
+    def partial(self, text: str) -> AssistantMessage:
+        """What has come of an answer that failed here, on the way."""
+        is_aborted = self.failure is not None and self.failure.kind is StreamErrorKind.ABORTED
+        reason = StopReason.ABORTED if is_aborted else StopReason.ERROR
+        return self._assembler.message(reason, error_message=text)
+
+    async def read(self) -> list[StreamEvent] | None:
+        """What came since the last time, perhaps nothing; None when all is read."""
+        if self._is_over:
+            return None
+        events: list[StreamEvent] = []
+        try:
+            pieces = await self._feed.read()
+            if pieces is None:
+                self._fail(_UNFINISHED)
+            for payload in [found for piece in pieces or () for found in self._sse.feed(piece)]:
+                events.append(event := self._event(payload))
+                if isinstance(event, (Done, Error)):
+                    self._is_over = True
+                    await self._feed.drain()
+                    break
+        except Exception as error:
+            self._fail(self._proxy._explain(error))
+        return events
+
+    def _event(self, payload: bytes) -> StreamEvent:
+        try:
+            event = decode_event(payload)
+        except DecodeError as error:
+            # Asking again would not help: the gateway speaks another language.
+            failure = replace(not_understood(payload, error), kind=StreamErrorKind.FATAL)
+            raise ProviderFailure(failure) from None
+        self._has_begun = True
+        if isinstance(event, Chunk):
+            self._assembler.feed(event.chunk)
+        return self._proxy._safe(event) if isinstance(event, Error) else event
+
+    def _fail(self, failure: Failure) -> None:
+        self._is_over = True
+        self.failure = failure
+
+
+def _checked_url(url: str) -> str:
+    given: Any = url
+    parts = urlsplit(given) if isinstance(given, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"ProxyStream needs the address of a gateway, not {url!r}")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            "the address of a gateway has no user, no query and no fragment: a token is passed "
+            "as token"
+        )
+    return url.rstrip("/").removesuffix("/v1/stream")
+
+
+def _checked_token(token: str) -> str:
+    given: Any = token
+    if not isinstance(given, str) or not given.isascii() or not given.isprintable() or not given:
+        raise ConfigError("a token is a text of visible ASCII letters")
+    return token
+
+
+_KINDS = {
+    408: StreamErrorKind.TRANSIENT,
+    413: StreamErrorKind.CONTEXT_OVERFLOW,
+    429: StreamErrorKind.PROVIDER_RATE_LIMITED,
+    502: StreamErrorKind.TRANSIENT,
+    503: StreamErrorKind.TRANSIENT,
+    504: StreamErrorKind.TRANSIENT,
+}
+
+
+async def _refusal(response: Any) -> Failure:
+    """What an answer without a stream says."""
+    body = b""
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) >= _LONGEST_REFUSAL:
+            break
+    try:
+        told = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        told = body.decode(errors="replace")
+    failure = failure_from_response(response.status_code, told, response.headers)
+    kind = _KINDS.get(response.status_code, StreamErrorKind.FATAL)
+    return replace(failure, kind=kind)
