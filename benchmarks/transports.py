@@ -122,10 +122,12 @@ def serve(deltas: int, port: Any) -> None:
 
 async def read_transport(transport: Transport[Any], deltas: int) -> None:
     events = 0
+    last: object = None
     async for event in transport(REQUEST, CancellationToken()):
         events += 1
-    assert isinstance(event, Done), event
-    assert event.message.plain_text == DELTA * deltas
+        last = event
+    assert isinstance(last, Done), last
+    assert last.message.plain_text == DELTA * deltas
     assert events == deltas + 2, events
 
 

@@ -65,7 +65,7 @@ def test_the_drawing_shows_every_error() -> None:
 @pytest.mark.parametrize(("name", "parent"), drawn())
 def test_the_tree_is_as_drawn(name: str, parent: str | None) -> None:
     error = getattr(clark_agent, name)
-    assert error.__base__ is (Exception if parent is None else getattr(clark_agent, parent))
+    assert error.__bases__[0] is (Exception if parent is None else getattr(clark_agent, parent))
     assert issubclass(error, ClarkAgentError)
     assert name in clark_agent.__all__
 
