@@ -15,8 +15,8 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke bench-transports soak mutants \
-	clean FORCE
+.PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke \
+	bench-transports bench-gateway soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
@@ -50,6 +50,9 @@ bench-core: $(VENV)/.stamp-core ## compare with the bare loop, one line a worklo
 
 bench-transports: $(VENV)/.stamp-test ## what a transport adds to its SDK, for each delta
 	@$(PY) -m benchmarks.transports $(BENCH)
+
+bench-gateway: $(VENV)/.stamp-test ## many streams through the gateway, some clients vanishing
+	@$(PY) -m benchmarks.gateway $(BENCH)
 
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts
@@ -100,7 +103,7 @@ $(VENV)/.stamp-lint: $(VENV)/.stamp-core
 # The typing tests run the type checkers, and the type checkers read the tests.
 $(VENV)/.stamp-test: $(VENV)/.stamp-lint
 	@echo "installing the test tools ..."
-	@$(PIP) install --group test
+	@$(PIP) install --editable ".[all]" --group test
 	@touch $@
 
 # A mock provider for the tests of the transports. Without Node they are skipped, so no stamp is
