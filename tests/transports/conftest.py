@@ -7,7 +7,9 @@ that does not run is a promise that nobody checks.
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,21 @@ from tests.transports.servers import aimock as aimock_module
 from tests.transports.servers import llama as llama_module
 from tests.transports.servers.aimock import Aimock
 from tests.transports.servers.llama import LlamaServer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Every client of an SDK reads all certificates of the system, and none is of use here."""
+    every = Path(ssl.get_default_verify_paths().cafile or "")
+    if not every.is_file():
+        yield
+        return
+    end = "-----END CERTIFICATE-----\n"
+    one = tmp_path_factory.mktemp("certificates") / "one.pem"
+    one.write_text(every.read_text().partition(end)[0] + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(one))
+        yield
 
 
 def _need(missing: str | None) -> None:

@@ -792,10 +792,16 @@ class TestSecrets:
         "settings",
         [
             {"api_key": f"{KEY}\n"},
+            {"api_key": f"{KEY}\n{KEY}"},
             {"api_key": f"{KEY}é"},
             {"headers": {"X-Api-Key": f"{KEY}\n"}},
         ],
-        ids=["a key with a line end", "a key that is no ASCII", "a header with a line end"],
+        ids=[
+            "a key with a line end",
+            "two keys",
+            "a key that is no ASCII",
+            "a header with a line end",
+        ],
     )
     async def test_that_cannot_be_sent(
         self, settings: dict[str, Any], caplog: pytest.LogCaptureFixture

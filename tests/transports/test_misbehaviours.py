@@ -5,7 +5,8 @@ To try another wire, write a module like `wires_chat` and add it to `WIRES`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import pytest
@@ -167,6 +168,18 @@ STEPS: tuple[Step, ...] = (
 )
 
 
+def without_a_socket(wire: Wire, pieces: Callable[[], AsyncIterator[bytes]]) -> Transport[bytes]:
+    """A transport that reads what a generator makes: a thousand calls take no time."""
+    transport = wire.transport("http://127.0.0.1:9", retry=ONCE)
+
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        yield pieces()
+
+    transport._open = opened  # type: ignore[method-assign, assignment]
+    return transport
+
+
 @every_wire
 @pytest.mark.parametrize("how", ["closed", "ended"])
 async def test_a_disconnect_at_every_byte(wire: Wire, how: str) -> None:
@@ -174,22 +187,42 @@ async def test_a_disconnect_at_every_byte(wire: Wire, how: str) -> None:
     whole = b"".join(wire.render(STEPS))
     place = 0
 
-    def cut(_: object) -> Answer:
-        return Answer(body=whole[:place], cut_after=place if how == "closed" else None)
+    async def cut() -> AsyncIterator[bytes]:
+        yield whole[:place]
+        if how == "closed":
+            raise ConnectionResetError("cut")
 
+    transport = without_a_socket(wire, cut)
     ends: list[type[Any]] = []
-    async with ByteServer(cut) as server:
-        transport = wire.transport(server.url, retry=ONCE)
-        for place in range(1, len(whole)):
-            events = await ask(transport)
-            assert not cut_anywhere_problems(events, WHOLE), whole[:place]
-            ends.append(type(events[-1]))
-        await transport.aclose()
+    for place in range(1, len(whole)):
+        events = await ask(transport)
+        assert not cut_anywhere_problems(events, WHOLE), whole[:place]
+        ends.append(type(events[-1]))
     failed = ends.count(Error)
     assert ends == [Error] * failed + [Done] * (len(ends) - failed), "once whole, it stays so"
     assert ends[0] is Error
     if how == "ended":
         assert ends[-1] is Done, "an empty line is no loss"
+
+
+@every_wire
+@pytest.mark.parametrize("how", ["closed", "ended", "reset"])
+async def test_a_disconnect_around_the_ends_of_lines(wire: Wire, how: str) -> None:
+    """The same with real connections, where cuts make a difference."""
+    whole = b"".join(wire.render(STEPS))
+    ends = [place for place in range(len(whole)) if whole[place : place + 1] == b"\n"]
+    place = 0
+
+    def cut(_: object) -> Answer:
+        body = whole[:place]
+        return Answer(body=body, cut_after=place if how == "closed" else None, reset=how == "reset")
+
+    async with ByteServer(cut) as server:
+        transport = wire.transport(server.url, retry=ONCE)
+        for place in sorted({end + off for end in ends for off in (0, 1)} - {len(whole)}):
+            events = await ask(transport)
+            assert not cut_anywhere_problems(events, WHOLE), whole[:place]
+        await transport.aclose()
 
 
 @every_case

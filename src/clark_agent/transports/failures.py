@@ -276,10 +276,11 @@ def failure_of_sdk(error: Exception, address: str = "") -> Failure:
         return failure_from_response(status, str(error) if body is None else body, headers)
     if isinstance(status, int):  # an error event inside a stream that began well
         return failure_told(getattr(error, "body", None) or str(error))
-    if "ConnectTimeout" in names or (
-        isinstance(error.__cause__, Exception)
-        and (type(error.__cause__).__name__ == "ConnectTimeout")
-    ):
+    below = names | {kind.__name__ for kind in type(error.__cause__).__mro__}
+    if "LocalProtocolError" in below:  # which quotes the header, and that may be the key
+        text = "the request could not be made: a key or a header holds what HTTP does not allow"
+        return Failure(_FATAL, text)
+    if "ConnectTimeout" in below:
         timeout = StreamTimeout("connect", None)
         return Failure(_TRANSIENT, str(timeout), cause=timeout)
     if names & {"APITimeoutError", "TimeoutException"}:

@@ -1,0 +1,644 @@
+"""A gateway: models for many, while the keys of their providers stay on one host.
+
+    # gateway_app.py, run by: uvicorn gateway_app:app --host 0.0.0.0 --port 8000
+    app = gateway(
+        {"fast": connect("openai:gpt-5-mini"), "good": connect("anthropic:claude-sonnet-5")},
+        tokens={"alice": os.environ["ALICE_TOKEN"]},
+    )
+
+    # anywhere else
+    stream = ProxyStream("https://models.example.com", token, model="good")
+
+It is an ASGI app. ``POST /v1/stream`` takes a request as JSON and answers with server-sent events,
+one for each event of the model, sent as soon as it is there; comments keep the connection alive
+while the model is silent. ``GET /v1/models`` lists the models, ``/health`` and ``/openapi.json``
+need no token. The rules:
+
+- a client that goes away, or that does not read for ``client_timeout`` seconds, takes its call with
+  it: the transport's signal is cancelled and its stream is closed at once;
+- whatever a transport does, the answer ends with one terminal event. What it raises is logged under
+  a number, and the client is told the number and nothing else;
+- on SIGTERM, Ctrl-C or the end of the app's lifespan new calls are refused and running ones may
+  end; those that have not after ``drain_timeout`` seconds are broken off with an error that says
+  so. ``app.state.gateway.drain()`` begins that earlier;
+- without tokens (``tokens=None``) only this very machine is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import signal as signals
+import threading
+import traceback
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent._ids import random_id
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ConfigError, DecodeError
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    MessageAssembler,
+    StreamErrorKind,
+    StreamEvent,
+    StreamFn,
+)
+from clark_agent.transports.base import redacted
+from clark_agent.transports.clients import load_sdk
+from clark_agent.transports.gateway_docs import ErrorDetail, ErrorReply, Health, Models, describe
+from clark_agent.transports.stream_wire import StreamCall, decode_call, encode_event
+from clark_agent.types import StopReason
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+__all__ = ["Gateway", "gateway"]
+
+logger = logging.getLogger(__name__)
+
+_ONLY = "default"  # the name of a model that is the only one
+
+
+def gateway(
+    stream: StreamFn | Mapping[str, StreamFn],
+    *,
+    tokens: Mapping[str, str] | Iterable[str] | None,
+    max_request_bytes: int = 32 << 20,
+    max_concurrent: int = 100,
+    keep_alive: float = 15.0,
+    client_timeout: float = 60.0,
+    drain_timeout: float = 30.0,
+) -> Starlette:
+    """An ASGI app that serves a transport, or several by their names, to whoever has a token.
+
+    ``tokens`` are secrets, with the names that they have in logs if it is a mapping; None is open
+    access for this machine alone. ``max_concurrent`` streams may run at once for each token.
+    ``keep_alive`` is the longest silence of a connection in seconds, ``client_timeout`` how long a
+    client may keep the gateway waiting for its request, or for reading what it was sent.
+    """
+    load_sdk("starlette", "gateway", "gateway()")
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.routing import Route
+
+    limits = _Limits(max_request_bytes, max_concurrent, keep_alive, client_timeout, drain_timeout)
+    gate = Gateway(_models(stream), _Callers(tokens, max_concurrent), limits)
+    app = Starlette(
+        routes=[
+            Route("/v1/stream", _StreamEndpoint(gate), methods=["POST"]),
+            Route("/v1/models", gate.tell_models),
+            Route("/health", gate.tell_health),
+            Route("/openapi.json", gate.tell_description),
+        ],
+        exception_handlers={_Refused: _tell_refusal, HTTPException: _tell_http_error},
+        lifespan=gate.lifespan,
+    )
+    app.router.redirect_slashes = False
+    app.state.gateway = gate
+    return app
+
+
+# --- what it is made with ---------------------------------------------------------------------
+
+
+class _Limits(Struct, frozen=True):
+    max_request_bytes: int
+    max_concurrent: int
+    keep_alive: float
+    client_timeout: float
+    drain_timeout: float
+
+    def __post_init__(self) -> None:
+        for name in ("max_request_bytes", "max_concurrent"):
+            value: Any = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value!r}")
+        for name in ("keep_alive", "client_timeout", "drain_timeout"):
+            seconds: Any = getattr(self, name)
+            least = 0 if name == "drain_timeout" else 0.001
+            is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+            if not is_number or not least <= seconds < float("inf"):
+                raise ConfigError(f"{name} must be a number of seconds, not {seconds!r}")
+
+
+def _models(stream: StreamFn | Mapping[str, StreamFn]) -> dict[str, StreamFn]:
+    models: dict[Any, Any] = dict(stream) if isinstance(stream, Mapping) else {_ONLY: stream}
+    if not models:
+        raise ConfigError("gateway() needs at least one transport")
+    for name, model in models.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"a model's name is a text, not {name!r}")
+        if not callable(model):
+            raise ConfigError(f"gateway() serves transports, not {model!r}")
+    return models
+
+
+class _Callers:
+    """Who may call, and how many calls of each are running."""
+
+    def __init__(
+        self, tokens: Mapping[str, str] | Iterable[str] | None, max_concurrent: int
+    ) -> None:
+        self.is_open = tokens is None
+        self.secrets = _named_secrets(tokens)
+        self._digests = [(name, _digest(secret)) for name, secret in self.secrets.items()]
+        self._running: Counter[str] = Counter()
+        self._most = max_concurrent
+
+    def identify(self, scope: Scope) -> str:
+        """The name of who asks."""
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        if self.is_open:
+            _check_loopback(scope.get("client"), headers)
+            return "anybody"
+        given = next((value for name, value in headers if name == b"authorization"), b"")
+        scheme, _, secret = given.partition(b" ")
+        digest = sha256(secret.strip(b" ")).digest()
+        # Every token is compared, and digests of one length, so that the time that it takes says
+        # nothing about any of them.
+        found = [name for name, known in self._digests if hmac.compare_digest(digest, known)]
+        if scheme.lower() == b"bearer" and found:
+            return found[0]
+        text = "this token is not known" if given else "a token is needed: Authorization: Bearer …"
+        raise _Refused(401, "unauthorized", text, headers={"WWW-Authenticate": "Bearer"})
+
+    @contextmanager
+    def slot(self, caller: str) -> Generator[None]:
+        """A place among the calls that this caller may have at once."""
+        if self._running[caller] >= self._most:
+            text = f"{self._most} streams are running for this token, and more are not allowed"
+            raise _Refused(429, "too_many_streams", text, headers={"Retry-After": "1"})
+        self._running[caller] += 1
+        try:
+            yield
+        finally:
+            self._running[caller] -= 1
+
+
+def _named_secrets(tokens: Mapping[str, str] | Iterable[str] | None) -> dict[str, str]:
+    if tokens is None:
+        return {}
+    if isinstance(tokens, (str, bytes)):
+        raise ConfigError("tokens are a list of secrets, or a mapping of names to secrets")
+    if isinstance(tokens, Mapping):
+        named = dict(tokens)
+    else:
+        named = {f"token {number}": secret for number, secret in enumerate(tokens, start=1)}
+    if not named:
+        raise ConfigError("no token is given: tokens=None opens the gateway to this machine alone")
+    for name, secret in named.items():
+        if not isinstance(secret, str) or not secret.isascii() or not _is_one_word(secret):
+            raise ConfigError(f"the token of {name!r} must be a text of visible ASCII letters")
+    if len(set(named.values())) < len(named):
+        raise ConfigError("two callers have the same token")
+    return named
+
+
+def _is_one_word(text: str) -> bool:
+    return bool(text) and text.isprintable() and " " not in text
+
+
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode()).digest()
+
+
+def _check_loopback(client: Any, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Only this machine, and by a name that is its own.
+
+    A page of a foreign site, open in a browser here, can ask under the foreign site's name.
+    """
+    host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if (client is None or _is_loopback(client[0])) and _is_loopback(name):
+        return
+    raise _Refused(403, "forbidden", "without tokens this gateway answers its own machine alone")
+
+
+def _is_loopback(host: str) -> bool:
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+# --- the app ----------------------------------------------------------------------------------
+
+
+class Gateway:
+    """What an app made by `gateway` keeps in ``app.state.gateway``."""
+
+    def __init__(self, models: dict[str, StreamFn], callers: _Callers, limits: _Limits) -> None:
+        self.models = models
+        self.limits = limits
+        self.is_draining = False
+        self._callers = callers
+        self._streams: set[_Stream] = set()
+        self._secrets = [*callers.secrets.values(), *_secrets_of(*models.values())]
+        description = describe(is_open=callers.is_open, has_several=len(models) > 1)
+        self._description = msgspec.json.encode(description)
+
+    @property
+    def streams(self) -> int:
+        """How many streams are running."""
+        return len(self._streams)
+
+    def drain(self) -> None:
+        """Take no more calls; break off what runs after ``drain_timeout``. Call it on the loop."""
+        if not self.is_draining:
+            self.is_draining = True
+            logger.info("draining: %d streams are running", self.streams)
+            asyncio.get_running_loop().call_later(self.limits.drain_timeout, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if self.is_draining:
+            for stream in self._streams:
+                stream.cut_off()
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        """From the start of the server to its end."""
+        loop = asyncio.get_running_loop()
+        self.is_draining = False
+        with _heard_signals(lambda: loop.call_soon_threadsafe(self.drain)):
+            yield
+        self.drain()
+        tasks = [stream.task for stream in self._streams]
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.limits.drain_timeout + _CLOSE_SECONDS)
+
+    # --- one call -------------------------------------------------------------------------------
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one ``POST /v1/stream``."""
+        caller = self._callers.identify(scope)
+        self._check_running()
+        self._check_headers(dict(scope["headers"]))
+        with self._callers.slot(caller):
+            try:
+                name, stream = await self._begin(receive)
+            except _ClientGone:
+                return
+            self._streams.add(stream)
+            try:
+                how = await stream.run(receive, send)
+                logger.info("%s asked %s: %s", caller, name, how)
+            finally:
+                self._streams.discard(stream)
+
+    async def _begin(self, receive: Receive) -> tuple[str, _Stream]:
+        call = _decoded(await self._body(receive))
+        self._check_running()
+        name = self._model(call.model)
+        signal = CancellationToken()
+        try:
+            events = self.models[name](call.to_request(), signal)
+        except Exception as error:
+            raise _Refused(500, "internal", self.fault(error)) from None
+        return name, _Stream(events, signal, self.limits, self.fault)
+
+    def _check_running(self) -> None:
+        if self.is_draining:
+            text = "the gateway is shutting down"
+            raise _Refused(503, "unavailable", text, headers={"Retry-After": "2"})
+
+    def _check_headers(self, headers: Mapping[bytes, bytes]) -> None:
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":
+            raise _Refused(415, "unsupported_media_type", "the body must be application/json")
+        if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise _Refused(415, "unsupported_media_type", "the body must not be compressed")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self.limits.max_request_bytes:
+            raise self._too_large()
+
+    async def _body(self, receive: Receive) -> bytes:
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(self.limits.client_timeout):
+                    message = await receive()
+            except TimeoutError:
+                raise _Refused(408, "timeout", "the body did not come in time") from None
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > self.limits.max_request_bytes:
+                raise self._too_large()
+            if not message.get("more_body"):
+                return b"".join(pieces)
+
+    def _too_large(self) -> _Refused:
+        text = f"the body is larger than {self.limits.max_request_bytes:,} bytes"
+        return _Refused(413, "too_large", text)
+
+    def _model(self, wanted: str | None) -> str:
+        if wanted is None:
+            if len(self.models) == 1:
+                return next(iter(self.models))
+            text = "there are several models: name one of those that GET /v1/models lists"
+            raise _Refused(400, "invalid_request", text, path="$.model")
+        if wanted not in self.models:
+            text = f"there is no model {wanted!r}; GET /v1/models lists those that there are"
+            raise _Refused(404, "unknown_model", text, path="$.model")
+        return wanted
+
+    def fault(self, error: BaseException) -> str:
+        """Log what should not have happened; what the client may know of it."""
+        incident = random_id()[:8]
+        trace = "".join(traceback.format_exception(error))
+        logger.error("incident %s\n%s", incident, redacted(trace, self._secrets))
+        return f"the gateway failed; its log has more under incident {incident}"
+
+    # --- the other endpoints --------------------------------------------------------------------
+
+    async def tell_models(self, request: Request) -> Response:
+        """Answer ``GET /v1/models``."""
+        self._callers.identify(request.scope)
+        return _json(200, msgspec.json.encode(Models(tuple(self.models))))
+
+    async def tell_health(self, request: Request) -> Response:
+        """Answer ``GET /health``."""
+        if self.is_draining:
+            body = msgspec.json.encode(Health("draining", self.streams))
+            return _json(503, body, {"Retry-After": "2"})
+        return _json(200, msgspec.json.encode(Health("ok", self.streams)))
+
+    async def tell_description(self, request: Request) -> Response:
+        """Answer ``GET /openapi.json``."""
+        return _json(200, self._description)
+
+
+class _StreamEndpoint:
+    """A route takes an object for an ASGI app, and a method for a handler: this is the former."""
+
+    def __init__(self, gate: Gateway) -> None:
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._gate.serve(scope, receive, send)
+
+
+def _decoded(body: bytes) -> StreamCall:
+    try:
+        return decode_call(body)
+    except DecodeError as error:
+        raise _Refused(400, "invalid_request", error.reason, path=error.path) from None
+
+
+def _secrets_of(*streams: Any) -> list[str]:
+    """The keys of these transports, and of those inside them, as far as they can be found."""
+    secrets: list[str] = []
+    for stream in streams:
+        secrets += getattr(stream, "_secrets", ())
+        inner = [getattr(stream, "inner", None), *getattr(stream, "transports", ())]
+        secrets += _secrets_of(*[part for part in inner if callable(part)])
+    return secrets
+
+
+@contextmanager
+def _heard_signals(react: Callable[[], object]) -> Generator[None]:
+    """Have ``react`` called before whoever handles SIGTERM and Ctrl-C now, who still handles them.
+
+    A server tells its app about the end only when every connection is closed, which is too late for
+    an app that is to say that it takes no more.
+    """
+    replaced: dict[signals.Signals, tuple[Any, Any]] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signals.SIGTERM, signals.SIGINT):
+            before = signals.getsignal(number)
+            if callable(before):
+                ours = _before(react, before)
+                replaced[number] = (ours, before)
+                signals.signal(number, ours)
+    try:
+        yield
+    finally:
+        for number, (ours, before) in replaced.items():
+            if signals.getsignal(number) is ours:
+                signals.signal(number, before)
+
+
+def _before(react: Callable[[], object], handler: Callable[..., Any]) -> Callable[..., Any]:
+    def handle(number: int, frame: Any) -> Any:
+        react()
+        return handler(number, frame)
+
+    return handle
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+class _Refused(Exception):
+    """A request that gets no stream, and what it gets instead."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        path: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.detail = ErrorDetail(kind, message, path)
+        self.headers = headers
+
+
+async def _tell_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, _Refused)
+    return _json(error.status, msgspec.json.encode(ErrorReply(error.detail)), error.headers)
+
+
+async def _tell_http_error(request: Request, error: Any) -> Response:
+    """What Starlette itself refuses: a path that is none, a method that a path does not take."""
+    kind = "method_not_allowed" if error.status_code == 405 else "not_found"
+    body = msgspec.json.encode(ErrorReply(ErrorDetail(kind, str(error.detail))))
+    return _json(error.status_code, body, error.headers)
+
+
+def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    from starlette.responses import Response
+
+    return Response(body, status, headers, "application/json")
+
+
+# --- a stream ---------------------------------------------------------------------------------
+
+_CLOSE_SECONDS = 5.0  # how long a stream may take to end after it was told to
+_GOODBYE_SECONDS = 1.0  # how long a client may take to read the last event
+_KEEP_ALIVE = b": keep-alive\n\n"
+_SHUTTING_DOWN = "the gateway is shutting down, and the answer was broken off"
+_UNFINISHED = "the stream ended without an answer"
+_BEGINNING: dict[str, Any] = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),  # a proxy in front should pass on what it gets
+    ],
+}
+
+
+class _ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+class _Stream:
+    """One call: hands on what a transport says until that ends, or until the client has gone.
+
+    One task reads the transport and writes to the client, another one watches the client. Whichever
+    ends first ends the other.
+    """
+
+    task: asyncio.Task[Any]
+
+    def __init__(
+        self,
+        events: AsyncIterator[StreamEvent],
+        signal: CancellationToken,
+        limits: _Limits,
+        fault: Callable[[BaseException], str],
+    ) -> None:
+        self._events = events
+        self._signal = signal
+        self._limits = limits
+        self._fault = fault
+        self._assembler = MessageAssembler()
+        self._is_told = False
+        self._is_cut = False
+        self._lock = asyncio.Lock()  # an event and a comment are not written at once
+        self._is_writing = False
+        self._time = asyncio.get_running_loop().time
+        self._wrote_at = self._time()
+        self._pumping: asyncio.Task[None] | None = None
+
+    async def run(self, receive: Receive, send: Send) -> str:
+        """Serve the client; how it ended."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        loop = asyncio.get_running_loop()
+        self._pumping = loop.create_task(self._pump(send))
+        watching = loop.create_task(self._watch(receive, send))
+        try:
+            await asyncio.wait({self._pumping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            how = await self._end(self._pumping, watching, send)
+        return how
+
+    def cut_off(self) -> None:
+        """Break it off: the client is told."""
+        self._is_cut = True
+        self._signal.cancel(_SHUTTING_DOWN)
+        if self._pumping is not None:
+            self._pumping.cancel()
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            await send(_BEGINNING)
+            async for event in self._events:
+                if self._signal.cancelled:
+                    return
+                await self._write(b"data: %b\n\n" % encode_event(event), send)
+                if isinstance(event, Chunk):
+                    self._assembler.feed(event.chunk)
+                elif isinstance(event, (Done, Error)):
+                    self._is_told = True
+                    return
+        finally:
+            if (close := getattr(self._events, "aclose", None)) is not None:
+                await close()
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Return when the client has gone, or might as well have; keep it awake until then."""
+        while True:
+            limits = self._limits
+            patience = limits.client_timeout if self._is_writing else limits.keep_alive
+            try:
+                async with asyncio.timeout_at(self._wrote_at + patience):
+                    message = await receive()
+            except TimeoutError:
+                silent = self._time() - self._wrote_at
+                if self._is_writing and silent >= limits.client_timeout:
+                    logger.warning("a client did not read for %g s and is given up", silent)
+                    return
+                if not self._is_writing and silent >= limits.keep_alive:
+                    async with asyncio.timeout(limits.client_timeout):
+                        await self._write(_KEEP_ALIVE, send)
+            else:
+                if message["type"] == "http.disconnect":
+                    return
+
+    async def _write(self, data: bytes, send: Send, *, more: bool = True) -> None:
+        async with self._lock:
+            self._is_writing = True
+            self._wrote_at = self._time()
+            try:
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+            except OSError as error:
+                raise _ClientGone from error
+            finally:
+                self._is_writing = False
+                self._wrote_at = self._time()
+
+    async def _end(
+        self, pumping: asyncio.Task[None], watching: asyncio.Task[None], send: Send
+    ) -> str:
+        """Stop both tasks and the call, and say the last word if somebody is there to hear it."""
+        is_gone = watching.done()
+        self._is_cut = self._is_cut or not (is_gone or pumping.done())
+        self._signal.cancel("nobody reads the answer any more")
+        pumping.cancel()
+        watching.cancel()
+        failures = await asyncio.gather(pumping, watching, return_exceptions=True)
+        last = self._last_word(failures[0], is_gone=is_gone)
+        if is_gone or isinstance(failures[0], _ClientGone):
+            return "the client went away"
+        try:
+            async with asyncio.timeout(_GOODBYE_SECONDS):
+                if last is not None:
+                    await self._write(b"data: %b\n\n" % encode_event(last), send)
+                await self._write(b"", send, more=False)
+        except (TimeoutError, _ClientGone):
+            return "the client went away"
+        return last.message if last is not None else "answered"
+
+    def _last_word(self, failure: BaseException | None, *, is_gone: bool) -> Error | None:
+        """What the transport should have said last, if it did not."""
+        is_fault = failure is not None and not isinstance(failure, _ClientGone)
+        if isinstance(failure, asyncio.CancelledError):
+            is_fault = not (self._is_cut or is_gone)
+        if failure is not None and is_fault:
+            kind, text = StreamErrorKind.FATAL, self._fault(failure)
+        elif self._is_cut:
+            kind, text = StreamErrorKind.TRANSIENT, _SHUTTING_DOWN
+        else:
+            kind, text = StreamErrorKind.EMPTY, _UNFINISHED
+        if self._is_told:
+            return None
+        partial = self._assembler.message(StopReason.ERROR, error_message=text)
+        return Error(partial, kind, text)

@@ -1,0 +1,175 @@
+"""The gateway's description of itself, in OpenAPI 3.1.
+
+The schemas are made from the very types that requests are decoded with and answers encoded from,
+so they cannot say anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent._version import __version__
+from clark_agent.transports.stream_wire import EventRecord, StreamCall
+
+__all__ = ["ErrorDetail", "ErrorReply", "Health", "Models", "describe"]
+
+
+class ErrorDetail(Struct, frozen=True, omit_defaults=True):
+    """What was wrong: a word for programs, a text for people, and where in the request."""
+
+    type: str
+    message: str
+    path: str | None = None
+
+
+class ErrorReply(Struct, frozen=True):
+    """The body of every answer other than 200."""
+
+    error: ErrorDetail
+
+
+class Health(Struct, frozen=True):
+    """``status`` is ``ok``, or ``draining`` while the gateway shuts down; how many streams run."""
+
+    status: str
+    streams: int
+
+
+class Models(Struct, frozen=True):
+    """The names that ``model`` may have in a call."""
+
+    models: tuple[str, ...]
+
+
+_REFUSALS = {
+    400: "The body is not JSON, or not a call: ``path`` says where.",
+    401: "No token, or one that is not known.",
+    403: "Without tokens the gateway answers this machine alone.",
+    404: "There is no such model.",
+    408: "The body did not come in time.",
+    413: "The body is too large.",
+    415: "The body is not said to be JSON.",
+    429: "This token has as many streams as it may have at once.",
+    500: "The gateway failed; its log has the incident that the text names.",
+    503: "The gateway is shutting down.",
+}
+_WAITS = {
+    "Retry-After": {
+        "description": "How many seconds to wait.",
+        "schema": {"type": "integer", "minimum": 0},
+    }
+}
+_CHALLENGE = {"WWW-Authenticate": {"description": "Always `Bearer`.", "schema": {"type": "string"}}}
+_HEADERS = {401: _CHALLENGE, 429: _WAITS, 503: _WAITS}
+
+
+# What stands for a response of events is a schema of each one of them.
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/StreamEvent"},
+        }
+    },
+    "required": ["data"],
+}
+
+
+def describe(*, is_open: bool, has_several: bool) -> dict[str, Any]:
+    """The document. ``is_open``: there are no tokens; ``has_several``: a call names its model."""
+    (call, event, reply, health, models), schemas = msgspec.json.schema_components(
+        [StreamCall, EventRecord, ErrorReply, Health, Models],
+        ref_template="#/components/schemas/{name}",
+    )
+    if has_several:
+        fields = schemas["StreamCall"]
+        fields["properties"]["model"] = {"type": "string"}
+        fields["required"] = [*fields["required"], "model"]
+    access = 403 if is_open else 401
+    components = {"schemas": {**schemas, "StreamEvent": event}}
+    stream, names = _stream(call, reply, access), _models(models, reply, access)
+    if not is_open:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        stream["security"] = names["security"] = [{"token": []}]
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "clark-agent gateway",
+            "version": __version__,
+            "description": "Models behind one door: the keys of their providers stay inside.",
+        },
+        "paths": {
+            "/v1/stream": {"post": stream},
+            "/v1/models": {"get": names},
+            "/health": {"get": _health(health)},
+            "/openapi.json": {"get": _itself()},
+        },
+        "components": components,
+    }
+
+
+def _stream(call: Any, reply: Any, access: int) -> dict[str, Any]:
+    events = {
+        "description": (
+            "Server-sent events. The data of each is a `StreamEvent` as JSON, on one line, sent as "
+            "soon as the model has produced it. The last one is `done` or `error`: a failure of "
+            "the model is told there. Comments keep the connection alive while the model is silent."
+        ),
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+    return {
+        "operationId": "stream",
+        "summary": "Ask a model.",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": call}}},
+        "responses": {
+            "200": events,
+            **_refusals(reply, [400, access, 404, 408, 413, 415, 429, 500, 503]),
+        },
+    }
+
+
+def _models(models: Any, reply: Any, access: int) -> dict[str, Any]:
+    return {
+        "operationId": "models",
+        "summary": "The names of the models.",
+        "responses": {"200": _json("The names.", models), **_refusals(reply, [access])},
+    }
+
+
+def _health(health: Any) -> dict[str, Any]:
+    return {
+        "operationId": "health",
+        "summary": "Whether the gateway takes calls, and how many streams run. Needs no token.",
+        "responses": {
+            "200": _json("It does.", health),
+            "503": {**_json("It is shutting down.", health), "headers": _WAITS},
+        },
+    }
+
+
+def _itself() -> dict[str, Any]:
+    return {
+        "operationId": "openapi",
+        "summary": "This description. Needs no token.",
+        "responses": {"200": _json("The description.", {"type": "object"})},
+    }
+
+
+def _json(description: str, schema: Any) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _refusals(reply: Any, statuses: Iterable[int]) -> dict[str, Any]:
+    return {
+        str(status): {
+            **_json(_REFUSALS[status], reply),
+            **({"headers": _HEADERS[status]} if status in _HEADERS else {}),
+        }
+        for status in statuses
+    }
