@@ -94,6 +94,13 @@ class Transport(ABC, Generic[T]):
         self.thinking_tags = thinking_tags
         self.clock = clock or SystemClock()
         self._secrets = tuple([secret for secret in secrets if secret])
+        for secret in self._secrets:
+            if not secret.isascii() or not secret.isprintable():
+                # The libraries below would quote it in their logs when they refuse it.
+                raise ConfigError(
+                    f"{type(self).__name__}: a key or a header holds what HTTP does not allow: "
+                    "a line break, perhaps, or a letter that is not ASCII"
+                )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"
