@@ -35,7 +35,7 @@ from clark_agent.stream import (
 )
 from clark_agent.transports.answer import Failure, ProviderFailure
 from clark_agent.transports.base import _pause, redacted
-from clark_agent.transports.clients import LoopLocal, load_sdk
+from clark_agent.transports.clients import LoopLocal, load_sdk, secrets_in
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.outgoing import with_extras
@@ -50,7 +50,6 @@ __all__ = ["ProxyStream"]
 logger = logging.getLogger(__name__)
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
-_CANCELLED = "the call was cancelled"
 _LONGEST_REFUSAL = 1 << 16
 # A connection that the gateway is about to close should not be used again: uvicorn keeps it for
 # five seconds.
@@ -81,13 +80,17 @@ class ProxyStream:
         self.retry = retry or RetryPolicy()
         self.timeouts = timeouts or Timeouts()
         self.clock = clock or SystemClock()
-        self._secrets = tuple([text for text in (token, *(headers or {}).values()) if text])
+        if token is not None and not _is_sendable(token, is_empty_fine=False):
+            raise ConfigError("a token is a text of visible ASCII letters")
+        if not all(_is_sendable(value) for value in (headers or {}).values()):
+            raise ConfigError("a header of ProxyStream holds what HTTP does not allow")
+        self._secrets = tuple([*([token] if token else ()), *secrets_in(headers)])
         self._headers = {
             **(headers or {}),
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             "Accept-Encoding": "identity",
-            **({"Authorization": f"Bearer {_checked_token(token)}"} if token is not None else {}),
+            **({"Authorization": f"Bearer {token}"} if token is not None else {}),
         }
 
         connect = self.timeouts.connect
@@ -107,9 +110,6 @@ class ProxyStream:
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
         """Ask the model."""
-        if signal.cancelled:
-            yield Error(_EMPTY, StreamErrorKind.ABORTED, signal.reason or _CANCELLED)
-            return
         try:
             body = self.encode(request)
         except TransportError as error:
@@ -134,7 +134,8 @@ class ProxyStream:
             text = "gateway: %s; asking again in %.1f s, attempt %d of %d"
             logger.warning(text, failure.message, delay, number + 1, self.retry.attempts)
             if not await _pause(self.clock.sleep(delay), signal):
-                yield Error(_EMPTY, StreamErrorKind.ABORTED, signal.reason or _CANCELLED)
+                text = signal.reason or "the call was cancelled"
+                yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
                 return
 
     def encode(self, request: StreamRequest) -> bytes:
@@ -173,7 +174,8 @@ class ProxyStream:
             return Failure(StreamErrorKind.ABORTED, str(error))
         if isinstance(error, StreamTimeout):
             return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
-        failure = error.failure if isinstance(error, ProviderFailure) else failure_of_sdk(error)
+        told = isinstance(error, ProviderFailure)
+        failure = error.failure if told else failure_of_sdk(error, self.url)
         return replace(failure, message=redacted(failure.message, self._secrets))
 
     def _safe(self, event: Error) -> Error:
@@ -188,6 +190,9 @@ class ProxyStream:
             return None
         delay = self.retry.delay(number, failure.retry_after)
         elapsed = (self.clock.now_ms() - began) / 1000
+        total = self.timeouts.total
+        if total is not None and elapsed + delay >= total:
+            return None
         return delay if elapsed + delay <= self.retry.max_elapsed else None
 
 
@@ -293,11 +298,10 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1/stream")
 
 
-def _checked_token(token: str) -> str:
-    given: Any = token
-    if not isinstance(given, str) or not given.isascii() or not given.isprintable() or not given:
-        raise ConfigError("a token is a text of visible ASCII letters")
-    return token
+def _is_sendable(text: Any, *, is_empty_fine: bool = True) -> bool:
+    """Whether a header can carry it. The library below would quote what it refuses in its logs."""
+    is_fine = isinstance(text, str) and text.isascii() and text.isprintable()
+    return is_fine and (bool(text) or is_empty_fine)
 
 
 _KINDS = {
