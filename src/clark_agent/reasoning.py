@@ -61,7 +61,7 @@ class ReasoningFormat(StrEnum):
     def from_wire(cls, name: object) -> ReasoningFormat:
         """The format of that name; `UNKNOWN` for any other value."""
         try:
-            return cls(str(name))
+            return cls(name) if isinstance(name, str) else cls.UNKNOWN
         except ValueError:
             return cls.UNKNOWN
 

@@ -18,7 +18,13 @@ from clark_agent.reasoning import ReasoningEncrypted, ReasoningText, parse_items
 from clark_agent.stream import StreamRequest
 from clark_agent.transcript import MessageView
 from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.outgoing import arguments_object, safe_id, sendable, woven_text
+from clark_agent.transports.outgoing import (
+    arguments_object,
+    safe_id,
+    safe_name,
+    sendable,
+    woven_text,
+)
 from clark_agent.types import (
     AgentMessage,
     AssistantBlock,
@@ -48,6 +54,8 @@ _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _OPENING = "(The conversation starts here.)"
 _GO_ON = "Go on."
 _NO_OUTPUT = "(no output)"
+
+_LONGEST_NAME = 128
 
 
 class MessagesWriter:
@@ -188,7 +196,7 @@ def _tool_use(call: ToolCall) -> _Block:
     return {
         "type": "tool_use",
         "id": safe_id(call.id, 64),
-        "name": call.name,
+        "name": safe_name(call.name, _LONGEST_NAME),
         "input": arguments_object(call),
     }
 

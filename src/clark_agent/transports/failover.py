@@ -53,6 +53,12 @@ class FirstOf:
     def __repr__(self) -> str:
         return f"FirstOf([{', '.join([_name(transport) for transport in self.transports])}])"
 
+    async def aclose(self) -> None:
+        """Close the connections of those that keep some."""
+        for transport in self.transports:
+            if (close := getattr(transport, "aclose", None)) is not None:
+                await close()
+
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
@@ -61,6 +67,7 @@ class FirstOf:
         for transport in self.transports:
             is_last = len(failed) + 1 == len(self.transports)
             has_begun = False
+            start = Start(_EMPTY)
             answer = transport(request, signal)
             try:
                 async for event in answer:
@@ -72,9 +79,11 @@ class FirstOf:
                         return
                     if isinstance(event, (Chunk, Done)) and not has_begun:
                         has_begun = True
-                        yield Start(_EMPTY, _details(transport, failed))
+                        yield _with_details(start, transport, failed)
                     if not isinstance(event, Start):
                         yield event
+                    elif not has_begun:
+                        start = event
                 else:
                     return
             finally:
@@ -83,15 +92,33 @@ class FirstOf:
 
 
 def _name(transport: StreamFn) -> str:
-    return getattr(transport, "__name__", None) or repr(transport)
+    """A name for people. What a host's own transport shows of itself may well have a key in it."""
+    kind = type(transport)
+    if kind.__module__.startswith("clark_agent.transports."):
+        return repr(transport)
+    return getattr(transport, "__name__", None) or kind.__name__
 
 
 def _failure(transport: StreamFn, error: Error) -> dict[str, Any]:
     return {"transport": _name(transport), "kind": str(error.kind), "message": error.message}
 
 
-def _details(transport: StreamFn, failed: list[dict[str, Any]]) -> dict[str, Any] | None:
-    return {"answered_by": _name(transport), "failed": list(failed)} if failed else None
+def _with_details(start: Start, transport: StreamFn, failed: list[dict[str, Any]]) -> Start:
+    """The start as the transport told it, and who failed before. One like this among them has
+    names of its own to tell.
+    """
+    if not failed:
+        return start
+    told: dict[str, Any] = start.details if isinstance(start.details, dict) else {}
+    inner = told.get("failed", ())
+    return replace(
+        start,
+        details={
+            **told,
+            "answered_by": told.get("answered_by", _name(transport)),
+            "failed": [*failed, *(inner if isinstance(inner, list) else ())],
+        },
+    )
 
 
 def _with_failures(error: Error, failed: list[dict[str, Any]]) -> Error:

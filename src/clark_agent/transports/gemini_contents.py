@@ -42,7 +42,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["ContentsWriter", "Part", "generation_of"]
+__all__ = ["UNSIGNED", "ContentsWriter", "Part", "generation_of"]
 
 Part: TypeAlias = dict[str, Any]
 
@@ -52,7 +52,7 @@ _ALIAS = re.compile(r"gemini-[a-z-]+-latest")  # of models that are not older th
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_.:-]")
 _LONGEST_NAME = 128
 
-_UNSIGNED = "skip_thought_signature_validator"
+UNSIGNED = "skip_thought_signature_validator"
 
 
 def generation_of(model: str) -> int | None:
@@ -143,8 +143,10 @@ class ContentsWriter:
         turn = _ModelTurn(has_ids=self._has_ids)
         for block in message.content:
             match block:
-                case TextContent() | ThinkingContent():
-                    turn.text(woven_text([block]))
+                case TextContent():
+                    turn.text(block.text)
+                case ThinkingContent():
+                    turn.thought(woven_text([block]))
                 case ToolCall():
                     turn.call(block)
                 case ReasoningDetailsContent():
@@ -157,7 +159,7 @@ class ContentsWriter:
         turn.sign_by_id()
         first = next((part for part in turn.parts if "functionCall" in part), None)
         if first is not None and self._wants_signatures:
-            first.setdefault("thoughtSignature", _UNSIGNED)
+            first.setdefault("thoughtSignature", UNSIGNED)
         return turn.parts
 
 
@@ -169,8 +171,15 @@ class _ModelTurn:
         self._has_ids = has_ids
         self._calls: dict[str, Part] = {}
         self._for_later: list[tuple[str, str]] = []  # ids of calls, and their signatures
+        self._said = 0  # how many characters at the end are as the model wrote them
+
+    def thought(self, text: str) -> None:
+        """A thought in tags, which need not be those that the model wrote."""
+        self.text(text)
+        self._said = 0
 
     def text(self, text: str) -> None:
+        self._said += len(text)
         if text and self.parts and self.parts[-1].keys() == {"text"}:
             self.parts[-1]["text"] += text
         elif text:
@@ -210,7 +219,7 @@ class _ModelTurn:
             return
         last = self.parts[-1] if self.parts else {}
         text = last["text"] if last.keys() == {"text"} else ""
-        if not isinstance(chars, int) or not 0 < chars <= len(text):
+        if not isinstance(chars, int) or not 0 < chars <= min(len(text), self._said):
             return
         signed = {"text": text[-chars:], "thoughtSignature": signature}
         self.parts[-1:] = [{"text": text[:-chars]}, signed] if chars < len(text) else [signed]
@@ -228,8 +237,11 @@ class _ModelTurn:
 
 
 def _safe_name(name: str) -> str:
-    """A name in letters that the provider takes: models make up others."""
-    return _UNUSUAL.sub("_", name)[:_LONGEST_NAME] or "unknown"
+    """A name in letters that the provider takes, the first of them no digit and no sign: models
+    make up others.
+    """
+    known = _UNUSUAL.sub("_", name) or "unknown"
+    return (known if known[0].isalpha() or known[0] == "_" else f"_{known}")[:_LONGEST_NAME]
 
 
 def _user_parts(content: str | Sequence[UserBlock]) -> list[Part]:

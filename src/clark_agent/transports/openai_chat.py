@@ -17,12 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.clock import Clock
+from clark_agent.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.decoding import JsonEventDecoder
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
+from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.transports.outgoing import (
@@ -53,6 +55,11 @@ __all__ = ["OpenAIChat"]
 # These models refuse tools in Chat Completions unless they are told not to think; to do both they
 # want the Responses API.
 _THINKS_WITHOUT_TOOLS = re.compile(r"gpt-(5\.([2-9]|\d\d)|[6-9]|\d\d)(?!.*-(pro|chat|codex))")
+
+_SEALED_FOR_ACCOUNT = (
+    ReasoningFormat.OPENAI_RESPONSES_V1,
+    ReasoningFormat.AZURE_OPENAI_RESPONSES_V1,
+)
 
 
 class OpenAIChat(Transport[bytes]):
@@ -131,7 +138,7 @@ class OpenAIChat(Transport[bytes]):
         return with_extras(body, request.provider_extras)
 
     def _messages(self, request: StreamRequest) -> list[dict[str, Any]]:
-        writer = _Writer(self.dialect)
+        writer = _Writer(self.dialect, self.model)
         writer.system(request.system_prompt)
         for message in sendable(request.messages, self.target):
             writer.write(message)
@@ -189,7 +196,8 @@ def _tool(tool: ToolSchema) -> dict[str, Any]:
 class _Writer:
     """Writes a history in a dialect."""
 
-    def __init__(self, dialect: ChatDialect) -> None:
+    def __init__(self, dialect: ChatDialect, model: str) -> None:
+        self._wants_signatures = dialect.takes_details and (generation_of(model) or 0) >= 3
         self.messages: list[dict[str, Any]] = []
         self._dialect = dialect
         self._images: list[dict[str, Any]] = []  # of the tool results that were just written
@@ -256,9 +264,16 @@ class _Writer:
         reasoning = message.reasoning_text
         if reasoning or dialect.wants_empty_reasoning:
             written.update(dict.fromkeys(dialect.reasoning_fields, reasoning))
-        if dialect.takes_details and (details := _reasoning_items(message)):
+        if dialect.takes_details and (details := self._details(message, calls)):
             written["reasoning_details"] = details
         self.messages.append(written)
+
+    def _details(self, message: AssistantMessage, calls: list[dict[str, Any]]) -> list[Any]:
+        details = _reasoning_items(message)
+        is_signed = any(item.is_signed for item in parse_items(details))
+        if self._wants_signatures and calls and not is_signed:
+            details.append(_skipping(calls[0]["id"]))
+        return details
 
     def _result(self, message: ToolResultMessage) -> None:
         images = [block for block in message.content if isinstance(block, ImageContent)]
@@ -282,12 +297,37 @@ class _Writer:
 
 
 def _reasoning_items(message: AssistantMessage) -> list[Any]:
-    """The structured reasoning; what other transports keep beside it is theirs alone."""
-    return [
-        item
-        for item in message.reasoning_details_values
-        if str(item.get("type", "")).startswith("reasoning.")
-    ]
+    """The structured reasoning: a gateway's own as it came, that of our transports in its form."""
+    items: list[Any] = []
+    for item in message.reasoning_details_values:
+        if "model" in item:
+            items += _for_gateway(item)
+        elif str(item.get("type", "")).startswith("reasoning."):
+            items.append(item)
+    return items
+
+
+def _for_gateway(item: dict[str, Any]) -> list[Any]:
+    """An item that a transport to the vendor itself made, without what is its transport's alone.
+
+    What OpenAI has sealed is for one account, and not the gateway's; and there is no way to say
+    which part of a text Gemini signed.
+    """
+    known = parse_item(item)
+    if known is None or known.format in _SEALED_FOR_ACCOUNT or item.get("part") == "text":
+        return []
+    return [item_to_json(known)]
+
+
+def _skipping(call_id: str) -> dict[str, Any]:
+    """What stands for the signature of a call that another model made."""
+    return {
+        "type": "reasoning.encrypted",
+        "data": UNSIGNED,
+        "id": call_id,
+        "format": str(ReasoningFormat.GOOGLE_GEMINI_V1),
+        "index": 0,
+    }
 
 
 def _user_content(content: str | Sequence[UserBlock]) -> str | list[dict[str, Any]]:

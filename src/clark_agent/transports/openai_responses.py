@@ -33,6 +33,7 @@ from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.transports.outgoing import (
     arguments_text,
     safe_id,
+    safe_name,
     sendable,
     with_extras,
     woven_text,
@@ -59,6 +60,7 @@ __all__ = ["OpenAIResponses"]
 
 _FORMAT = ReasoningFormat.OPENAI_RESPONSES_V1
 _LONGEST_ID = 64
+_LONGEST_NAME = 128
 # The server refuses a smaller limit of output tokens.
 _SMALLEST_CAP = 16
 # Newer models label each message as commentary or as the final answer and want the label back. It
@@ -277,7 +279,7 @@ class _Turn:
                 {
                     "type": "function_call",
                     "call_id": safe_id(block.id, _LONGEST_ID),
-                    "name": block.name,
+                    "name": safe_name(block.name, _LONGEST_NAME),
                     "arguments": arguments_text(block),
                 }
             )

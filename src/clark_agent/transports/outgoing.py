@@ -145,12 +145,12 @@ def safe_id(call_id: str, longest: int) -> str:
     return f"call_{sha256(call_id.encode(errors='replace')).hexdigest()[:24]}"
 
 
-def safe_name(name: str) -> str:
+def safe_name(name: str, longest: int = 64) -> str:
     """The name of a call in letters that every provider takes.
 
     A model may make up a name. It was told so, but providers refuse every later request over it.
     """
-    return _UNUSUAL.sub("_", name)[:64] or "_"
+    return _UNUSUAL.sub("_", name)[:longest] or "_"
 
 
 def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:

@@ -158,7 +158,7 @@ class RecordingStream:
             _load(self.path)  # nothing is written behind what is no recording
 
     def __repr__(self) -> str:
-        return f"RecordingStream({self.inner!r}, {self.path.name!r})"
+        return f"RecordingStream({self.path.name!r})"
 
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
