@@ -23,6 +23,8 @@ from clark_agent.errors import ConfigError
 from clark_agent.plugin import HOOK_OF, Capability, FunctionPlugin, TransformContext
 from clark_agent.plugins import GracefulTurnLimit
 from clark_agent.protocol import ProtocolPolicy
+from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.memory import MemoryStore
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream
 from clark_agent.tools import AgentTool, ToolContext, ToolDefinitionError, ToolRegistry, ToolResult
 
@@ -76,6 +78,7 @@ INHERITED: dict[str, Any] = {
     "max_output_tokens_recovery": MaxTokensRecovery(),
     "grace_iterations": 2,
     "budget": Budget(turns=3),
+    "run_log": RunLog(MemoryStore()),
     "plain_text_terminal_fallback_tool": "done",
     "plain_text_terminal_fallback_eager": True,
     "plain_text_terminal_fallback_eager_nudge": True,
@@ -116,6 +119,7 @@ DEFAULTS: dict[str, Any] = {
     "graceful_turn_limit_grace_provider": None,
     "empty_outcome_retry_budget": None,
     "budget": None,
+    "run_log": None,
     "plain_text_terminal_fallback_tool": None,
     "plain_text_terminal_fallback_eager": False,
     "plain_text_terminal_fallback_eager_nudge": False,

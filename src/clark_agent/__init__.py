@@ -10,6 +10,7 @@ The layers, each knowing only those before it:
   functions over all that
 - ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
 - ``plugins``, ``config``: the built-in plugins, and the settings of a run
+- ``run_log``: everything that comes into a run, written down as it happens
 - ``steering``, ``budget``: what reaches into a run, and what a run may spend
 - ``turn``, ``execution``, ``loop``: one model call, one tool batch, and the loop around them
 - ``running``, ``conversation``, ``sub_agents``, ``finish``: what people do with the loop

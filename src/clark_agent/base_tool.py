@@ -163,6 +163,8 @@ class ToolContext:
     and nobody cancels. With ``emit`` it must be made on the event loop's thread.
     """
 
+    position = 0
+    """Which call of the message it is."""
     _signal: CancellationToken | None = None
     _settled = False
     _reporting: asyncio.Task[None] | None = None
@@ -343,6 +345,8 @@ class AgentTool:
     """It blocks a thread, which cannot be stopped from outside but may look at its signal."""
     idempotent: bool = False
     """Calling it twice does no more than calling it once: it may run again after a crash."""
+    runs_agent: bool = False
+    """All that it does is run an agent, whose log tells what came of it."""
     takes_output: bool = False
     """When a call to it ends the run, `output` of its arguments is the run's answer."""
 

@@ -163,6 +163,11 @@ class Meter:
         if price is not None:
             self._cost += price.of(usage)
 
+    def take_over(self, turns: int, usage: Usage, model_id: str | None) -> None:
+        """Count what another process has spent."""
+        self._turns += turns
+        self.spend(usage, model_id)
+
     def spent(self) -> Spent:
         """All that was spent so far."""
         seconds = max(0, self._clock.now_ms() - self._started_ms) / 1000

@@ -45,6 +45,7 @@ from clark_agent.plugin import (
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
+from clark_agent.run_log.log import RunLog
 from clark_agent.stream import ReasoningEffort, StreamFn
 from clark_agent.tokens import JsonSizeEstimator, TokenEstimator
 from clark_agent.tools import AgentTool, ToolLike, ToolRegistry
@@ -122,6 +123,8 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
     hook_timeout: float | None = None
     """Seconds that a hook may take."""
     clock: Clock = field(default_factory=SystemClock)
+    run_log: RunLog | None = None
+    """Where everything that comes into a run is written down, as it happens."""
 
     def __post_init__(self) -> None:
         for name in ("tools", "plugins"):
@@ -260,6 +263,9 @@ def _check(config: LoopConfig) -> None:
     _check_enum(config, "default_execution_mode", ExecutionMode)
     _check_enum(config, "reasoning", ReasoningEffort)
     _check_fallback(config)
+    run_log: Any = config.run_log
+    if run_log is not None and not isinstance(run_log, RunLog):
+        raise ConfigError(f"run_log must be a RunLog, not {run_log!r}")
     budget: Any = config.budget
     if budget is not None:
         if not isinstance(budget, Budget):
@@ -433,6 +439,10 @@ class AgentBuilder:
     def clock(self, value: Clock) -> Self:
         """Time and ids."""
         return self._set("clock", value)
+
+    def run_log(self, value: RunLog) -> Self:
+        """Where everything that comes into a run is written down."""
+        return self._set("run_log", value)
 
     def plugin(self, plugin: Plugin) -> Self:
         """Add a plugin, with all its hooks."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import CoroutineType
 from typing import Any
 
@@ -30,6 +30,8 @@ from clark_agent.events import ToolExecutionEnd, ToolExecutionStart
 from clark_agent.hooks import call_hook
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
 from clark_agent.preparation import PendingCall, prepare
+from clark_agent.run_log.log import RunWriter
+from clark_agent.run_log.records import ToolEnded, ToolStarted
 from clark_agent.run_state import Run
 from clark_agent.steering import SteerWhen
 from clark_agent.tool_run import ToolLeftBehindError, ToolRun
@@ -52,10 +54,20 @@ class Batch:
     _stopped: str | None = None
     _sibling_failed = False
 
-    def __init__(self, run: Run, message: AssistantMessage, calls: Sequence[ToolCall]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        message: AssistantMessage,
+        calls: Sequence[ToolCall],
+        earlier: Mapping[int, ToolResult | None] | None = None,
+    ) -> None:
+        """``earlier`` is what another process has left of the batch: the results that it has, and
+        the calls (None) that had begun without one.
+        """
         self._run = run
         self._asked_by = message
         self._given = calls
+        self._earlier = earlier
         # As the model named them, for a batch that is settled before it is executed.
         self._calls = self._ready = self._pending(calls)
         self._running: dict[PendingCall, ToolRun] = {}
@@ -104,6 +116,8 @@ class Batch:
         """Run the calls. Raises `ToolFatalError` or `RunAborted` when a tool says so."""
         self._run.check_cancelled()
         self._normalize()
+        if self._earlier:
+            self._take_over(self._earlier)
         if self._asked_by.stop_reason is _MAX_TOKENS:
             for pending in self._calls:
                 pending.answer_ourselves(_not_executed("max_tokens", _CUT_OFF))
@@ -134,9 +148,20 @@ class Batch:
             if pending not in self._running:  # in a hook, or not begun
                 task.cancel()
 
+    def recall(self) -> bool:
+        """Know the results of a batch that another process has ended; whether it ends the run."""
+        self._normalize()
+        self._take_over(self._earlier or {})
+        if self._run.config.max_tool_calls_per_turn is not None:
+            self._apply_cap(self._run.config.max_tool_calls_per_turn)
+        return self.terminates()
+
     def _pending(self, calls: Sequence[ToolCall]) -> list[PendingCall]:
         find = self._run.registry.find
-        return [PendingCall(call, find(call.name), call.arguments) for call in calls]
+        pending = [PendingCall(call, find(call.name), call.arguments) for call in calls]
+        for position, call in enumerate(pending):
+            call.position = position
+        return pending
 
     def _normalize(self) -> None:
         """Take the policy's repairs to the names and arguments of the calls."""
@@ -153,6 +178,23 @@ class Batch:
             raise HookError("protocol policy", protocol.name, error) from error
         self._calls = self._ready = self._pending(named)
 
+    def _take_over(self, earlier: Mapping[int, ToolResult | None]) -> None:
+        """Give the calls that another process has run their results. None is run twice, unless its
+        tool says that this does no harm.
+        """
+        for position, result in earlier.items():
+            pending = self._calls[position]
+            tool = pending.tool
+            pending.has_begun = result is None
+            if result is not None:
+                pending.result = result
+                pending.was_logged = pending.is_ours = True
+                self._sibling_failed = self._sibling_failed or _fails_siblings(pending)
+                if tool is not None and tool.takes_output:
+                    pending.has_run = _accept_again(tool, pending)
+            elif tool is None or not tool.idempotent:
+                pending.answer_ourselves(_uncertain())
+
     # --- one after the other, or all at once ----------------------------------------------------
 
     def _apply_cap(self, cap: int) -> None:
@@ -161,7 +203,7 @@ class Batch:
         self._over_cap = counted[cap:]
         for pending in self._over_cap:
             pending.answer_ourselves(_over_cap(len(self._calls), len(counted), cap))
-        self._ready = [pending for pending in self._calls if pending.result is None]
+        self._ready = [pending for pending in self._calls if pending not in self._over_cap]
 
     def _refuse_answers_in_company(self) -> None:
         """The run's answer cannot end it beside calls that want it to go on: it must come alone."""
@@ -183,7 +225,11 @@ class Batch:
             if previous is not None:
                 run.check_cancelled()
                 self._sibling_failed = self._sibling_failed or _fails_siblings(previous)
-            if run.can_intervene and self._is_held_back(pending):
+            if (
+                pending.was_logged
+                or (pending.has_begun and pending.result is not None)
+                or (run.can_intervene and self._is_held_back(pending))
+            ):
                 pass
             elif self._sibling_failed:
                 pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
@@ -273,7 +319,8 @@ class Batch:
         """Whether somebody has intervened before the call was run; then it has its result."""
         why = self._run.intervention(SteerWhen.BEFORE_NEXT_TOOL)
         if why is not None:
-            pending.answer_ourselves(_not_executed(why, _HELD_BACK[why]))
+            held = _uncertain() if pending.has_begun else _not_executed(why, _HELD_BACK[why])
+            pending.answer_ourselves(held)
             pending.was_intervened = True
         return why is not None
 
@@ -296,7 +343,17 @@ class Batch:
             return
         run, call, tool = self._run, pending.call, pending.tool
         assert tool is not None
+        if run.log is not None:
+            run.log.write(
+                ToolStarted(
+                    position=pending.position,
+                    tool_call_id=call.id,
+                    tool_name=call.name,
+                    arguments=None if pending.args is call.arguments else pending.args,
+                )
+            )
         context = ToolContext(tool_call_id=call.id, tool_name=call.name, run=run)
+        context.position = pending.position
         tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
         try:
@@ -384,9 +441,11 @@ class Batch:
             case ToolAborted():
                 self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
                 pending.result = ToolResult.error(f"The tool aborted the run: {error}")
+                pending.raised = "aborted"
             case ToolFatal():
                 self._fail(ToolFatalError(tool.name, str(error)), error)
                 pending.result = ToolResult.error(f"The tool ended the run: {error}")
+                pending.raised = "fatal"
             case _:
                 pending.result = ToolResult.error(f"{type(error).__name__}: {error}")
 
@@ -398,7 +457,7 @@ class Batch:
 
     def _finalize(self, pending: PendingCall) -> Awaitable[None]:
         """Let the hooks see the outcome, and tell that the call is over."""
-        if self._run.hooks.after_tool_call:
+        if self._run.hooks.after_tool_call and not pending.was_logged:
             return self._finalize_with_hooks(pending)
         return self._run.emit(self._end(pending))
 
@@ -423,9 +482,12 @@ class Batch:
             try:
                 decision = await call_hook(self._run, hook, context)
                 pending.result = _changed(result, decision)
+                if pending.result is not result and pending.given is None:
+                    pending.given = result
             except Exception as error:
                 logger.exception("the hook %r failed; the result becomes an error", hook.name)
                 pending.decided(hook.name, "failed")
+                pending.given = pending.given or result
                 pending.result = ToolResult.error(
                     f"The result was withheld: the hook {hook.name!r} that checks it raised "
                     f"{type(error).__name__}: {error}"
@@ -437,16 +499,37 @@ class Batch:
 
     def _end(self, pending: PendingCall) -> ToolExecutionEnd:
         """The call is over: its result stays as it is from now on. The event that says so."""
-        pending.ended = True
         result = pending.result
         if result is None:
             result = _not_executed("aborted", _NOT_STARTED)
         elif self._run.hooks.after_tool_call and not (pending.checked or pending.is_ours):
             result = ToolResult.error(_UNCHECKED)
         if pending.decisions:
+            pending.given = pending.given or result
             result = _with_decisions(result, pending.decisions)
         pending.result = result
+        if self._run.log is not None and not pending.was_logged:
+            self._log_end(self._run.log, pending, result)
+        pending.ended = True  # only now: if it could not be written the call has not ended
         return ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)
+
+    def _log_end(self, log: RunWriter, pending: PendingCall, result: ToolResult) -> None:
+        name = pending.call.name
+        log.write(
+            ToolEnded(
+                position=pending.position,
+                tool_call_id=pending.call.id,
+                tool_name=None if name == self._given[pending.position].name else name,
+                result=result,
+                given=pending.given,
+                raised=pending.raised,
+                decisions=tuple(pending.decisions),
+            )
+        )
+
+    def positions(self) -> tuple[int, ...]:
+        """Which calls the results answer, in the order of the results."""
+        return tuple([pending.position for pending in (*self._ready, *self._over_cap)])
 
 
 # --- decisions on values ----------------------------------------------------------------------
@@ -505,6 +588,27 @@ def _over_cap(total: int, counted: int, cap: int) -> ToolResult:
         "Send this call again in a later turn if it is still wanted."
     )
     return ToolResult.error(text, details=details)
+
+
+def _uncertain() -> ToolResult:
+    """The result of a call that had begun when its process died."""
+    return ToolResult.error(
+        "The call had begun when the program was interrupted. It may or may not have happened: "
+        "look before you send it again.",
+        details={"kind": "tool_call_uncertain", "reason": "interrupted"},
+    )
+
+
+def _accept_again(tool: AgentTool, pending: PendingCall) -> bool:
+    """Make the tool's input anew, for a tool whose input is the answer of the run."""
+    try:
+        pending.args = tool.prepare_arguments(pending.call.arguments)
+        accepted = tool.validate(pending.args)
+    except Exception:
+        logger.exception("the arguments of %r are not accepted any more", tool.name)
+        return False
+    pending.input = pending.args if accepted is None else accepted
+    return True
 
 
 def _not_executed(reason: str, text: str) -> ToolResult:

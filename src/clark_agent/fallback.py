@@ -6,6 +6,7 @@ carries them out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
@@ -13,7 +14,7 @@ from msgspec import Struct
 
 from clark_agent.config import LoopConfig
 from clark_agent.thinking import strip_thinking_tags
-from clark_agent.types import AssistantMessage
+from clark_agent.types import AgentMessage, AssistantMessage
 
 __all__ = ["Deliver", "Nudge", "PlainTextFallback", "is_terminal_only"]
 
@@ -46,6 +47,15 @@ class PlainTextFallback:
         """A tool batch, or a delivery: the model is on track."""
         self.stops = 0
         self._answer = None
+
+    def take_over(self, messages: Iterable[AgentMessage]) -> None:
+        """Count what another process has seen."""
+        for message in messages:
+            if isinstance(message, AssistantMessage):
+                if message.tool_calls:
+                    self.reset()
+                else:
+                    self.decide(message, None)
 
     def decide(
         self, message: AssistantMessage, allowlist: AbstractSet[str] | None

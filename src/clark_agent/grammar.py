@@ -58,6 +58,8 @@ class EventChecker:
         self._results_begun = False
         self._running: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
+        self._told: AssistantMessage | None = None
+        self._retold: AssistantMessage | None = None
 
     def feed(self, event: AgentEvent) -> None:
         """Take the next event."""
@@ -118,7 +120,7 @@ class EventChecker:
         self._broken_off = False
         self._stage = 0
         self._asked = False
-        self._answer = None
+        self._answer = self._told = self._retold = None
         self._results_begun = False
         self._running.clear()
         self._finished.clear()
@@ -134,7 +136,8 @@ class EventChecker:
             if wanted:
                 told = Counter([result.tool_call_id for result in event.tool_results])
                 self._require(told == wanted, "turn_end carries one result for every call")
-        self._failed = self._answer is None and not self._broken_off
+        was_told = self._retold is not None and event.message == self._retold
+        self._failed = self._answer is None and not self._broken_off and not was_told
         self._turn_open = False
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
@@ -166,6 +169,9 @@ class EventChecker:
             self._answer = message
         else:
             self._require(message == self._open, "a message ends as it was started")
+            # An answer that another process got is told again before its calls are run.
+            self._told = message if isinstance(message, AssistantMessage) else None
+            self._retold = self._told or self._retold
         self._open = None
         self._messages.append(message)
 
@@ -210,6 +216,8 @@ class EventChecker:
         call_id = event.tool_call_id
         self._require(self._turn_open, "tools run within a turn")
         self._require(self._open is None, "no message is open while tools run")
+        if self._answer is None and self._told is not None:
+            self._answer = self._told
         self._require(self._answer is not None, "tools run after the answer that asks for them")
         self._require(not self._results_begun, "tools run before the results are told")
         assert self._answer is not None

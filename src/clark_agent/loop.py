@@ -34,10 +34,12 @@ from clark_agent.events import EventSink
 from clark_agent.execution import Batch
 from clark_agent.fallback import Deliver, Nudge, PlainTextFallback
 from clark_agent.hooks import poll
+from clark_agent.plugin import ToolGateContext
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.preparation import ask_policy
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
-from clark_agent.run_state import Run
+from clark_agent.run_log.records import RunEnded, RunFailed
+from clark_agent.run_state import ReplayScript, Resumption, Run
 from clark_agent.stream import StreamErrorKind
 from clark_agent.transcript import checked_messages
 from clark_agent.turn import ModelAnswer, ask_model
@@ -173,10 +175,17 @@ async def start(
     *,
     sink: EventSink | None = None,
     parent: Run | None = None,
+    call_id: str | None = None,
+    resumption: Resumption | None = None,
+    replays: ReplayScript | None = None,
 ) -> RunResult:
     """Run the agent, with a sink besides the config's, or as the child of another run."""
     messages = prompt_messages(prompts, config)
-    state = Run(context, config, signal or CancellationToken(), sink=sink, parent=parent)
+    token = signal or CancellationToken()
+    state = Run(context, config, token, sink=sink, parent=parent, call_id=call_id)
+    state.resumption, state.replays = resumption, replays
+    if replays is not None:
+        replays.run = state
     with state.scope:
         try:
             outcome = await _run(state, messages)
@@ -187,24 +196,53 @@ async def start(
         except BaseException as error:
             if state.has_unanswered_calls and state.turn_message is not None:
                 state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
+            if state.log is not None:
+                state.log.is_closing = True
             failure = _failure(error, state.signal)
             state.carry(failure, await state.close(error))
+            if state.log is not None:
+                state.log.write(_failed(failure))
             ending = _ending(error, failure, state)
             raise ending from ending.__cause__
         finally:
             state.hooks.end_run()
+            if state.log is not None:
+                state.log.close()
 
 
 def _result(state: Run, outcome: LoopOutcome) -> RunResult:
+    limit = state.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
+    if state.log is not None:
+        state.log.write(
+            RunEnded(
+                outcome=str(outcome),
+                usage=state.usage,
+                tree_usage=state.tree_usage,
+                limit=None if limit is None else str(limit),
+            ),
+            ends_turn=True,
+        )
     return RunResult(
         messages=tuple(state.messages),
         outcome=outcome,
         usage=state.usage,
         undelivered=state.leave(),
         output=state.output,
-        limit=state.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None,
+        limit=limit,
         spent=state.meters[0].spent() if state.meters else None,
         tree_usage=state.tree_usage,
+    )
+
+
+def _failed(failure: LoopError) -> RunFailed:
+    return RunFailed(
+        error=type(failure).__name__,
+        text=str(failure),
+        reason=failure.reason if isinstance(failure, RunAborted) else None,
+        usage=failure.usage,
+        tree_usage=failure.tree_usage,
+        partial=failure.partial,
+        undelivered=failure.undelivered,
     )
 
 
@@ -238,9 +276,15 @@ async def _run(state: Run, prompts: Sequence[AgentMessage]) -> LoopOutcome:
     config = state.config
     fallback = PlainTextFallback(config)
     await state.begin(prompts)
-    await poll(state, state.hooks.steering, state.pending)
+    first, resumption = _Then.ANSWER, state.resumption
+    if resumption is not None:
+        state.go_on(resumption)
+        ask_policy(state, lambda: fallback.take_over(resumption.messages))
+        first = await _resume(state, resumption, fallback)
+    if first is not _Then.END:
+        await poll(state, state.hooks.steering, state.pending)
     while True:
-        then = _Then.ANSWER
+        then, first = first, _Then.ANSWER
         while then is _ANSWER or state.pending:
             state.check_cancelled()
             if state.at_cap():
@@ -260,6 +304,33 @@ async def _run(state: Run, prompts: Sequence[AgentMessage]) -> LoopOutcome:
         if not follow_ups:
             return _outcome(state, unfinished=False)
         state.pend(follow_ups)
+
+
+async def _resume(state: Run, resumption: Resumption, fallback: PlainTextFallback) -> _Then:
+    """Go on where the log ends: within a batch, behind a last word, or before the next answer."""
+    if resumption.was_delivered:
+        return _Then.END
+    if (message := resumption.ended) is not None:
+        batch = Batch(state, message, message.tool_calls, resumption.calls)
+        if not batch.recall():
+            return _Then.ANSWER
+        state.output = batch.output()
+        return _Then.END
+    message = resumption.answer
+    if message is None:
+        return _Then.ANSWER
+    await state.tell_again(message)
+    gates = ToolGateContext(
+        state.iterations - 1,
+        state.transcript.view(),
+        state.config.conversation_id,
+        state.registry.names,
+    )
+    answer = ModelAnswer(message, gates, resumption.offered)
+    if message.tool_calls:
+        batch = Batch(state, message, message.tool_calls, resumption.calls)
+        return await _finish_turn(state, answer, fallback, batch)
+    return await _finish_turn(state, answer, fallback, None)
 
 
 class _Then(Enum):
@@ -288,14 +359,21 @@ async def _turn(state: Run, fallback: PlainTextFallback) -> _Then:
     message = answer.message
     if message.stop_reason is _ABORTED or message.stop_reason is _ERROR:
         raise _reported_failure(message)
-    if calls := message.tool_calls:
-        batch = state.batch = Batch(state, message, calls)
+    calls = message.tool_calls
+    batch = Batch(state, message, calls) if calls else None
+    return await _finish_turn(state, answer, fallback, batch)
+
+
+async def _finish_turn(
+    state: Run, answer: ModelAnswer, fallback: PlainTextFallback, batch: Batch | None
+) -> _Then:
+    """The tool calls of an answer, or what becomes of one without; and what comes then."""
+    if batch is not None:
+        state.batch = batch
         await batch.execute(answer)
-        state.batch = None
         if fallback.stops:
             fallback.reset()
-        state.turn_results = batch.results()
-        await state.add(state.turn_results)
+        await state.add_results(batch)
         then = _ANSWER
         if batch.terminates():
             then, state.output = _Then.END, batch.output()
@@ -319,13 +397,13 @@ async def _without_tools(state: Run, answer: ModelAnswer, fallback: PlainTextFal
     decision = ask_policy(state, lambda: fallback.decide(answer.message, answer.allowlist))
     match decision:
         case Nudge():
-            await state.add([_nudge(state, answer)])
+            await state.say(_nudge(state, answer))
             return _Then.ANSWER
         case Deliver(text):
             fallback.reset()
             result = _delivered(state, text)
             state.turn_results = [result]
-            await state.add([result])
+            await state.say(result)
             return _Then.END
         case _:
             return _Then.STOP

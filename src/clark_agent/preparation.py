@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -43,14 +43,24 @@ class PendingCall(Struct, eq=False):
     """The arguments as hooks see them."""
     input: Any = None
     """What the tool has made of them."""
+    position: int = 0
+    """Which call of the message it is."""
     decisions: list[dict[str, Any]] = []
     result: ToolResult | None = None
+    given: ToolResult | None = None
+    """What the tool itself has given, if the hooks have changed it."""
+    raised: Literal["fatal", "aborted"] | None = None
+    """Whether the tool has ended the run."""
     is_ours: bool = False
     """Whether the result is in the runtime's own words."""
     checked: bool = False
     """Whether the hooks after the call have seen the result."""
     has_run: bool = False
     """Whether the tool has given a result."""
+    has_begun: bool = False
+    """Whether another process has begun it, and left no result."""
+    was_logged: bool = False
+    """Whether the result was given, and written to the run log, by another process."""
     was_intervened: bool = False
     """Whether somebody has intervened before it could."""
     ended: bool = False

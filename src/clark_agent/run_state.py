@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any, Literal, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from clark_agent._finished import FINISHED
 from clark_agent.base_tool import ToolContext, ToolResult
 from clark_agent.budget import Budget, BudgetLimit, Meter
 from clark_agent.cancel_scope import CancelScope
 from clark_agent.cancellation import CancellationToken
+from clark_agent.clock import Clock
 from clark_agent.config import LoopConfig
 from clark_agent.emitter import Audience, Emitter
 from clark_agent.errors import LoopError, RunAborted
@@ -36,8 +39,12 @@ from clark_agent.events import (
 )
 from clark_agent.plugin import TransformContext
 from clark_agent.plugins.channel_steering import ChannelSteering
+from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import BUDGET_WRAP_UP
-from clark_agent.steering import SteerWhen
+from clark_agent.run_log.log import LoggedClock, RunLog, RunWriter
+from clark_agent.run_log.pieces import cut
+from clark_agent.run_log.records import Answered, RunBegan, RunResumed, ToolProgress
+from clark_agent.steering import SteeringReceipt, SteerWhen
 from clark_agent.stream import MessageAssembler, StreamChunk
 from clark_agent.tokens import CachingEstimator
 from clark_agent.transcript import MessageLog
@@ -53,7 +60,7 @@ from clark_agent.types import (
     Usage,
 )
 
-__all__ = ["Intervention", "Run"]
+__all__ = ["Intervention", "ReplayScript", "Replayed", "Resumption", "Run"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +72,69 @@ Intervention: TypeAlias = Literal["steered", "out_of_time"]
 _CHILDS_SHARE_OF_GRACE = 0.4
 
 
+class Resumption(Struct, frozen=True, kw_only=True):
+    """Where a run goes on that another process has begun."""
+
+    next_seq: int
+    """The number of the next record."""
+    turns: int
+    """How many turns have their answer."""
+    messages: tuple[AgentMessage, ...] = ()
+    """What the run has added before the answer."""
+    usage: Usage = Usage()
+    children_usage: Usage = Usage()
+    spent: tuple[tuple[int, Usage, str | None], ...] = ()
+    """Turns and tokens of this run and of each below it, and of which model."""
+    answer: AssistantMessage | None = None
+    """The newest answer, if what follows from it is not done."""
+    offered: frozenset[str] | None = None
+    """The tools that it was offered; None: all."""
+    ended: AssistantMessage | None = None
+    """The newest answer, if its calls have all their results and nothing came behind them."""
+    was_delivered: bool = False
+    """Whether a text was taken for the final answer."""
+    calls: Mapping[int, ToolResult | None] = {}
+    """Its calls by position: those with a result, and those (None) that had begun without one."""
+    waiting: tuple[tuple[int, AgentMessage, str], ...] = ()
+    """What was accepted and never delivered: its number, and when it wants to be."""
+    last_number: int = 0
+
+
+class Replayed(Struct, frozen=True):
+    """A child run that is replayed: who it was, and its config with the outside replaced."""
+
+    identity: RunIdentity
+    prompts: Sequence[AgentMessage]
+    config: LoopConfig
+    script: ReplayScript
+
+
+class ReplayScript(Protocol):
+    """What a run is replayed from."""
+
+    run: Run | None
+    """The run that is replayed."""
+
+    def child(
+        self, tool_call_id: str, prompts: Sequence[AgentMessage], config: LoopConfig
+    ) -> Replayed:
+        """The run that a call started."""
+        ...
+
+
 class OpenBatch(Protocol):
     """A tool batch whose calls are not all answered yet."""
 
     async def settle(self) -> list[ToolResultMessage]:
         """Stop what runs, end every call, and give all results."""
+        ...
+
+    def results(self) -> list[ToolResultMessage]:
+        """One message per call."""
+        ...
+
+    def positions(self) -> tuple[int, ...]:
+        """Which calls the results answer, in the order of the results."""
         ...
 
 
@@ -79,18 +144,23 @@ class Run:
     __slots__ = (
         "_announcing",
         "_begun",
+        "_call_id",
         "_costs",
+        "_details",
         "_discard",
         "_discarded",
         "_ended",
         "_estimated",
         "_estimated_count",
+        "_left",
+        "_left_follow_ups",
         "_open",
         "_parent",
         "_streaming",
         "_timers",
         "_turn_due",
         "_turn_open",
+        "_was_announced",
         "batch",
         "break_off",
         "can_intervene",
@@ -101,18 +171,23 @@ class Run:
         "config",
         "emit",
         "emitter",
+        "failure",
         "follow_ups",
         "grace",
         "hooks",
         "identity",
         "iterations",
         "last_usage",
+        "log",
         "loop",
         "messages",
         "meters",
         "output",
         "pending",
         "registry",
+        "replays",
+        "resumption",
+        "run_log",
         "scope",
         "signal",
         "system_prompt",
@@ -134,15 +209,26 @@ class Run:
         *,
         sink: EventSink | None = None,
         parent: Run | None = None,
+        call_id: str | None = None,
     ) -> None:
         self.scope = CancelScope(signal)
         self.config = config
         self.hooks = config.hooks.for_run()
         self.registry = config.registry
-        self.clock = config.clock
+        self.clock: Clock = config.clock
         self.signal = signal
         self.system_prompt = context.system_prompt
         self.identity = context.identity
+        self.run_log: RunLog | None = config.run_log
+        if self.run_log is None and parent is not None:
+            self.run_log = parent.run_log
+        self.log: RunWriter | None = None
+        if self.run_log is not None:
+            self.identify()
+            self.clock = LoggedClock(config.clock)
+        self._call_id = call_id
+        self.resumption: Resumption | None = None
+        self.replays: ReplayScript | None = None
         audience = config.audience
         if sink is not None or self.hooks is not config.hooks:
             audience = Audience(config.event_sink, self.hooks.event_observer, sink)
@@ -151,6 +237,7 @@ class Run:
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
         self.tells_progress = bool(self.emitter.listeners(ToolExecutionUpdate))
+        self.tells_progress = self.tells_progress or self.run_log is not None
         """Whether anybody wants to know how far a call has come."""
         self._parent = parent
         self.grace = config.cancel_grace
@@ -172,6 +259,9 @@ class Run:
         """Messages for the next turn."""
         self.follow_ups: list[AgentMessage] = []
         """What follow-up sources have given, before it is decided what becomes of it."""
+        self._left: list[SteeringReceipt] = []
+        """Of these, what another process has accepted and not delivered."""
+        self._left_follow_ups: list[SteeringReceipt] = []
         self.batch: OpenBatch | None = None
         self.chunks: list[StreamChunk] = []
         """What has been streamed of the open answer."""
@@ -182,6 +272,10 @@ class Run:
         """What is in the transcript and still to be told of."""
         self._open: AgentMessage | None = None
         self._streaming = False
+        self._was_announced = True
+        self._details: Any = None
+        self.failure: tuple[str, str] | None = None
+        """The kind and the text of the failure that the open answer ended with."""
         self._discard: str | None = None
         self._discarded: AssistantMessage | None = None
         self._begun = False
@@ -215,14 +309,33 @@ class Run:
     def pend(self, follow_ups: list[AgentMessage]) -> None:
         """Put follow-ups before the model with the next turn."""
         self.pending = follow_ups
+        self._left += self._left_follow_ups
+        self._left_follow_ups = []
         for channel in self.channels:
             channel.promoted()
 
     def add_follow_ups(self, messages: Sequence[AgentMessage]) -> Awaitable[None]:
         """Append what no turn is left to answer."""
+        if self.log is not None and messages:
+            self.log.added("follow_up", messages, [*self._left_follow_ups, *self._taken()])
+        self._left_follow_ups = []
         for channel in self.channels:
             channel.appended()
         return self.add(messages)
+
+    def say(self, message: AgentMessage) -> Awaitable[None]:
+        """Append a message in the loop's own words."""
+        if self.log is not None:
+            self.log.added("loop", [message])
+        return self.add([message])
+
+    def add_results(self, batch: OpenBatch) -> Awaitable[None]:
+        """Append the results of a batch."""
+        results = batch.results()
+        if self.log is not None:  # first: if that fails the batch is still open
+            self.log.batch_ended(batch.positions(), results)
+        self.batch, self.turn_results = None, results
+        return self.add(results)
 
     def _append(self, messages: Sequence[AgentMessage]) -> None:
         self.transcript.extend(messages)
@@ -268,6 +381,110 @@ class Run:
             self._estimated += estimate(self.transcript[index])
         self._estimated_count = len(self.transcript)
         return self._estimated
+
+    # --- the log --------------------------------------------------------------------------------
+
+    def _open_log(self, run_log: RunLog, prompts: Sequence[AgentMessage]) -> None:
+        identity, clock = self.identify(), self.clock
+        assert isinstance(clock, LoggedClock)
+        if (resumption := self.resumption) is not None:
+            self.log = run_log.go_on(identity.run_id, clock, resumption.next_seq)
+            self._take_over_steering(self.log, resumption)
+            self.log.write(RunResumed(resumption.turns))
+            for channel in self.channels:
+                channel.watch(self._accepted)
+                for receipt in channel.waiting():
+                    self.log.accepted(receipt)
+            return
+        self.log = run_log.begin(identity.run_id, clock)
+        for channel in self.channels:
+            channel.watch(self._accepted)
+        self.log.write(
+            RunBegan(
+                identity=identity,
+                system_prompt=self.system_prompt,
+                history=tuple(self.transcript),
+                prompts=tuple(prompts),
+                model_id=self.config.model_id,
+                tools=tuple(self.registry.names),
+                plugins=tuple([str(getattr(p, "name", p)) for p in self.hooks.plugins]),
+                tool_call_id=self._call_id,
+            )
+        )
+        for channel in self.channels:
+            for receipt in channel.waiting():
+                self.log.accepted(receipt)
+
+    def _take_over_steering(self, log: RunWriter, resumption: Resumption) -> None:
+        """What was accepted and not delivered waits as if it had been sent to this process."""
+        receipts: dict[int, SteeringReceipt] = {}
+        for number, message, when in resumption.waiting:
+            is_follow_up = when == "follow_up"
+            urgency = SteerWhen.AFTER_BATCH if is_follow_up else SteerWhen(when)
+            receipt = receipts[number] = SteeringReceipt(message, urgency)
+            receipt.is_follow_up = is_follow_up
+            (self._left_follow_ups if is_follow_up else self._left).append(receipt)
+        self.pending += [receipt.message for receipt in self._left]
+        self.follow_ups += [receipt.message for receipt in self._left_follow_ups]
+        self.can_intervene = self.can_intervene or bool(self._left)
+        log.go_on_with(receipts, resumption.last_number)
+
+    def go_on(self, resumption: Resumption) -> None:
+        """Take up what another process has left."""
+        self.iterations = resumption.turns
+        self.usage = resumption.usage
+        self.children_usage = resumption.children_usage
+        said = {m.content for m in resumption.messages if isinstance(m, SystemMessage)}
+        for meter in self.meters:
+            for turns, usage, model_id in resumption.spent:
+                meter.take_over(turns, usage, model_id)
+            if said.intersection((meter.budget.message, *BUDGET_WRAP_UP.values())):
+                self.was_told_to_wrap_up = True
+        for plugin in self.hooks.plugins:
+            if isinstance(plugin, GracefulTurnLimit):
+                plugin.take_over(resumption.turns - (resumption.answer is not None), said)
+
+    async def tell_again(self, message: AssistantMessage) -> None:
+        """The answer that another process got. It is in the log already."""
+        log, self.log = self.log, None
+        try:
+            await self._unannounced(message, None)
+        finally:
+            self.log = log
+
+    def _accepted(self, receipt: SteeringReceipt) -> None:
+        """Somebody has sent a message. Called on any thread."""
+        if self.log is not None:
+            # A signal handler may steer, in the middle of a record.
+            if get_ident() == self.thread and not self.log.is_writing:
+                self.log.heard(receipt)
+                return
+            try:
+                self.loop.call_soon_threadsafe(self.log.heard, receipt)
+            except RuntimeError:
+                logger.debug("steered after the event loop of the run was closed")
+
+    def _taken(self) -> list[SteeringReceipt]:
+        return [receipt for channel in self.channels for receipt in channel.taken]
+
+    def _log_answer(
+        self, log: RunWriter, message: AssistantMessage, discarded: str | None = None
+    ) -> None:
+        failure, self.failure = self.failure, None
+        kind, text = failure or (None, None)
+        # The record that a tool is about to run follows at once, and takes this one along.
+        follows = bool(message.tool_calls) and discarded is None
+        log.write(
+            Answered(
+                message=message,
+                pieces=cut(self.chunks, message) if self._was_announced else None,
+                details=self._details,
+                discarded=discarded,
+                error=kind,
+                error_text=text,
+            ),
+            hand_on=not follows or bool(self.hooks.before_tool_call),
+        )
 
     # --- limits ---------------------------------------------------------------------------------
 
@@ -319,6 +536,12 @@ class Run:
                 self._timers = (*self._timers, timer)
         return meters
 
+    def run_out_of_time(self) -> None:
+        """The time is over, as it was in the run that is replayed."""
+        for meter in self.meters:
+            if meter.budget.seconds is not None:
+                self._out_of_time(meter)
+
     def _out_of_time(self, meter: Meter) -> None:
         meter.is_out_of_time = True
         self._intervene()
@@ -350,6 +573,9 @@ class Run:
         for channel in self.channels:
             if channel.urgency in (when, SteerWhen.NOW):
                 return "steered"
+        for receipt in self._left:
+            if receipt.when in (when, SteerWhen.NOW):
+                return "steered"
         if any(meter.is_out_of_time for meter in self.meters):
             return "out_of_time"
         return None
@@ -378,6 +604,8 @@ class Run:
 
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         """Tell listeners how far a call has come."""
+        if self.log is not None:
+            self.log.write(ToolProgress(position=ctx.position, partial=partial), hand_on=False)
         return self.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
 
     # --- child runs -----------------------------------------------------------------------------
@@ -385,7 +613,7 @@ class Run:
     def identify(self) -> RunIdentity:
         """Who this run is to its children, also when the host has not said."""
         if self.identity is None:
-            self.identity = RunIdentity.root(self.clock.new_id())
+            self.identity = RunIdentity.root(self.config.clock.new_id())
         return self.identity
 
     @property
@@ -397,6 +625,8 @@ class Run:
 
     async def begin(self, prompts: Sequence[AgentMessage]) -> None:
         """Open the run and its first turn."""
+        if self.run_log is not None:
+            self._open_log(self.run_log, prompts)
         self._append(prompts)
         self._begun = self._turn_due = True
         await self.emit(AgentStart())
@@ -426,14 +656,19 @@ class Run:
             self._turn_open = True
             await self.emit(TurnStart())
         pending, self.pending = self.pending, []
+        messages = [*pending, *self._warning()]
+        if self.log is not None and messages:
+            self.log.added("turn", messages, [*self._left, *self._taken()])
+        self._left = []
         for channel in self.channels:
             channel.delivered(self.iterations)
-        await self.add([*pending, *self._warning()])
+        await self.add(messages)
 
     def begin_answer(self, placeholder: AssistantMessage, details: Any = None) -> Awaitable[None]:
         """The model has begun to answer."""
         self._open = placeholder
-        self._streaming = True
+        self._streaming = self._was_announced = True
+        self._details = details
         self.chunks = []
         return self.emit(MessageStart(placeholder, details))
 
@@ -441,6 +676,8 @@ class Run:
         """The model's message is whole and enters the transcript."""
         if not self._streaming:
             return self._unannounced(message, None)
+        if self.log is not None:  # first: if that fails the message is still open
+            self._log_answer(self.log, message)
         self._open = None
         self._streaming = False
         self.turn_message = message
@@ -455,6 +692,8 @@ class Run:
         if not self._streaming:
             await self._unannounced(message, reason)
             return
+        if self.log is not None:
+            self._log_answer(self.log, message, reason)
         self._open = None
         self._streaming = False
         self._discard = reason
@@ -465,7 +704,9 @@ class Run:
 
     async def _unannounced(self, message: AssistantMessage, discard: str | None) -> None:
         """Make up for a transport that did not announce its message."""
-        await self.begin_answer(message)
+        begun = self.begin_answer(message)
+        self._was_announced = False
+        await begun
         if discard is None:
             await self.end_answer(message)
         else:
@@ -540,6 +781,8 @@ class Run:
                 self.spend(message)
                 self._streaming = False
                 self._discard = str(message.stop_reason)
+                if self.log is not None:
+                    self._log_answer(self.log, message, self._discard)
             self._open = None
             await self.emit_closing(MessageEnd(message))
         if self._discard is not None:
@@ -569,6 +812,8 @@ class Run:
         if self.batch is not None:
             batch, self.batch = self.batch, None
             self.turn_results = await batch.settle()
+            if self.log is not None:
+                self.log.batch_ended(batch.positions(), self.turn_results)
             if self.emitter.deadline is not None:  # the tools have had their grace first
                 self._limit_listeners()
             for result in self.turn_results:

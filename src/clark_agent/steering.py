@@ -55,11 +55,13 @@ class SteeringReceipt:
     A tool must not await the receipt of a message that waits for the tool to end.
     """
 
-    __slots__ = ("_settled", "message", "status", "turn", "when")
+    __slots__ = ("_settled", "is_follow_up", "message", "status", "turn", "when")
 
     def __init__(self, message: AgentMessage, when: SteerWhen) -> None:
         self.message = message
         self.when = when
+        self.is_follow_up = False
+        """Whether it waits for the model to stop."""
         self.status = SteeringStatus.QUEUED
         self.turn: int | None = None
         """The turn of the run that it was delivered in, from 1. None while it is not, and for a
@@ -105,13 +107,15 @@ class SteeringReceipt:
 class Channel:
     """What a handle and the runs that listen to it share."""
 
-    __slots__ = ("ended", "follow_ups", "listeners", "steering")
+    __slots__ = ("ended", "follow_ups", "listeners", "steering", "watchers")
 
     def __init__(self) -> None:
         self.steering: deque[SteeringReceipt] = deque()
         self.follow_ups: deque[SteeringReceipt] = deque()
         self.listeners: dict[object, Callable[[], None] | None] = {}
         """The runs that listen, each with what wakes it."""
+        self.watchers: dict[object, Callable[[SteeringReceipt], None]] = {}
+        """The runs that want to know of every message."""
         self.ended = False
         """Whether a run has listened and ended."""
 
@@ -123,6 +127,8 @@ class Channel:
     def send(self, queue: deque[SteeringReceipt], receipt: SteeringReceipt) -> None:
         """Queue a message, or let it expire if the run is over."""
         queue.append(receipt)
+        for watch in tuple(self.watchers.values()):
+            watch(receipt)
         if self.is_over:
             try:
                 queue.remove(receipt)
@@ -164,6 +170,7 @@ class SteeringHandle:
     def follow_up(self, message: AgentMessage | str) -> SteeringReceipt:
         """Start the agent again with a message, when it has stopped by itself."""
         receipt = SteeringReceipt(_message(message), SteerWhen.AFTER_BATCH)
+        receipt.is_follow_up = True
         self._channel.send(self._channel.follow_ups, receipt)
         return receipt
 

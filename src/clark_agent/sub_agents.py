@@ -18,8 +18,8 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, LoopError, RunAborted, ToolExecutionError
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
-from clark_agent.loop import LoopOutcome, RunResult, check_arguments, start
-from clark_agent.run_state import Run
+from clark_agent.loop import LoopOutcome, RunResult, check_arguments, prompt_messages, start
+from clark_agent.run_state import Replayed, Run
 from clark_agent.tools import AgentTool, FunctionTool, ToolContext, ToolResult, tool_result
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
 
@@ -47,6 +47,11 @@ async def run_child(
         raise ToolExecutionError(
             f"no agent may be started here: {max_depth} levels below the outermost run is the limit"
         )
+    replayed: Replayed | None = None
+    if parent is not None and parent.replays is not None:
+        given = prompt_messages(prompts, config)
+        replayed = parent.replays.child(ctx.tool_call_id, given, config)
+        identity, prompts, config = replayed.identity, replayed.prompts, replayed.config
     context = AgentContext(system_prompt, identity=identity)
     check_arguments(context, config)
     for meter in () if parent is None else parent.meters:
@@ -58,6 +63,8 @@ async def run_child(
         ctx.signal,
         sink=_forward(ctx, identity, parent),
         parent=parent,
+        call_id=ctx.tool_call_id,
+        replays=None if replayed is None else replayed.script,
     )
     # In a task of its own, so that its cancellations and those of the parent are told apart.
     task = asyncio.get_running_loop().create_task(child)
@@ -132,6 +139,7 @@ def agent_tool(
 
     made = FunctionTool(ask, name=name, description=description)
     made.timeout = timeout
+    made.runs_agent = True
     return made
 
 

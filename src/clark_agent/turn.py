@@ -102,6 +102,7 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
     """
     config, hooks = run.config, run.hooks
     attempts = _Attempts(config.max_output_tokens, config.reasoning)
+    attempt = 0
     while True:
         messages: Sequence[AgentMessage]
         messages = run.transcript.view(() if attempts.note is None else (attempts.note,))
@@ -124,6 +125,9 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
                 attempts.cap,
             )
         )
+        if run.log is not None:
+            attempt += 1
+            run.log.asked(request, run.iterations, attempt)
         outcome = await _stream(run, request)
         if type(outcome) is AssistantMessage:
             if run.meters or outcome.usage is not None:
@@ -170,6 +174,8 @@ async def _transformed(
             messages = checked_messages(await call_hook(run, hook.transform, messages, context))
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
+        if run.log is not None and messages is not before:
+            run.log.edited(hook.name, before, messages)
         await run.emit(ContextTransformApplied(iteration, hook.name, before, messages))
     return messages
 
@@ -192,6 +198,8 @@ async def _allowlist(run: Run, context: ToolGateContext) -> frozenset[str] | Non
     for gate in run.hooks.tool_gate:
         allow = await _ask_gate(run, gate, context)
         shown = None if allow is None else tuple(sorted(allow.allow))
+        if run.log is not None:
+            run.log.gated(gate.name, shown)
         await run.emit(ToolGateApplied(context.iteration, gate.name, shown))
         if allow is not None:
             decisions.append(allow)
@@ -376,6 +384,7 @@ async def _break_off(run: Run) -> None:
 async def _asks_again(run: Run, iteration: int, failure: _Failure, attempts: _Attempts) -> bool:
     """Prepare the next attempt after a failed one. False: there is no budget for it."""
     run.spend(failure.message)
+    run.failure = (str(failure.kind), failure.text)
     is_last = run.limit is not None
     reason = "out_of_budget" if is_last else str(failure.kind)
     await run.discard_answer(failure.message, reason)
@@ -442,6 +451,8 @@ async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
     except Exception as error:
         raise HookError("overflow recovery", name, error) from error
     if smaller:
+        if run.log is not None:
+            run.log.edited(name, before, after, is_lasting=True)
         await run.emit(ContextTransformApplied(iteration, name, before, after))
         run.replace_transcript(after)
     return smaller

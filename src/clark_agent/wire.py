@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from threading import Lock
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -96,10 +97,17 @@ def decode_message(data: bytes | str) -> AgentMessage:
     return message
 
 
+_making_decoders = Lock()
+
+
 @cache
 def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
-    """The decoder for a type, made when first needed: that takes longer than to decode with it."""
-    return msgspec.json.Decoder(kind)
+    """The decoder for a type, made when first needed: that takes longer than to decode with it.
+
+    One at a time: a thread that comes upon a struct that another is still looking into crashes.
+    """
+    with _making_decoders:
+        return msgspec.json.Decoder(kind)
 
 
 def date_message(message: AgentMessage, stamp: Stamp) -> None:

@@ -54,6 +54,19 @@ class ChannelSteering:
 
     # --- what the loop asks of it beyond that ---------------------------------------------------
 
+    @property
+    def taken(self) -> tuple[SteeringReceipt, ...]:
+        """What was taken from the queue and is not settled yet."""
+        return (*self._steering, *self._follow_ups)
+
+    def waiting(self) -> list[SteeringReceipt]:
+        """What was sent and not taken yet."""
+        return [*self._channel.steering.copy(), *self._channel.follow_ups.copy()]
+
+    def watch(self, accepted: Callable[[SteeringReceipt], None]) -> None:
+        """Have ``accepted`` called, on any thread, with each message that is sent."""
+        self._channel.watchers[self] = accepted
+
     def listen(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called, on any thread, when a message is sent that cannot wait."""
         self._channel.listeners[self] = wake
@@ -85,6 +98,7 @@ class ChannelSteering:
 
         The last to leave lets all that waits expire, and returns it.
         """
+        self._channel.watchers.pop(self, None)
         if self._channel.listeners.pop(self, None) is None:
             return []  # closed before, or its run has never begun
         self._channel.ended = True

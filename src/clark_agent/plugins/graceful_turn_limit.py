@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from clark_agent.errors import ConfigError, HookError
@@ -65,6 +66,11 @@ class GracefulTurnLimit:
             message_provider=self.message_provider,
             grace_provider=self.grace_provider,
         )
+
+    def take_over(self, turns: int, said: AbstractSet[str]) -> None:
+        """Go on after so many turns that another process has seen, and what was said there."""
+        self._completed_turns = turns
+        self.fired = _ask(self.message_provider, WRAP_UP) in said
 
     def on_event(self, event: AgentEvent) -> None:
         """Count the turns that are over."""

@@ -1,0 +1,429 @@
+"""A conformance kit for whoever writes a store of runs.
+
+    check_run_store(lambda: MyStore(address))
+
+writes runs, reads them back, and raises `NonconformingStore` with everything that a log could
+stumble over:
+
+- what was flushed is there, in order and unchanged, for every other store on the same storage;
+- a run is begun once, has one writer at a time, and goes on where it stopped;
+- the summaries tell what the records say, newest first, and can be narrowed down;
+- any string is an id; many runs and several threads do not get in each other's way.
+
+The function gives a store on the same storage each time it is called, as another process would
+have it. The storage is to be empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from threading import Thread
+
+from clark_agent.base_tool import ToolResult
+from clark_agent.errors import ClarkAgentError
+from clark_agent.run_log.records import (
+    RUN_LOG_VERSION,
+    Answered,
+    ContextEdited,
+    Edit,
+    Entry,
+    MessagesAdded,
+    Record,
+    RunBegan,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    SteeringAccepted,
+    ToolEnded,
+    ToolProgress,
+    ToolsGated,
+)
+from clark_agent.run_log.store import (
+    RunAppender,
+    RunBusy,
+    RunExists,
+    RunNotFound,
+    RunStore,
+    RunSummary,
+)
+from clark_agent.types import (
+    AssistantMessage,
+    CustomMessage,
+    RunIdentity,
+    StopReason,
+    TextContent,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+from clark_agent.wire import encode_json
+
+__all__ = ["NonconformingStore", "check_run_store"]
+
+
+class NonconformingStore(ClarkAgentError, AssertionError):
+    """A store breaks the rules; ``problems`` says which, one a line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join([f"{len(problems)} problems with this store:", *problems]))
+        self.problems = tuple(problems)
+
+
+def check_run_store(make_store: Callable[[], RunStore]) -> None:
+    """Try a store on an empty storage, which is not empty afterwards.
+
+    Raises `NonconformingStore`.
+    """
+    problems: list[str] = []
+    for check in _CHECKS:
+        trial = _Trial(make_store)
+        try:
+            check(trial)
+        except Exception as error:
+            trial.problems.append(f"{type(error).__name__}: {error}")
+        trial.close()
+        rule = (check.__doc__ or "").removesuffix(".")
+        problems += [f"{rule}: {problem}" for problem in trial.problems]
+    if problems:
+        raise NonconformingStore(problems)
+
+
+class _Trial:
+    """Two stores on one storage, what was opened in them, and what went wrong."""
+
+    def __init__(self, make_store: Callable[[], RunStore]) -> None:
+        self.here = make_store()
+        self.there = make_store()
+        self.problems: list[str] = []
+        self._appenders: list[RunAppender] = []
+
+    def create(self, run_id: str) -> RunAppender:
+        return self.kept(self.here.create(run_id))
+
+    def kept(self, appender: RunAppender) -> RunAppender:
+        self._appenders.append(appender)
+        return appender
+
+    def close(self) -> None:
+        for appender in self._appenders:
+            with suppress(Exception):
+                appender.close()
+
+    def expect(self, is_so: bool, otherwise: str) -> None:
+        if not is_so:
+            self.problems.append(otherwise)
+
+    def expect_records(self, run_id: str, records: Sequence[Record], when: str) -> None:
+        """That both stores have these records of the run, and nothing to complain about."""
+        for store, whose in ((self.here, "the same store"), (self.there, "another store")):
+            loaded = store.load(run_id)
+            seen, due = [r.seq for r in loaded.records], [r.seq for r in records]
+            self.expect(seen == due, f"{when}, {whose} has the records {seen} instead of {due}")
+            pairs = zip(loaded.records, records, strict=False)
+            changed = [after for after, before in pairs if after != before]
+            self.expect(not changed or seen != due, f"{when}, {whose} has changed {changed[:1]}")
+            self.expect(loaded.run_id == run_id, f"{when}, {whose} says it is {loaded.run_id!r}")
+            wrong = [*loaded.problems, *(["a torn end"] if loaded.is_torn else [])]
+            self.expect(not wrong, f"{when}, {whose} complains of {wrong}")
+
+    @contextmanager
+    def expect_error(self, kind: type[Exception], when: str) -> Generator[None]:
+        try:
+            yield
+        except kind:
+            return
+        except Exception as error:
+            self.problems.append(f"{when} raises {error!r}, and not {kind.__name__}")
+        else:
+            self.problems.append(f"{when} does not raise {kind.__name__}")
+
+
+# --- what is written --------------------------------------------------------------------------
+
+_CALL = ToolCall("call_1", "look", {"where": "Straße", "deep": [1, 2.5, None, {"é": "\0😀"}]})
+_SAID = AssistantMessage(
+    (TextContent('a "quoted"\nline\u2028'), _CALL), StopReason.TOOL_USE, timestamp=2_000
+)
+_STEP = ToolsGated(plugin="gate", allow=("look",))
+_ENTRIES: tuple[Entry, ...] = (
+    _STEP,
+    SteeringAccepted(number=1, message=UserMessage("wait", 1), when="now"),
+    MessagesAdded(source="turn", messages=(UserMessage("wait", 1),), steering=(1,)),
+    ContextEdited(plugin="p", edits=(Edit(0, 1, (CustomMessage("note", {"a": 1}),)),)),
+    Answered(message=_SAID, pieces=([0, 3], 4), details={"id": "x"}),
+    ToolProgress(partial=ToolResult.text("half")),
+    ToolEnded(tool_call_id="call_1", result=ToolResult.text("\t", details=_CALL.arguments)),
+    MessagesAdded(source="loop", messages=(ToolResultMessage("c", "look", (), is_error=True),)),
+    RunResumed(1),
+)
+_ENDED = RunEnded(outcome="done", usage=Usage(1, 2, 3, 4))
+_FAILED = RunFailed(error="stream", text="it broke", undelivered=(UserMessage("more", 5),))
+
+
+def _written(
+    run_id: str,
+    entries: Iterable[Entry] = (),
+    *,
+    parent: str | None = None,
+    conversation: str | None = None,
+    at: int = 1_700_000_000_000,
+) -> list[Record]:
+    """The records of a run with these entries, a second apart."""
+    depth = 0 if parent is None else 1
+    identity = RunIdentity(run_id, parent, depth, conversation)
+    began = RunBegan(identity=identity, prompts=(UserMessage("go", 1),), tools=("look",))
+    return _numbered(run_id, [began, *entries], at=at)
+
+
+def _numbered(run_id: str, entries: Iterable[Entry], *, seq: int = 0, at: int = 0) -> list[Record]:
+    return [
+        Record(RUN_LOG_VERSION, number, run_id, at + 1_000 * number, entry, (at,), (f"id{number}",))
+        for number, entry in enumerate(entries, seq)
+    ]
+
+
+def _append(appender: RunAppender, records: Iterable[Record], *, sync: bool = False) -> None:
+    for record in records:
+        appender.append(record, encode_json(record))
+    appender.flush(sync=sync)
+
+
+# --- the rules --------------------------------------------------------------------------------
+
+
+def _check_flushing(trial: _Trial) -> None:
+    """What was flushed is there, in order and unchanged."""
+    records = _written("flushing", [*_ENTRIES, _ENDED])
+    appender = trial.create("flushing")
+    with suppress(RunNotFound):
+        trial.expect(not trial.there.load("flushing").records, "there are records before a flush")
+    _append(appender, records[:1])
+    trial.expect_records("flushing", records[:1], "after the first flush")
+    _append(appender, records[1:5])
+    appender.flush(sync=False)
+    trial.expect_records("flushing", records[:5], "after a flush of several records")
+    _append(appender, records[5:6], sync=True)
+    appender.flush(sync=True)
+    trial.expect_records("flushing", records[:6], "after a flush to the disk")
+    for record in records[6:]:
+        appender.append(record, encode_json(record))
+    appender.close()
+    trial.expect_records("flushing", records, "after closing")
+    appender.close()
+    trial.expect_records("flushing", records, "after closing twice")
+
+
+def _check_beginning(trial: _Trial) -> None:
+    """A run is begun once."""
+    with trial.expect_error(RunNotFound, "loading a run that was not begun"):
+        trial.here.load("beginning")
+    with trial.expect_error(RunNotFound, "reopening a run that was not begun"):
+        trial.kept(trial.here.reopen("beginning"))
+    records = _written("beginning")
+    appender = trial.create("beginning")
+    for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
+        with trial.expect_error(RunExists, f"beginning an open run again {whose}"):
+            trial.kept(store.create("beginning"))
+    _append(appender, records)
+    appender.close()
+    for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
+        with trial.expect_error(RunExists, f"beginning a closed run again {whose}"):
+            trial.kept(store.create("beginning"))
+    trial.expect_records("beginning", records, "after all that")
+
+
+def _check_writers(trial: _Trial) -> None:
+    """A run has one writer."""
+    records = _written("writers", _ENTRIES)
+    appender = trial.create("writers")
+    _append(appender, records[:2])
+    for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
+        with trial.expect_error(RunBusy, f"reopening an open run {whose}"):
+            trial.kept(store.reopen("writers"))
+    _append(appender, records[2:3])
+    appender.close()
+    second = trial.kept(trial.there.reopen("writers"))
+    with trial.expect_error(RunBusy, "reopening a run that was reopened"):
+        trial.kept(trial.here.reopen("writers"))
+    appender.close()
+    with trial.expect_error(RunBusy, "reopening it when the first writer was closed again"):
+        trial.kept(trial.here.reopen("writers"))
+    with trial.expect_error(Exception, "appending to a closed run"):
+        appender.append(records[3], encode_json(records[3]))
+        appender.flush(sync=False)
+    _append(second, records[3:4])
+    second.close()
+    trial.expect_records("writers", records[:4], "after two writers")
+
+
+def _check_reopening(trial: _Trial) -> None:
+    """A run goes on where it stopped."""
+    records = _written("reopening", [_ENDED])
+    appender = trial.create("reopening")
+    _append(appender, records)
+    appender.close()
+    trial.kept(trial.there.reopen("reopening")).close()
+    trial.expect_records("reopening", records, "reopened and closed")
+    _expect_summary(trial, records, outcome="done")
+    more = _numbered("reopening", [RunResumed(1), _STEP], seq=2, at=1_700_000_000_000)
+    appender = trial.kept(trial.there.reopen("reopening"))
+    _append(appender, more)
+    trial.expect_records("reopening", [*records, *more], "reopened")
+    _expect_summary(trial, [*records, *more], outcome=None)
+    appender.close()
+    _expect_summary(trial, [*records, *more], outcome=None)
+    appender = trial.kept(trial.here.reopen("reopening"))
+    last = _numbered("reopening", [_FAILED], seq=4, at=1_700_000_000_000)
+    _append(appender, last)
+    _expect_summary(trial, [*records, *more, *last], outcome="failed")
+
+
+def _expect_summary(trial: _Trial, records: Sequence[Record], *, outcome: str | None) -> None:
+    first = records[0].entry
+    identity = first.identity if isinstance(first, RunBegan) else RunIdentity("")
+    due = RunSummary(
+        run_id=records[0].run,
+        parent_run_id=identity.parent_run_id,
+        depth=identity.depth,
+        conversation_id=identity.conversation_id,
+        began_at=records[0].at,
+        last_at=records[-1].at,
+        records=len(records),
+        outcome=outcome,
+    )
+    for store, whose in ((trial.here, "the same store"), (trial.there, "another store")):
+        found = [summary for summary in store.runs() if summary.run_id == due.run_id]
+        trial.expect(found == [due], f"{whose} says {found} instead of {due}")
+
+
+def _check_summaries(trial: _Trial) -> None:
+    """The summaries tell what the records say."""
+    endings: tuple[tuple[str, list[Entry], str | None], ...] = (
+        ("open", [_STEP], None),
+        ("ended", [_STEP, _ENDED], "done"),
+        ("failed", [_FAILED], "failed"),
+    )
+    for name, entries, outcome in endings:
+        records = _written(f"summaries {name}", entries, parent="summaries", conversation="c")
+        appender = trial.create(records[0].run)
+        _append(appender, records[:1])
+        _expect_summary(trial, records[:1], outcome=None)
+        _append(appender, records[1:])
+        _expect_summary(trial, records, outcome=outcome)
+        appender.close()
+        _expect_summary(trial, records, outcome=outcome)
+
+
+def _check_listing(trial: _Trial) -> None:
+    """The runs are listed newest first, and can be narrowed down."""
+    for number in (3, 1, 4, 0, 2):
+        conversation = "listing one" if number % 2 else "listing two"
+        parent = "listing 0" if number > 2 else None
+        run_id = f"listing {number}"
+        appender = trial.create(run_id)
+        _append(
+            appender,
+            _written(run_id, parent=parent, conversation=conversation, at=10_000_000 * number),
+        )
+        appender.close()
+
+    def listed(what: str, due: list[int], summaries: Iterable[RunSummary]) -> None:
+        names = [s.run_id for s in summaries if s.run_id.startswith("listing ")]
+        trial.expect(
+            names == [f"listing {number}" for number in due], f"{what} are {names}, not {due}"
+        )
+
+    for store in (trial.here, trial.there):
+        listed("all runs", [4, 3, 2, 1, 0], store.runs())
+        listed("the runs of a conversation", [3, 1], store.runs(conversation_id="listing one"))
+        listed("the children of a run", [4, 3], store.runs(parent_run_id="listing 0"))
+        both = store.runs(parent_run_id="listing 0", conversation_id="listing two")
+        listed("the children of a run in a conversation", [4], both)
+        listed("the first two", [4, 2], store.runs(conversation_id="listing two", limit=2))
+        listed("the first none", [], store.runs(limit=0))
+        listed("those of an unknown conversation", [], store.runs(conversation_id="listing"))
+        listed("those of an unknown parent", [], store.runs(parent_run_id="listing 1"))
+
+
+ODD_IDS = (
+    *("", " ", ".", "..", "../x", "a/b", "a\\b", "/", "~", "*", "con", "nul.txt", "-rf", "a b"),
+    *("\0", "a\nb", "a\r", "%", "%41", "a%2Fb", "'; DROP TABLE runs; --", '"', "[x]", "_", "x%"),
+    *("x" * 300, "x" * 299 + "y", "X" * 300, "é" * 300, "日本語", "😀", "é", "e\u0301", "\u202e"),
+    *("case", "Case", "CASE", "a.jsonl", "a", ".hidden", "trailing.", "trailing "),
+)
+"""Ids that a file system, a URL or a database might take for something else."""
+
+
+def _check_ids(trial: _Trial) -> None:
+    """Any string is an id."""
+    runs = {run_id: _written(run_id, [_STEP], conversation=run_id) for run_id in ODD_IDS}
+    for run_id, records in runs.items():
+        try:
+            appender = trial.create(run_id)
+            _append(appender, records[:1])
+            appender.close()
+            appender = trial.kept(trial.there.reopen(run_id))
+            _append(appender, records[1:])
+            appender.close()
+        except Exception as error:
+            trial.problems.append(f"{run_id!r} raises {type(error).__name__}: {error}")
+    for run_id, records in runs.items():
+        trial.expect_records(run_id, records, f"under the id {run_id!r}")
+        found = [summary.run_id for summary in trial.there.runs(conversation_id=run_id)]
+        trial.expect(found == [run_id], f"{run_id!r} is listed as {found}")
+
+
+def _check_many(trial: _Trial) -> None:
+    """Many runs do not get in each other's way."""
+    runs = {
+        f"many {number}": _written(f"many {number}", _ENTRIES[:2], conversation="many", at=number)
+        for number in range(60)
+    }
+    appenders = {run_id: trial.create(run_id) for run_id in runs}
+    for step in range(3):
+        for run_id, records in runs.items():
+            _append(appenders[run_id], records[step : step + 1])
+    for run_id, records in runs.items():
+        trial.expect_records(run_id, records, f"as one of {len(runs)} open runs")
+    listed = [summary.run_id for summary in trial.there.runs(conversation_id="many")]
+    trial.expect(listed == [*reversed(runs)], f"listed are {listed}")
+
+
+def _check_threads(trial: _Trial) -> None:
+    """Several threads may use a store."""
+    names = [f"thread {number}" for number in range(4)]
+
+    def work(name: str) -> None:
+        try:
+            for number in range(5):
+                run_id = f"{name} {number}"
+                records = _written(run_id, [_ENDED], conversation=name)
+                appender = trial.here.create(run_id)
+                for record in records:
+                    _append(appender, [record])
+                appender.close()
+                trial.expect_records(run_id, records, "from a thread")
+            trial.expect(len([*trial.here.runs(conversation_id=name)]) == 5, "runs are missing")
+        except Exception as error:
+            trial.problems.append(f"{type(error).__name__}: {error}")
+
+    threads = [Thread(target=work, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+_CHECKS = (
+    _check_flushing,
+    _check_beginning,
+    _check_writers,
+    _check_reopening,
+    _check_summaries,
+    _check_listing,
+    _check_ids,
+    _check_many,
+    _check_threads,
+)

@@ -1,0 +1,483 @@
+"""RunLog, the setting, and RunWriter, which writes one run.
+
+A record is made when something comes into the run, and it is in the hands of the operating system
+before what it says can have an effect: a tool does not run before the record that it is about to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from enum import StrEnum
+from hashlib import blake2b
+from operator import is_
+from typing import Any, Literal
+
+import msgspec
+
+from clark_agent.clock import Clock, now_ms
+from clark_agent.errors import ConfigError, LoopError
+from clark_agent.run_log.records import (
+    RUN_LOG_VERSION,
+    Asked,
+    BatchEnded,
+    ContextEdited,
+    Edit,
+    Entry,
+    MessagesAdded,
+    Record,
+    SteeringAccepted,
+    ToolsGated,
+)
+from clark_agent.run_log.store import RunAppender, RunStore
+from clark_agent.steering import SteeringReceipt
+from clark_agent.stream import StreamRequest
+from clark_agent.transcript import MessageView
+from clark_agent.types import AgentMessage, ToolResultMessage
+from clark_agent.wire import to_json_value
+
+__all__ = [
+    "Durability",
+    "LoggedClock",
+    "OnFailure",
+    "RunLog",
+    "RunLogError",
+    "RunWriter",
+    "encode_entry",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class Durability(StrEnum):
+    """When what was written is forced to the disk. A killed process loses nothing in any case."""
+
+    SYSTEM = "system"
+    """When the operating system sees fit: a crash of the machine may take the last seconds."""
+    TURN = "turn"
+    """With every turn."""
+    RECORD = "record"
+    """With every record. Slow."""
+
+
+class OnFailure(StrEnum):
+    """What becomes of a run whose log cannot be written."""
+
+    FAIL = "fail"
+    """It stops, with a `RunLogError`."""
+    DROP = "drop"
+    """It goes on without; `RunLog.dropped` counts what is missing."""
+
+
+class RunLogError(LoopError):
+    """The run log could not be written, and the run was stopped for it. ``__cause__`` says why."""
+
+
+class RunLog:
+    """Where and how runs are logged: the setting ``run_log`` of a config."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        *,
+        durability: Durability | str = Durability.SYSTEM,
+        on_failure: OnFailure | str = OnFailure.FAIL,
+        full_requests: bool = False,
+    ) -> None:
+        self.store = store
+        try:
+            self.durability = Durability(durability)
+            self.on_failure = OnFailure(on_failure)
+        except ValueError as error:
+            raise ConfigError(f"RunLog: {error}") from None
+        self.full_requests = full_requests
+        """Whether to keep every request as a whole, and not only its fingerprint. The log then
+        grows with turns × history."""
+        self.dropped = 0
+        """How many records could not be written, in all runs."""
+        self.on_written: Callable[[Entry], None] | None = None
+        """Called behind every record. For a replay, which goes by what has happened."""
+
+    def begin(self, run_id: str, clock: LoggedClock) -> RunWriter:
+        """Begin the log of a run. Raises `RunLogError`."""
+        try:
+            appender = self.store.create(run_id)
+        except Exception as error:
+            if self.on_failure is OnFailure.DROP:
+                logger.exception("the log of run %s cannot be begun", run_id)
+                return RunWriter(self, run_id, None, clock)
+            text = f"the run log could not be begun: {type(error).__name__}: {error}"
+            raise RunLogError(text) from error
+        return RunWriter(self, run_id, appender, clock)
+
+    def go_on(self, run_id: str, clock: LoggedClock, next_seq: int) -> RunWriter:
+        """Go on with the log of a run. Raises `RunLogError`."""
+        try:
+            appender = self.store.reopen(run_id)
+        except Exception as error:
+            text = f"the run log cannot be continued: {error}"
+            raise RunLogError(text) from error
+        return RunWriter(self, run_id, appender, clock, next_seq=next_seq)
+
+
+class LoggedClock:
+    """A clock whose answers are kept for the next record."""
+
+    __slots__ = ("ids", "readings", "unlogged")
+
+    def __init__(self, clock: Clock) -> None:
+        self.unlogged = clock
+        self.readings: list[int] = []
+        self.ids: list[str] = []
+
+    def now_ms(self) -> int:
+        """The time."""
+        now = self.unlogged.now_ms()
+        self.readings.append(now)
+        return now
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep."""
+        await self.unlogged.sleep(seconds)
+
+    def new_id(self) -> str:
+        """An id."""
+        new = self.unlogged.new_id()
+        self.ids.append(new)
+        return new
+
+
+class RunWriter:
+    """Writes the records of one run, in order."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        run_id: str,
+        appender: RunAppender | None,
+        clock: LoggedClock,
+        *,
+        next_seq: int = 0,
+    ) -> None:
+        self.log = log
+        self.run_id = run_id
+        self.clock = clock
+        self.is_closing = False
+        """Whether the run is over already, so that a failure can stop nothing any more."""
+        self._appender = appender
+        self._seq = next_seq
+        self._is_broken = appender is None
+        self._is_closed = False
+        self.is_writing = False
+        """Whether it is in the middle of a record."""
+        self._accepted = 0
+        self._steering: dict[SteeringReceipt, int] = {}
+        self._edits: dict[str, tuple[Sequence[AgentMessage], Sequence[AgentMessage]]] = {}
+        self._gates: dict[str, tuple[str, ...] | None] = {}
+        self._syncs_records = log.durability is Durability.RECORD
+        self._fingerprint = _Fingerprint()
+
+    def write(self, entry: Entry, *, hand_on: bool = True, ends_turn: bool = False) -> None:
+        """Write an entry; ``hand_on`` gives it, and all before it, to the operating system now."""
+        if self._is_broken:
+            self._lost(None)
+            return
+        self.is_writing = True
+        clock = self.clock
+        readings, ids = clock.readings, clock.ids
+        record = Record(
+            RUN_LOG_VERSION,
+            self._seq,
+            self.run_id,
+            now_ms(),
+            entry,
+            tuple(readings) if readings else (),
+            tuple(ids) if ids else (),
+        )
+        assert self._appender is not None
+        try:
+            self._appender.append(record, encode_entry(record))
+            if hand_on or self._syncs_records:
+                sync = self._syncs_records or (ends_turn and self.log.durability is Durability.TURN)
+                self._appender.flush(sync=sync)
+        except Exception as error:
+            self._is_broken = True
+            self.is_writing = False
+            self._lost(error)
+            return
+        self._seq += 1
+        if readings:
+            readings.clear()
+        if ids:
+            ids.clear()
+        self.is_writing = False
+        if self.log.on_written is not None:
+            self.log.on_written(entry)
+
+    def asked(self, request: StreamRequest, turn: int, attempt: int) -> None:
+        """Write the fingerprint of a request; what the turns before have brought is then safe."""
+        fingerprint = self._fingerprint
+        syncs = self.log.durability is Durability.TURN
+        entry = Asked(
+            turn=turn,
+            attempt=attempt,
+            messages=len(request.messages),
+            digest=fingerprint.of_messages(request.messages),
+            settings=fingerprint.of_settings(request),
+            request=msgspec.json.decode(encode_entry(request)) if self.log.full_requests else None,
+        )
+        self.write(entry, hand_on=syncs, ends_turn=syncs)
+
+    def added(
+        self,
+        source: Literal["turn", "follow_up", "loop"],
+        messages: Sequence[AgentMessage],
+        receipts: Iterable[SteeringReceipt] = (),
+    ) -> None:
+        """Write that messages enter the transcript, and which accepted ones they deliver."""
+        numbers = tuple([self.accepted(receipt) for receipt in receipts])
+        self.write(MessagesAdded(source=source, messages=tuple(messages), steering=numbers))
+
+    def accepted(self, receipt: SteeringReceipt) -> int:
+        """Write that somebody sent a message, once; its number."""
+        number = self._steering.get(receipt)
+        if number is None:
+            self._accepted += 1
+            number = self._steering[receipt] = self._accepted
+            when = "follow_up" if receipt.is_follow_up else str(receipt.when)
+            self.write(SteeringAccepted(number=number, message=receipt.message, when=when))
+        return number
+
+    def heard(self, receipt: SteeringReceipt) -> None:
+        """Somebody has just sent a message. The sender is not to blame if that is not written: the
+        run finds out with its next record.
+        """
+        if not self._is_closed:
+            with suppress(RunLogError):
+                self.accepted(receipt)
+
+    def go_on_with(self, waiting: Mapping[int, SteeringReceipt], last: int) -> None:
+        """Know what another process has accepted, by number, and the last number that it gave."""
+        self._accepted = last
+        self._steering = {receipt: number for number, receipt in waiting.items()}
+
+    def batch_ended(self, positions: tuple[int, ...], results: Sequence[ToolResultMessage]) -> None:
+        """Write that the results of a batch are in the transcript."""
+        times = tuple([result.timestamp or 0 for result in results])
+        # The clock was read for nothing but these.
+        del self.clock.readings[-len(times) :]
+        if len(times) == 1:
+            self.write(BatchEnded(times[0]), hand_on=False)
+            return
+        time = times[0] if len(set(times)) == 1 else times
+        in_order = positions == tuple(range(len(positions)))
+        self.write(BatchEnded(time, None if in_order else positions), hand_on=False)
+
+    def edited(
+        self,
+        plugin: str,
+        before: Sequence[AgentMessage],
+        after: Sequence[AgentMessage],
+        *,
+        is_lasting: bool = False,
+    ) -> None:
+        """Write how a plugin's view differs from what its last one would have grown to."""
+        expected: Sequence[AgentMessage] = before
+        last = self._edits.get(plugin)
+        if is_lasting:  # what was given before does not grow into the new transcript
+            self._edits.clear()
+        else:
+            if last is not None:
+                expected = [*last[1], *before[len(last[0]) :]]
+            self._edits[plugin] = (before, after)
+        edits = changes(expected, after)
+        if edits:
+            self.write(
+                ContextEdited(plugin=plugin, edits=edits, is_lasting=is_lasting), hand_on=False
+            )
+
+    def gated(self, plugin: str, allow: tuple[str, ...] | None) -> None:
+        """Write what a gate allows, when that is new."""
+        if self._gates.get(plugin) != allow:
+            self._gates[plugin] = allow
+            self.write(ToolsGated(plugin=plugin, allow=allow), hand_on=False)
+
+    def close(self) -> None:
+        """The run is over."""
+        self._is_closed = True
+        try:
+            if self._appender is not None:
+                self._appender.close()
+        except Exception:
+            logger.exception("the log of run %s could not be closed", self.run_id)
+
+    def _lost(self, error: Exception | None) -> None:
+        self.log.dropped += 1
+        if self.log.on_failure is OnFailure.DROP or self.is_closing:
+            if error is not None:
+                logger.error(
+                    "the log of run %s cannot be written; the run goes on without it: %s",
+                    self.run_id,
+                    error,
+                )
+            return
+        text = f"the run log could not be written: {type(error).__name__}: {error}"
+        if error is None:
+            text = "the run log could not be written"
+        raise RunLogError(text) from error
+
+
+def _json_form(value: object) -> object:
+    """What a host puts where JSON belongs must not end a run: its description is kept."""
+    try:
+        return to_json_value(value)
+    except NotImplementedError:
+        return {"not_json": repr(value)[:200]}
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_json_form)
+
+
+def encode_entry(value: Any) -> bytes:
+    """The JSON of an entry, or of a part of one; whatever has none is described."""
+    try:
+        return _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return _encoder.encode(_described(value))
+
+
+_DEPTH = 60
+
+
+def _described(value: Any, depth: int = 0) -> Any:
+    """The value with whatever has no JSON in it described: keys, circles, halves of characters."""
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**64 else {"not_json": str(value)[:200]}
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if depth > _DEPTH:
+        return {"not_json": "too deep, or a circle"}
+    if isinstance(value, msgspec.Struct):
+        return _described(_fields(value), depth + 1)
+    if isinstance(value, dict):
+        items = [(k if isinstance(k, str) else repr(k)[:200], v) for k, v in value.items()]
+        return {_described(k): _described(v, depth + 1) for k, v in items}
+    if isinstance(value, (list, tuple, set, frozenset, MessageView)):
+        return [_described(item, depth + 1) for item in value]
+    try:
+        return msgspec.json.decode(_encoder.encode(value))
+    except Exception:
+        return {"not_json": repr(value)[:200]}
+
+
+def _fields(value: msgspec.Struct) -> Any:
+    """The fields of a struct as it writes them, and its tag."""
+    config = value.__struct_config__
+    if config.array_like:
+        return [getattr(value, name) for name in value.__struct_fields__]
+    tag = {} if config.tag is None else {str(config.tag_field): config.tag}
+    return tag | {
+        encoded: getattr(value, name)
+        for name, encoded in zip(
+            value.__struct_fields__, value.__struct_encode_fields__, strict=True
+        )
+    }
+
+
+def changes(before: Sequence[AgentMessage], after: Sequence[AgentMessage]) -> tuple[Edit, ...]:
+    """The edits that turn one into the other, where they are not the same objects."""
+    start, stop = 0, min(len(before), len(after))
+    while start < stop and before[start] is after[start]:
+        start += 1
+    end = 0
+    while end < stop - start and before[-1 - end] is after[-1 - end]:
+        end += 1
+    removed, inserted = len(before) - start - end, after[start : len(after) - end]
+    if not removed and not inserted:
+        return ()
+    if removed != len(inserted):
+        return (Edit(start, removed, tuple(inserted)),)
+    return tuple(
+        [
+            Edit(index, 1, (message,))
+            for index, message in enumerate(inserted, start=start)
+            if message is not before[index]
+        ]
+    )
+
+
+_DIGEST_SIZE = 12
+
+
+def _digest(value: Any) -> str | None:
+    return (
+        None
+        if value is None
+        else blake2b(encode_entry(value), digest_size=_DIGEST_SIZE).hexdigest()
+    )
+
+
+class _Fingerprint:
+    """Digests of requests. What was digested for the last one is not looked at again, as long as
+    the transcript only grows.
+    """
+
+    def __init__(self) -> None:
+        self._view: MessageView | None = None
+        self._digest = blake2b(digest_size=_DIGEST_SIZE)
+        self._settings: tuple[Any, ...] = ()
+        self._told: dict[str, Any] | None = None
+
+    def of_messages(self, messages: Sequence[AgentMessage]) -> str:
+        """A digest of all messages, in order."""
+        if not isinstance(messages, MessageView):
+            return self._of_all(messages)
+        start = 0
+        if self._view is not None and messages.grew_from(self._view):
+            start = self._view.stable
+        else:
+            self._digest = blake2b(digest_size=_DIGEST_SIZE)
+        digest, stable = self._digest, messages.stable
+        for index in range(start, stable):
+            digest.update(encode_entry(messages[index]))
+        self._view = messages
+        if messages.tail:
+            digest = digest.copy()
+            for message in messages.tail:
+                digest.update(encode_entry(message))
+        return digest.hexdigest()
+
+    def _of_all(self, messages: Sequence[AgentMessage]) -> str:
+        digest = blake2b(digest_size=_DIGEST_SIZE)
+        for message in messages:
+            digest.update(encode_entry(message))
+        return digest.hexdigest()
+
+    def of_settings(self, request: StreamRequest) -> dict[str, Any] | None:
+        """Everything but the messages; None: it is as in the last request."""
+        settings = (
+            request.system_prompt,
+            request.tools,
+            request.temperature,
+            request.max_output_tokens,
+            request.reasoning,
+            request.provider_extras,
+            request.force_tool_call,
+        )
+        if all(map(is_, settings, self._settings)) and self._settings:
+            return None
+        self._settings = settings
+        told = {
+            "system_prompt": _digest(request.system_prompt),
+            "tools": {tool.name: _digest(tool) for tool in request.tools},
+            "temperature": request.temperature,
+            "max_output_tokens": request.max_output_tokens,
+            "reasoning": str(request.reasoning),
+            "provider_extras": _digest(request.provider_extras),
+            "force_tool_call": request.force_tool_call,
+        }
+        last, self._told = self._told, told
+        return None if told == last else told

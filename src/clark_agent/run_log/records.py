@@ -1,0 +1,253 @@
+"""What a run log holds: one record for everything that came into a run from outside, once.
+
+    run_began       who, with what history and which prompts; and what the config is made of
+    messages_added  steering, follow-ups, and what the loop itself says to the model
+    steering_accepted
+    context_edited  what a plugin changed for this request, against the last one
+    tools_gated
+    asked           a turn, and the fingerprint of its request, or all of it
+    answered        what the provider said, and in which pieces; or how it failed
+    tool_started    written before the tool runs
+    tool_progress
+    tool_ended      the result, and who had a hand in it
+    batch_ended     all calls of the message have theirs, and they are in the transcript
+    run_resumed     another process goes on from here
+    run_ended, run_failed
+
+A record is a line of JSON: the version of this vocabulary, its number in the run, the run, the
+time, what the clock and the source of ids said since the record before, and the entry, told apart
+by its ``kind``. Fields may be added; a reader ignores those it does not know, and refuses a version
+that is newer than its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from msgspec import Struct
+
+from clark_agent.base_tool import ToolResult
+from clark_agent.types import AgentMessage, AssistantMessage, NonNegativeInt, RunIdentity, Usage
+
+__all__ = [
+    "RUN_LOG_VERSION",
+    "Answered",
+    "Asked",
+    "BatchEnded",
+    "ContextEdited",
+    "Edit",
+    "Entry",
+    "MessagesAdded",
+    "Record",
+    "RunBegan",
+    "RunEnded",
+    "RunFailed",
+    "RunResumed",
+    "SteeringAccepted",
+    "ToolEnded",
+    "ToolProgress",
+    "ToolStarted",
+    "ToolsGated",
+]
+
+RUN_LOG_VERSION = 1
+
+
+class _Entry(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind"):
+    """Base of all entries."""
+
+
+class RunBegan(_Entry, frozen=True, gc=False, kw_only=True, tag="run_began"):
+    """A run begins."""
+
+    identity: RunIdentity
+    system_prompt: str = ""
+    history: tuple[AgentMessage, ...] = ()
+    """What the context held."""
+    prompts: tuple[AgentMessage, ...] = ()
+    model_id: str | None = None
+    tools: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    tool_call_id: str | None = None
+    """For a child: the call of its parent that it answers."""
+
+
+class MessagesAdded(_Entry, frozen=True, gc=False, kw_only=True, tag="messages_added"):
+    """Messages entered the transcript that neither the model nor a tool gave."""
+
+    source: Literal["turn", "follow_up", "loop"]
+    """With a turn (steering, follow-ups that began it, a warning), behind the last one, or from the
+    loop itself."""
+    messages: tuple[AgentMessage, ...]
+    steering: tuple[int, ...] = ()
+    """Which of the accepted messages these deliver, by their numbers."""
+
+
+class SteeringAccepted(_Entry, frozen=True, gc=False, kw_only=True, tag="steering_accepted"):
+    """Somebody sent a message to the run. It is numbered from 1."""
+
+    number: NonNegativeInt
+    message: AgentMessage
+    when: str
+    """A `clark_agent.steering.SteerWhen`, or ``follow_up``."""
+
+
+class Edit(Struct, frozen=True, gc=False, array_like=True):
+    """In place of ``removed`` messages from ``start`` on, these."""
+
+    start: NonNegativeInt
+    removed: NonNegativeInt
+    inserted: tuple[AgentMessage, ...] = ()
+
+
+class ContextEdited(_Entry, frozen=True, gc=False, kw_only=True, tag="context_edited"):
+    """What the model sees differs from the transcript otherwise than it did before.
+
+    The edits turn what the plugin gave last time, with what the transcript has grown by since, into
+    what it gave now. ``is_lasting``: an overflow recovery changed the transcript itself.
+    """
+
+    plugin: str
+    edits: tuple[Edit, ...]
+    is_lasting: bool = False
+
+
+class ToolsGated(_Entry, frozen=True, gc=False, kw_only=True, tag="tools_gated"):
+    """What a gate allows from now on; None: everything."""
+
+    plugin: str
+    allow: tuple[str, ...] | None = None
+
+
+class Asked(_Entry, frozen=True, gc=False, kw_only=True, tag="asked"):
+    """The model is asked. The digests are of the JSON of each part."""
+
+    turn: NonNegativeInt
+    attempt: NonNegativeInt = 1
+    messages: NonNegativeInt
+    """How many."""
+    digest: str
+    """Of all messages."""
+    settings: dict[str, Any] | None = None
+    """Every other field of the request, texts and schemas as digests; None: as before."""
+    request: Any = None
+    """All of it, if the log was asked to keep it."""
+
+
+class Answered(_Entry, frozen=True, gc=False, kw_only=True, tag="answered"):
+    """What the provider said."""
+
+    message: AssistantMessage
+    pieces: tuple[Any, ...] | None = None
+    """How the message was cut; see `clark_agent.run_log.pieces`. None: it came in one piece and
+    was not announced."""
+    details: Any = None
+    """What the transport said about the call."""
+    discarded: str | None = None
+    """Why the message did not enter the transcript."""
+    error: str | None = None
+    """The kind of the failure, if the stream failed."""
+    error_text: str | None = None
+
+
+class ToolStarted(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_started"):
+    """A tool is about to run."""
+
+    position: NonNegativeInt = 0
+    """Which call of the message."""
+    tool_call_id: str
+    tool_name: str
+    arguments: Any = None
+    """As the tool gets them, if repairs or hooks have changed what the model wrote."""
+
+
+class ToolProgress(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_progress"):
+    """A tool said how far it is."""
+
+    position: NonNegativeInt = 0
+    partial: ToolResult
+
+
+class ToolEnded(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_ended"):
+    """A call has its result."""
+
+    position: NonNegativeInt = 0
+    tool_call_id: str
+    tool_name: str | None = None
+    """As the policy has repaired it, if that is not what the model wrote."""
+    result: ToolResult
+    given: ToolResult | None = None
+    """What the tool itself gave, if a plugin had a hand in the result."""
+    raised: Literal["fatal", "aborted"] | None = None
+    """That the tool ended the run, and how."""
+    decisions: tuple[dict[str, Any], ...] = ()
+    """Which plugins had a hand in it, and how."""
+
+
+class BatchEnded(_Entry, frozen=True, gc=False, tag="batch_ended"):
+    """The results are in the transcript."""
+
+    time: int | tuple[int, ...]
+    """Their timestamps; one number if they are all the same."""
+    positions: tuple[NonNegativeInt, ...] | None = None
+    """Which calls they answer, in their order; None: that of the calls."""
+
+
+class RunResumed(_Entry, frozen=True, gc=False, tag="run_resumed"):
+    """The run goes on in another process."""
+
+    turn: NonNegativeInt
+
+
+class RunEnded(_Entry, frozen=True, gc=False, kw_only=True, tag="run_ended"):
+    """The run has its result."""
+
+    outcome: str
+    usage: Usage = Usage()
+    tree_usage: Usage = Usage()
+    limit: str | None = None
+
+
+class RunFailed(_Entry, frozen=True, gc=False, kw_only=True, tag="run_failed"):
+    """The run ended with an error."""
+
+    error: str
+    text: str
+    reason: str | None = None
+    """Why it was aborted, if it was."""
+    usage: Usage = Usage()
+    tree_usage: Usage = Usage()
+    partial: AssistantMessage | None = None
+    undelivered: tuple[AgentMessage, ...] = ()
+
+
+Entry: TypeAlias = (
+    RunBegan
+    | MessagesAdded
+    | SteeringAccepted
+    | ContextEdited
+    | ToolsGated
+    | Asked
+    | Answered
+    | ToolStarted
+    | ToolProgress
+    | ToolEnded
+    | BatchEnded
+    | RunResumed
+    | RunEnded
+    | RunFailed
+)
+
+
+class Record(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One entry, and where it stands."""
+
+    v: NonNegativeInt
+    seq: NonNegativeInt
+    run: str
+    at: NonNegativeInt
+    entry: Entry
+    now: tuple[int, ...] = ()
+    """What the run's clock said since the record before."""
+    ids: tuple[str, ...] = ()
+    """The ids that were made since then."""
