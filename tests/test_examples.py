@@ -51,6 +51,13 @@ Paths with '..' are not allowed. Name the file inside the workspace.
 'args': {'path': '/workspace/notes.txt'}}]}
 One was refused, the other is done.
 """,
+    "run_log.py": """\
+booking room 5
+the model's stream failed (fatal): the transport raised ConnectionError: the line went dead
+Room 5 is yours.
+the run holiday replays as it was
+1 tool call
+""",
     "steering.py": """\
 after_batch:
   [delivered in turn 2]

@@ -1,0 +1,199 @@
+"""What a log says a run was: its messages, how far it came, and what was left undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from clark_agent.base_tool import ToolResult
+from clark_agent.errors import DecodeError
+from clark_agent.run_log.records import (
+    Answered,
+    Asked,
+    BatchEnded,
+    ContextEdited,
+    MessagesAdded,
+    Record,
+    RunBegan,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    SteeringAccepted,
+    ToolEnded,
+    ToolStarted,
+)
+from clark_agent.run_log.store import LoadedRun
+from clark_agent.types import (
+    AgentContext,
+    AgentMessage,
+    AssistantMessage,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+)
+
+__all__ = ["FoldedRun", "fold"]
+
+
+class FoldedRun(Struct):
+    """A run as its log tells it."""
+
+    began: RunBegan
+    transcript: list[AgentMessage]
+    """What the model would see now, before the transforms: history and messages, with what an
+    overflow recovery changed for good."""
+    messages: list[AgentMessage]
+    """What the run has added."""
+    turns: int = 0
+    """How many turns have their answer, or were broken off."""
+    asked: int = 0
+    """How many have begun."""
+    usage: Usage = Usage()
+    answer: AssistantMessage | None = None
+    """The newest answer, if its calls have not all their results in the transcript."""
+    calls: dict[int, ToolResult | None] = {}
+    """Its calls by position: those with a result, and those (None) that began without one."""
+    names: dict[int, str] = {}
+    """Its calls by position: the names that the policy has repaired."""
+    ended: AssistantMessage | None = None
+    """The newest answer, if its results are the last that is in the transcript."""
+    offered: tuple[str, ...] = ()
+    """The tools of the newest request."""
+    waiting: dict[int, SteeringAccepted] = {}
+    """What was accepted and never delivered, by number."""
+    last_number: int = 0
+    """The number of the newest message that was accepted."""
+    ending: RunEnded | RunFailed | None = None
+    next_seq: int = 0
+    turn_ends: list[int] = []
+    """How long ``messages`` was when each turn ended."""
+
+    @property
+    def context(self) -> AgentContext:
+        """Where a run would start that goes on with this one's transcript."""
+        return AgentContext(self.began.system_prompt, tuple(self.transcript), self.began.identity)
+
+
+def fold(loaded: LoadedRun) -> FoldedRun:
+    """What the records say. Raises `DecodeError` for a log with a hole, which names the place."""
+    for problem in loaded.problems:
+        raise DecodeError(
+            f"the log of run {loaded.run_id!r} cannot be read here: {problem.reason}",
+            path=problem.where,
+        )
+    records = loaded.records
+    if not records or not isinstance(records[0].entry, RunBegan):
+        text = f"the log of run {loaded.run_id!r} has no beginning"
+        raise DecodeError(text, path="record 0")
+    began = records[0].entry
+    run = FoldedRun(
+        began=began,
+        transcript=[*began.history, *began.prompts],
+        messages=list(began.prompts),
+        next_seq=records[-1].seq + 1,
+    )
+    for record in records[1:]:
+        _take(run, record)
+    return run
+
+
+def _take(run: FoldedRun, record: Record) -> None:
+    match record.entry:
+        case MessagesAdded() as added:
+            if added.source == "turn":
+                _end_turn(run)
+            _append(run, added.messages)
+            for number in added.steering:
+                run.waiting.pop(number, None)
+        case SteeringAccepted() as accepted:
+            run.waiting[accepted.number] = accepted
+            run.last_number = max(run.last_number, accepted.number)
+        case ContextEdited(is_lasting=True) as edited:
+            for edit in reversed(edited.edits):
+                run.transcript[edit.start : edit.start + edit.removed] = edit.inserted
+        case Asked() as asked:
+            if asked.turn > run.asked:
+                _end_turn(run)
+            run.asked = asked.turn
+            if asked.settings is not None:
+                run.offered = tuple(asked.settings.get("tools") or ())
+        case Answered() as answered:
+            _answered(run, answered)
+        case ToolStarted() as started:
+            run.calls[started.position] = None
+        case ToolEnded() as ended:
+            run.calls[ended.position] = ended.result
+            if ended.tool_name is not None:
+                run.names[ended.position] = ended.tool_name
+        case BatchEnded() as batch:
+            _batch_ended(run, batch)
+        case RunEnded() | RunFailed() as ending:
+            run.ending = ending
+            _end_turn(run)
+        case RunResumed() as resumed:
+            run.ending = None
+            del run.turn_ends[resumed.turn :]
+        case _:
+            pass
+
+
+def _end_turn(run: FoldedRun) -> None:
+    """The next turn begins, or the run is over."""
+    if len(run.turn_ends) < run.asked:
+        run.turn_ends.append(len(run.messages))
+
+
+def _append(run: FoldedRun, messages: Iterable[AgentMessage]) -> None:
+    run.ended = None
+    if run.answer is not None and not run.answer.tool_calls:
+        run.answer = None  # something has come behind it
+    run.transcript.extend(messages)
+    run.messages.extend(messages)
+
+
+def _answered(run: FoldedRun, answered: Answered) -> None:
+    if answered.message.usage is not None:
+        run.usage += answered.message.usage
+    if answered.discarded in _BROKEN_OFF:
+        run.turns = run.asked
+    if answered.discarded is None:
+        run.turns = run.asked
+        run.answer, run.ended = answered.message, None
+        run.calls, run.names = {}, {}
+        run.transcript.append(answered.message)
+        run.messages.append(answered.message)
+
+
+def _batch_ended(run: FoldedRun, batch: BatchEnded) -> None:
+    assert run.answer is not None
+    calls = run.answer.tool_calls
+    positions = range(len(calls)) if batch.positions is None else batch.positions
+    times = batch.time if isinstance(batch.time, tuple) else (batch.time,) * len(calls)
+    results = [
+        result_message(calls[position], run.calls.get(position), time, run.names.get(position))
+        for position, time in zip(positions, times, strict=True)
+    ]
+    answer, run.answer = run.answer, None
+    _append(run, results)
+    run.ended = answer
+
+
+_BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
+
+
+def result_message(
+    call: ToolCall, result: Any, time: int | None, name: str | None = None
+) -> ToolResultMessage:
+    """The message of a call's result; ``name`` is the tool's if the model has misspelt it."""
+    assert isinstance(result, ToolResult)
+    return ToolResultMessage(
+        call.id,
+        name or call.name,
+        result.content,
+        result.is_error,
+        result.narration,
+        result.details,
+        time,
+    )

@@ -1,0 +1,109 @@
+"""Another run from the middle of one, and what runs have cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from clark_agent.errors import InvalidContinuationError
+from clark_agent.run_log.records import Answered, RunEnded, RunFailed, ToolStarted
+from clark_agent.run_log.store import RunStore
+from clark_agent.trajectory.fold import fold
+from clark_agent.types import AgentContext, RunIdentity, Usage
+
+__all__ = ["RunUsage", "fork", "usage_tree"]
+
+
+def fork(store: RunStore, run_id: str, *, turn: int | None = None) -> AgentContext:
+    """A context for a new run, with the history of another up to the end of a turn.
+
+    Without a turn it is all of it, up to the last that is complete; 0 is before the first. The
+    new run has an identity of its own in the same conversation. Raises `InvalidContinuationError`
+    for a turn that the run does not have.
+    """
+    folded = fold(store.load(run_id))
+    ends = [len(folded.began.prompts), *folded.turn_ends]
+    if folded.ended is not None and len(folded.turn_ends) < folded.asked:
+        ends.append(len(folded.messages))  # only the record that the next begins is missing
+    if turn is None:
+        turn = len(ends) - 1
+    if isinstance(turn, bool) or not 0 <= turn < len(ends):
+        raise InvalidContinuationError(
+            f"the run {run_id!r} has {len(ends) - 1} turns that are complete; there is no {turn!r}"
+        )
+    kept = folded.messages[: ends[turn]]
+    identity = folded.began.identity
+    return AgentContext(
+        folded.began.system_prompt,
+        (*folded.began.history, *kept),
+        RunIdentity.root(conversation_id=identity.conversation_id),
+    )
+
+
+class RunUsage(Struct, frozen=True, kw_only=True):
+    """What a run has cost, and the runs below it."""
+
+    run_id: str
+    outcome: str | None
+    """None: it has not ended."""
+    model_id: str | None
+    usage: Usage
+    """Its own tokens."""
+    tree_usage: Usage
+    """With those of the runs below."""
+    turns: int
+    model_calls: int
+    """Attempts included."""
+    tool_calls: int
+    milliseconds: int
+    """From its first record to its last."""
+    children: tuple[RunUsage, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self, 0))
+
+
+def usage_tree(store: RunStore, run_id: str, *, before: int | None = None) -> RunUsage:
+    """Tokens, calls and time of a run and of all runs below it; those that began ``before`` a time
+    alone, if one is given.
+    """
+    loaded = store.load(run_id)
+    folded = fold(loaded)
+    entries = [record.entry for record in loaded.records]
+    below = sorted(store.runs(parent_run_id=run_id), key=lambda run: run.began_at)
+    below = [run for run in below if before is None or run.began_at < before]
+    children = tuple([usage_tree(store, child.run_id) for child in below])
+    total = folded.usage
+    for child in children:
+        total += child.tree_usage
+    return RunUsage(
+        run_id=run_id,
+        outcome=_outcome(folded.ending),
+        model_id=folded.began.model_id,
+        usage=folded.usage,
+        tree_usage=total,
+        turns=folded.turns,
+        model_calls=sum(isinstance(entry, Answered) for entry in entries),
+        tool_calls=sum(isinstance(entry, ToolStarted) for entry in entries),
+        milliseconds=loaded.records[-1].at - loaded.records[0].at,
+        children=children,
+    )
+
+
+def _outcome(ending: RunEnded | RunFailed | None) -> str | None:
+    if isinstance(ending, RunFailed):
+        return "failed"
+    return None if ending is None else ending.outcome
+
+
+def _lines(run: RunUsage, depth: int) -> list[str]:
+    usage: Any = run.usage
+    cached = usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    line = (
+        f"{'  ' * depth}{run.run_id}  {run.outcome or 'not ended'}  "
+        f"{usage.input_tokens + cached:,} in, {usage.output_tokens:,} out, "
+        f"{run.model_calls} model calls, {run.tool_calls} tool calls, "
+        f"{run.milliseconds / 1000:.1f} s"
+    )
+    return [line, *[text for child in run.children for text in _lines(child, depth + 1)]]

@@ -1,0 +1,125 @@
+"""Going on with a run that another process has begun and not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.config import LoopConfig
+from clark_agent.errors import ConfigError, InvalidContinuationError, failure_of
+from clark_agent.events import EventSink
+from clark_agent.loop import FALLBACK_ID, RunResult, start
+from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.records import RunEnded
+from clark_agent.run_log.store import RunStore
+from clark_agent.run_state import Resumption
+from clark_agent.trajectory.fold import FoldedRun, fold
+from clark_agent.trajectory.forking import RunUsage, usage_tree
+from clark_agent.types import AgentContext, AgentMessage, ToolResultMessage, Usage
+
+__all__ = ["resume"]
+
+
+async def resume(
+    store: RunStore,
+    run_id: str,
+    config: LoopConfig,
+    signal: CancellationToken | None = None,
+    *,
+    sink: EventSink | None = None,
+) -> RunResult:
+    """Take up a run where its log ends, and run it to its end.
+
+    Calls that have their result are not run again. A call that had begun and has none gets a result
+    that says so, unless its tool is ``idempotent``: then it is run again. Calls that had not begun
+    are run. Messages that were accepted and not delivered are delivered. The log goes on.
+
+    The result has all messages of the run, those from before too; so has the error that ends it.
+    Raises `InvalidContinuationError` for a run that has ended, `ConfigError` when the config lacks
+    a tool that the log is waiting for, `clark_agent.errors.DecodeError` for a log with a hole.
+    """
+    config = _with_log(config, store)
+    folded = fold(store.load(run_id))
+    if isinstance(folded.ending, RunEnded):
+        raise InvalidContinuationError(
+            f"there is nothing to resume: the run {run_id!r} has ended ({folded.ending.outcome})"
+        )
+    _check_tools(folded, config)
+    context, resumption = taken_up(folded, usage_tree(store, run_id))
+    told = len(folded.messages) - (resumption.answer is not None)
+    earlier = tuple(folded.messages[:told])
+    try:
+        result = await start((), context, config, signal, sink=sink, resumption=resumption)
+    except BaseException as error:
+        if (failure := failure_of(error)) is not None:
+            failure.messages = (*earlier, *failure.messages)
+        raise
+    return replace(result, messages=(*earlier, *result.messages))
+
+
+def _with_log(config: LoopConfig, store: RunStore) -> LoopConfig:
+    if config.run_log is None:
+        return config.replace(run_log=RunLog(store))
+    if config.run_log.store is not store:
+        raise ConfigError("the config logs its runs to another store than the one to resume from")
+    return config
+
+
+def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
+    calls = () if folded.answer is None else folded.answer.tool_calls
+    for position, call in enumerate(calls):
+        if call.name not in folded.began.tools:
+            continue  # there was none of that name before either
+        if folded.calls.get(position) is None and config.registry.find(call.name) is None:
+            raise ConfigError(
+                f"the log waits for a call of the tool {call.name!r} (record "
+                f"{folded.next_seq - 1}), which the config does not have"
+            )
+
+
+def taken_up(folded: FoldedRun, spent: RunUsage) -> tuple[AgentContext, Resumption]:
+    """Where a run goes on, and from what context. Its newest answer is told again, so the context
+    ends before it.
+    """
+    resumption = _resumption(folded, spent)
+    messages = folded.transcript
+    if resumption.answer is not None:
+        messages = messages[:-1]
+    began = folded.began
+    return AgentContext(began.system_prompt, tuple(messages), began.identity), resumption
+
+
+def _resumption(folded: FoldedRun, spent: RunUsage) -> Resumption:
+    last = folded.transcript[-1] if folded.transcript else None
+    answer = folded.answer
+    if answer is not None and last is not answer:
+        answer = None
+    offered = frozenset(folded.offered)
+    below = [child.tree_usage for child in spent.children]
+    return Resumption(
+        next_seq=folded.next_seq,
+        turns=folded.turns,
+        messages=tuple(folded.messages if answer is None else folded.messages[:-1]),
+        usage=folded.usage,
+        children_usage=sum(below, Usage()),
+        spent=((folded.turns, folded.usage, spent.model_id), *_spent_below(spent)),
+        answer=answer,
+        offered=None if offered.issuperset(folded.began.tools) else offered,
+        ended=folded.ended,
+        was_delivered=_was_delivered(last),
+        calls=folded.calls if answer is not None or folded.ended is not None else {},
+        waiting=tuple([(n, a.message, a.when) for n, a in folded.waiting.items()]),
+        last_number=folded.last_number,
+    )
+
+
+def _spent_below(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:
+    for child in run.children:
+        yield child.turns, child.usage, child.model_id
+        yield from _spent_below(child)
+
+
+def _was_delivered(last: AgentMessage | None) -> bool:
+    return isinstance(last, ToolResultMessage) and last.tool_call_id.startswith(FALLBACK_ID)
