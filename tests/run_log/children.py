@@ -1,0 +1,151 @@
+"""What other processes do to a store, as ``python -m tests.run_log.children TASK …``."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from itertools import count
+from pathlib import Path
+from threading import Barrier, Thread
+
+from clark_agent.run_log.records import RunEnded
+from clark_agent.run_log.store import RunBusy, RunExists, RunNotFound, RunStoreError
+from tests.run_log.storing import append, numbered, open_store, said, some_records
+
+
+def say(text: object) -> None:
+    print(text, flush=True)
+
+
+def append_forever(kind: str, folder: str) -> None:
+    """Write to the run "killed", and say the number of each record when it was flushed."""
+    appender = open_store(kind, Path(folder)).create("killed")
+    append(appender, some_records("killed", 1))
+    for seq in count(1, 2):
+        append(appender, numbered("killed", [said("x" * 300), said("y")], seq))
+        say(seq + 1)
+
+
+def contend(kind: str, folder: str) -> None:
+    """On a signal, try to begin the run "contended"; then add to it in turn with others."""
+    store = open_store(kind, Path(folder))
+    sys.stdin.readline()
+    try:
+        appender = store.create("contended")
+    except (RunExists, RunBusy):
+        say("lost")
+    else:
+        say("won")
+        append(appender, some_records("contended", 1))
+        appender.close()
+    written = 0
+    while written < 6:
+        try:
+            appender = store.reopen("contended")
+        except (RunBusy, RunNotFound):  # a run is there from its first flush on
+            continue
+        records = store.load("contended").records
+        if records:
+            append(appender, numbered("contended", [said(str(os.getpid()))], records[-1].seq + 1))
+            written += 1
+        appender.close()
+
+
+def fill(kind: str, folder: str) -> None:
+    """Write to the run "full" until no file may grow further; then lift that limit and go on."""
+    store = open_store(kind, Path(folder))
+    appender = store.create("full")
+    records = some_records("full", 200, "z" * 1_000)
+    append(appender, records[:1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
+    flushed = 1
+    try:
+        for seq in range(1, len(records), 3):
+            append(appender, records[seq : seq + 3])
+            flushed = seq + 3
+    except (OSError, RunStoreError) as error:
+        say(f"failed {type(error).__name__}")
+    say(flushed)
+    for _ in range(2):
+        try:
+            appender.flush(sync=False)
+            say("flushed")
+        except (OSError, RunStoreError):
+            say("failed again")
+        loaded = store.load("full")
+        say(f"{len(loaded.records)} {loaded.is_torn} {len(loaded.problems)}")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    append(appender, records[flushed + 3 :])
+    appender.close()
+
+
+def many(folder: str, name: str) -> None:
+    """On a signal, write 50 runs, some of them at the same time."""
+    store = open_store("sqlite", Path(folder))
+    sys.stdin.readline()
+    for batch in range(10):
+        names = [f"{name}.{batch}.{number}" for number in range(5)]
+        appenders = [store.create(run_id) for run_id in names]
+        for step in range(3):
+            for run_id, appender in zip(names, appenders, strict=True):
+                append(appender, some_records(run_id, 3)[step : step + 1])
+        for run_id, appender in zip(names, appenders, strict=True):
+            append(appender, numbered(run_id, [RunEnded(outcome=name)], 3))
+            appender.close()
+    say("done")
+
+
+def fork(kind: str, folder: str) -> None:
+    """Fork while a run is open: the new process may write its own run, and not this one."""
+    store = open_store(kind, Path(folder))
+    appender = store.create("parent")
+    append(appender, some_records("parent", 1))
+    new = os.fork()
+    if new == 0:
+        try:
+            append(appender, numbered("parent", [said("from the child")], 1))
+        except RunStoreError:
+            say("refused")
+        try:
+            appender.close()
+        except RunStoreError:
+            say("refused")
+        own = store.create("child")
+        append(own, some_records("child", 3))
+        own.close()
+        say(len(store.load("parent").records))
+        sys.exit()
+    os.waitpid(new, 0)
+    try:
+        open_store(kind, Path(folder)).reopen("parent")
+    except RunBusy:
+        say("still locked")
+    append(appender, numbered("parent", [said("from the parent")], 1))
+    appender.close()
+
+
+def read_at_once(kind: str, folder: str) -> None:
+    """Read a run in several threads, none of which has read anything before."""
+    store = open_store(kind, Path(folder))
+    sys.setswitchinterval(1e-6)
+    together = Barrier(4)
+    counts: list[int] = []
+
+    def read() -> None:
+        together.wait()
+        counts.append(len(store.load("r").records))
+
+    threads = [Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    say(counts)
+
+
+TASKS = (append_forever, contend, fill, many, fork, read_at_once)
+
+if __name__ == "__main__":
+    chosen = {task.__name__: task for task in TASKS}
+    chosen[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,83 @@
+"""Records to store, and processes that store them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+from clark_agent import AssistantMessage, RunIdentity, UserMessage
+from clark_agent.run_log.jsonl import JsonlStore
+from clark_agent.run_log.records import (
+    RUN_LOG_VERSION,
+    Answered,
+    Entry,
+    Record,
+    RunBegan,
+)
+from clark_agent.run_log.sqlite import SqliteStore
+from clark_agent.run_log.store import RunAppender
+from clark_agent.wire import encode_json
+
+KINDS = ("jsonl", "sqlite")
+
+
+def open_store(kind: str, folder: Path) -> JsonlStore | SqliteStore:
+    """A store on the storage that is in a folder."""
+    return JsonlStore(folder / "runs") if kind == "jsonl" else SqliteStore(folder / "runs.db")
+
+
+def numbered(run_id: str, entries: Iterable[Entry], start: int = 0) -> list[Record]:
+    return [
+        Record(RUN_LOG_VERSION, seq, run_id, 1_000 + seq, entry)
+        for seq, entry in enumerate(entries, start)
+    ]
+
+
+def began(run_id: str, prompt: str = "go") -> RunBegan:
+    return RunBegan(identity=RunIdentity(run_id), prompts=(UserMessage(prompt, 1),))
+
+
+def said(text: str) -> Answered:
+    return Answered(message=AssistantMessage.from_text(text))
+
+
+def some_records(run_id: str, count: int, text: str = "Ein Wört – 字") -> list[Record]:
+    answers = [said(f"{text} {number}") for number in range(1, count)]
+    return numbered(run_id, [began(run_id), *answers])
+
+
+def append(appender: RunAppender, records: Iterable[Record], *, sync: bool = False) -> None:
+    for record in records:
+        appender.append(record, encode_json(record))
+    appender.flush(sync=sync)
+
+
+@contextmanager
+def child(task: str, *arguments: object) -> Generator[subprocess.Popen[str]]:
+    """A process that does one of `tests.run_log.children`, and is killed if it is still there."""
+    command = [sys.executable, "-m", "tests.run_log.children", task, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_from(process: subprocess.Popen[str]) -> str:
+    """What a child says next."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], text: str = "") -> None:
+    """Say something to a child that waits for a line."""
+    assert process.stdin is not None
+    process.stdin.write(text + "\n")
+    process.stdin.flush()

@@ -1,0 +1,480 @@
+"""A run that is replayed tells the very same events, byte by byte, and asks nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from clark_agent import (
+    AfterToolCallContext,
+    AfterToolDecision,
+    AgentContext,
+    AgentEvent,
+    AgentMessage,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Block,
+    ChannelSteering,
+    FanOutSink,
+    LoopConfig,
+    LoopDetector,
+    ReasoningEffort,
+    RunResult,
+    SystemMessage,
+    TokenBudget,
+    ToolGateContext,
+    ToolResult,
+    ToolResultBudget,
+    TransformContext,
+    UserMessage,
+    agent_tool,
+    check_events,
+    run,
+)
+from clark_agent.errors import failure_of
+from clark_agent.events import AgentStart, ChildRunEvent, RunIdentified
+from clark_agent.run_log.records import RunBegan
+from clark_agent.testing import RecordingSink
+from clark_agent.trajectory import (
+    Difference,
+    JsonlStore,
+    MemoryStore,
+    RunLog,
+    RunNotFound,
+    assert_replays,
+    fold,
+    replay,
+    resume,
+)
+from clark_agent.wire import encode_json
+from tests.run_log.stories import (
+    FAILURES,
+    STORIES,
+    Gate,
+    Meddling,
+    Noting,
+    Story,
+    begin,
+    carried,
+    copy_of,
+    fill,
+    long_config,
+    root_of,
+    told,
+)
+
+
+@pytest.mark.parametrize("name", [*STORIES, *FAILURES])
+async def test_a_story_is_what_its_log_says(name: str) -> None:
+    played, outcome, loaded, _ = await told(name)
+    check_events(played.sink.events)
+    if name in STORIES and isinstance(outcome, BaseException):
+        raise outcome
+    assert isinstance(outcome, BaseException) is (name in FAILURES)
+    assert fold(loaded).messages == list(carried(outcome))
+    assert [record.seq for record in loaded.records] == list(range(len(loaded.records)))
+
+
+def assert_same_events(first: list[AgentEvent], second: list[AgentEvent]) -> None:
+    """Byte by byte. The order of runs beside each other is nowhere written; that within each is."""
+    one, other = by_run(first), by_run(second)
+    assert one.keys() == other.keys()
+    for run_id, events in one.items():
+        for mine, theirs in zip(events, other[run_id], strict=False):
+            assert mine == theirs
+        assert len(events) == len(other[run_id])
+
+
+def by_run(events: list[AgentEvent]) -> dict[str | None, list[bytes]]:
+    found: dict[str | None, list[bytes]] = {}
+    for event in events:
+        run_id = event.identity.run_id if isinstance(event, ChildRunEvent) else None
+        found.setdefault(run_id, []).append(encode_json(event))
+    return found
+
+
+@pytest.mark.parametrize("name", [*STORIES, *FAILURES])
+async def test_a_replay_is_identical(name: str) -> None:
+    played, outcome, loaded, store = await told(name)
+    store = copy_of(store, loaded.run_id)
+    again = begin(name)
+    async with asyncio.timeout(10):  # a replay waits for nothing
+        report = await replay(store, loaded.run_id, again.config())
+    assert str(report.drift) == "None"
+    assert not again.was_asked
+    assert not again.ran
+    assert_same_events(played.sink.events, again.sink.events)
+    if isinstance(outcome, BaseException):
+        assert type(report.error) is type(failure_of(outcome))
+        assert str(report.error) == str(failure_of(outcome))
+        assert report.result is None
+    else:
+        assert report.result is not None
+        assert timeless(report.result) == timeless(outcome)
+
+
+def timeless(result: RunResult) -> RunResult:
+    """But for the seconds that were spent, which are read when all is over."""
+    spent = result.spent
+    return result if spent is None else replace(result, spent=replace(spent, seconds=0.0))
+
+
+# --- other runs -----------------------------------------------------------------------------------
+
+
+async def test_a_run_of_a_thousand_turns_is_replayed(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    played, config = long_config(1_000, RunLog(store))
+    result = await run("Go on.", AgentContext("Be quick."), config)
+    (summary,) = store.runs()
+    again, config = long_config(0, None)
+    report = assert_replays(store.path_of(summary.run_id), config)
+    assert report.result == result
+    assert again.ran == []
+    assert_same_events(played.sink.events, again.sink.events)
+
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+
+
+class Logged:
+    """Stands in for `LoopConfig` in an example: its runs are logged, and their events kept."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.made: list[tuple[LoopConfig, RecordingSink]] = []
+
+    def __call__(self, **settings: Any) -> LoopConfig:
+        recorder = RecordingSink()
+        given = settings.get("event_sink")
+        settings["event_sink"] = recorder if given is None else FanOutSink(recorder, given)
+        settings["run_log"] = RunLog(self.store)
+        config = LoopConfig(**settings)
+        self.made.append((config, recorder))
+        return config
+
+    def of(self, run_id: str) -> tuple[LoopConfig, list[AgentEvent]]:
+        """Which config a run had, and what it told."""
+        for config, recorder in self.made:
+            for events in split_into_runs(recorder.events):
+                identified = [e for e in events if isinstance(e, RunIdentified)]
+                if identified[0].identity.run_id == run_id:
+                    return config, events
+        raise AssertionError(f"nobody knows the run {run_id}")
+
+
+def split_into_runs(events: list[AgentEvent]) -> list[list[AgentEvent]]:
+    runs: list[list[AgentEvent]] = []
+    for event in events:
+        if isinstance(event, AgentStart):
+            runs.append([])
+        runs[-1].append(event)
+    return runs
+
+
+# The one about the log replays its own runs.
+PROGRAMS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "run_log"]
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+async def test_the_runs_of_the_examples_are_replayed(path: Path) -> None:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    example: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    logged = example.LoopConfig = Logged()
+    async with asyncio.timeout(30):
+        await example.main()
+    roots = [summary.run_id for summary in logged.store.runs() if summary.depth == 0]
+    assert roots
+    for run_id in roots:
+        config, events = logged.of(run_id)
+        sink = RecordingSink()
+        store = copy_of(logged.store, run_id)
+        async with asyncio.timeout(10):
+            report = await replay(store, run_id, config.replace(event_sink=sink))
+        assert str(report.drift) == "None"
+        assert_same_events(events, sink.events)
+
+
+@pytest.mark.parametrize("name", [*STORIES, *FAILURES])
+async def test_a_listener_that_takes_its_time_changes_nothing(name: str) -> None:
+    """Neither in the run that is logged nor in the one that is replayed."""
+
+    def slowly(story: Story) -> None:
+        sink = story.sink
+
+        async def listen(event: AgentEvent) -> None:
+            sink(event)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        story.settings["event_sink"] = listen
+
+    for first, second in ((True, True), (True, False), (False, True)):
+        if first is not second and name in ("a_sibling_fails", "a_tool_is_fatal"):
+            continue  # here the run itself depends on who is quicker
+        played, again, store = begin(name), begin(name), MemoryStore()
+        if first:
+            slowly(played)
+        if second:
+            slowly(again)
+        await played.play(RunLog(store))
+        loaded = root_of(store)
+        async with asyncio.timeout(10):
+            report = await replay(copy_of(store, loaded.run_id), loaded.run_id, again.config())
+        assert str(report.drift) == "None", (first, second)
+        assert_same_events(played.sink.events, again.sink.events)
+
+
+async def test_a_replay_does_not_touch_the_hosts_own_channel() -> None:
+    """Not even when its run is over: what was sent before the run began is in the log."""
+    played, _, loaded, store = await told("steering")
+    sink = RecordingSink()
+    report = await replay(store, loaded.run_id, played.config().replace(event_sink=sink))
+    assert str(report.drift) == "None"
+    waiting = ChannelSteering()
+    story = begin("plain")
+    _, _, loaded, store = await told("plain")
+    receipt = waiting.handle.steer("For the real run.")
+    story.settings["plugins"] = [waiting]
+    await replay(store, loaded.run_id, story.config())
+    assert receipt.status == "queued"
+
+
+@pytest.mark.parametrize("name", ["transforms", "steering", "broken_streams"])
+async def test_a_log_with_whole_requests_is_replayed(name: str) -> None:
+    _, _, loaded, store = await told(name, RunLog(MemoryStore(), full_requests=True))
+    report = await replay(copy_of(store, loaded.run_id), loaded.run_id, begin(name).config())
+    assert str(report.drift) == "None"
+
+
+@pytest.mark.parametrize("name", ["batches", "steering", "hooks", "steering_now_in_a_later_answer"])
+async def test_a_log_that_ends_in_the_middle_is_replayed_as_far_as_it_goes(name: str) -> None:
+    _, _, loaded, store = await told(name)
+    for length in range(1, len(loaded.records)):
+        story = begin(name)
+        async with asyncio.timeout(10):
+            report = await replay(
+                copy_of(store, loaded.run_id, length), loaded.run_id, story.config()
+            )
+        assert str(report.drift) == "None", length
+        assert not story.was_asked
+
+
+@pytest.mark.parametrize("name", ["batches", "hooks", "transforms", "gates", "finishing"])
+async def test_a_run_that_was_resumed_is_replayed(name: str) -> None:
+    _, _, loaded, store = await told(name)
+    for length in (3, len(loaded.records) // 2, len(loaded.records) - 2):
+        cut = copy_of(store, loaded.run_id, length)
+        await resume(cut, loaded.run_id, begin(name).config())
+        story = begin(name)
+        async with asyncio.timeout(10):
+            report = await replay(cut, loaded.run_id, story.config())
+        assert str(report.drift) == "None", length
+        assert not story.ran
+
+
+# --- what has changed is named --------------------------------------------------------------------
+
+
+async def drift_of(name: str, change: Callable[[Story], object]) -> Difference:
+    """What a replay says after a change to the story."""
+    _, _, loaded, store = await told(name)
+    story = begin(name)
+    change(story)
+    async with asyncio.timeout(10):
+        report = await replay(copy_of(store, loaded.run_id), loaded.run_id, story.config())
+    assert not story.was_asked
+    assert not story.ran
+    assert not report.is_identical
+    assert report.drift is not None
+    assert str(report.drift) in str(report)
+    return report.drift
+
+
+def setting(name: str, value: Any) -> Callable[[Story], object]:
+    return lambda story: story.settings.__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "path"),
+    [
+        (setting("temperature", 0.5), "asked", "settings.temperature"),
+        (setting("max_output_tokens", 7), "asked", "settings.max_output_tokens"),
+        (setting("reasoning", ReasoningEffort.HIGH), "asked", "settings.reasoning"),
+        (setting("provider_extras", {"a": 1}), "asked", "settings.provider_extras"),
+        (setting("force_tool_call", True), "asked", "settings.force_tool_call"),
+        (setting("model_id", "another"), "run_began", "model_id"),
+        (setting("plugins", [LoopDetector()]), "run_began", "plugins"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_changed_setting_is_named(
+    change: Callable[[Story], object], kind: str, path: str
+) -> None:
+    drift = await drift_of("one_after_the_other", change)
+    assert (drift.kind, drift.path) == (kind, path)
+
+
+async def test_a_changed_tool_is_named() -> None:
+    def describe(story: Story) -> None:
+        story.tools[1].description = "does it otherwise"
+
+    drift = await drift_of("one_after_the_other", describe)
+    assert (drift.kind, drift.turn, drift.path) == ("asked", 1, "settings.tools.again")
+
+    def retype(story: Story) -> None:
+        story.tools[0].parameters_schema = {"type": "object", "properties": {"n": {}}}
+
+    drift = await drift_of("one_after_the_other", retype)
+    assert (drift.kind, drift.path) == ("asked", "settings.tools.work")
+
+    def remove(story: Story) -> None:
+        del story.tools[1]
+
+    drift = await drift_of("one_after_the_other", remove)
+    assert (drift.kind, drift.path) == ("run_began", "tools[1]")
+
+
+async def test_a_changed_decision_is_named() -> None:
+    class Lenient(Meddling):
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+            return None if ctx.args.get("wants") == "block" else super().on_before_tool_call(ctx)
+
+    drift = await drift_of("hooks", setting("plugins", [Lenient()]))
+    assert (drift.turn, drift.kind) == (1, "tool_ended")
+
+    class Strict(Meddling):
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+            return Block("No.")
+
+    drift = await drift_of("hooks", setting("plugins", [Strict()]))
+    assert (drift.turn, drift.kind, drift.path) == (1, "tool_ended", "result.content[0].text")
+    assert (drift.first, drift.second) == ("Not that.", "No.")
+
+    class Changing(Meddling):
+        async def on_after_tool_call(self, ctx: AfterToolCallContext) -> AfterToolDecision | None:
+            return AfterToolDecision(ToolResult.text("another")) if ctx.args == {} else None
+
+    drift = await drift_of("hooks", setting("plugins", [Changing()]))
+    assert (drift.turn, drift.kind) == (2, "tool_ended")
+
+
+async def test_a_changed_gate_is_named() -> None:
+    class Open(Gate):
+        def next_turn_tool_allowlist(self, ctx: ToolGateContext) -> frozenset[str] | None:
+            return None
+
+    drift = await drift_of("gates", setting("plugins", [Open()]))
+    assert (drift.turn, drift.kind) == (0, "tools_gated")
+
+    class Narrow(Gate):
+        def next_turn_tool_allowlist(self, ctx: ToolGateContext) -> frozenset[str] | None:
+            return frozenset({"danger"})
+
+    drift = await drift_of("gates", setting("plugins", [Narrow()]))
+    assert (drift.kind, drift.path, drift.second) == ("tools_gated", "allow[0]", "danger")
+
+
+async def test_a_changed_transform_is_named() -> None:
+    class Other(Noting):
+        def transform_context(
+            self, messages: Sequence[AgentMessage], ctx: TransformContext
+        ) -> Sequence[AgentMessage]:
+            return [*messages, SystemMessage("another note", 5)]
+
+    plugins = [ToolResultBudget(100), TokenBudget(600, trim_trigger=0.5), Other()]
+    drift = await drift_of("transforms", setting("plugins", plugins))
+    assert drift.kind == "context_edited"
+    assert drift.path == "edits[0][2][0].content"
+    assert drift.second == "another note"
+    plugins = [ToolResultBudget(90), TokenBudget(600, trim_trigger=0.5), Noting()]
+    drift = await drift_of("transforms", setting("plugins", plugins))
+    assert drift.kind == "context_edited"
+    assert drift.turn > 1
+
+
+async def altered(name: str, **changes: Any) -> Difference:
+    """A log whose first record says something else than the rest was made from."""
+    _, _, loaded, _ = await told(name)
+    began = loaded.records[0].entry
+    assert isinstance(began, RunBegan)
+    first = replace(loaded.records[0], entry=replace(began, **changes))
+    store = MemoryStore()
+    fill(store, loaded.run_id, [first, *loaded.records[1:]])
+    report = await replay(store, loaded.run_id, begin(name).config())
+    assert report.drift is not None
+    return report.drift
+
+
+async def test_another_prompt_is_noticed() -> None:
+    drift = await altered("one_after_the_other", prompts=(UserMessage("Go elsewhere.", 1),))
+    assert (drift.kind, drift.turn, drift.path) == ("asked", 1, "digest")
+    drift = await altered("one_after_the_other", system_prompt="You are someone else.")
+    assert (drift.kind, drift.turn, drift.path) == ("asked", 1, "settings.system_prompt")
+
+
+async def test_what_changed_in_a_helper_is_named() -> None:
+    def change(story: Story) -> None:
+        helper = agent_tool(
+            "helper",
+            "helps",
+            LoopConfig(stream=story.models[1], clock=story.clock, temperature=0.7),
+        )
+        story.tools[0] = helper
+
+    _, _, loaded, store = await told("a_budget_with_helpers")
+    story = begin("a_budget_with_helpers")
+    change(story)
+    report = await replay(store, loaded.run_id, story.config())
+    assert report.drift is not None
+    assert report.drift.kind in ("run_began", "asked")
+    assert not story.was_asked
+
+
+@pytest.mark.parametrize("name", ["batches", "helpers"])
+async def test_the_test_helper_says_what_is_different(name: str, tmp_path: Path) -> None:
+    """Also in a test that is async itself, and for a file that has got another name."""
+    store = JsonlStore(tmp_path)
+    _, _, loaded, _ = await told(name, RunLog(store))
+    path = store.path_of(loaded.run_id).rename(tmp_path / "golden.jsonl")
+    report = assert_replays(path, begin(name).config())
+    assert report.is_identical
+    assert str(report) == f"the run {loaded.run_id} replays as it was"
+    with pytest.raises(AssertionError, match=r"in turn 1, .*settings\.temperature was nothing"):
+        assert_replays(str(path), begin(name).config().replace(temperature=1))
+
+
+def test_the_test_helper_works_without_a_loop(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    _, _, loaded, _ = asyncio.run(told("steering", RunLog(store)))
+    assert_replays(store.path_of(loaded.run_id), begin("steering").config())
+
+
+async def test_a_replay_goes_where_a_sink_of_its_own_hears_it() -> None:
+    played, _, loaded, store = await told("hooks")
+    heard: list[AgentEvent] = []
+    await replay(store, loaded.run_id, begin("hooks").config(), sink=heard.append)
+    assert_same_events(played.sink.events, heard)
+
+
+async def test_a_replay_leaves_the_log_alone() -> None:
+    _, _, loaded, store = await told("helpers")
+    before = {s.run_id: store.load(s.run_id).records for s in store.runs()}
+    log = RunLog(store)
+    await replay(store, loaded.run_id, begin("helpers").config(log))
+    assert {s.run_id: store.load(s.run_id).records for s in store.runs()} == before
+    assert log.dropped == 0
+
+
+async def test_a_run_that_nobody_knows_is_not_replayed() -> None:
+    with pytest.raises(RunNotFound):
+        await replay(MemoryStore(), "nobody", begin("plain").config())

@@ -1,0 +1,537 @@
+"""A log that ends anywhere can be gone on with, and nothing is done twice.
+
+The log of each story is cut behind every record, as a crash would, and resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from clark_agent import (
+    AgentContext,
+    AgentEvent,
+    AssistantMessage,
+    ConfigError,
+    DecodeError,
+    InvalidContinuationError,
+    LoopConfig,
+    RunResult,
+    ToolContext,
+    ToolResult,
+    ToolResultMessage,
+    UserMessage,
+    check_events,
+    repair_history,
+    run,
+)
+from clark_agent.events import MessageEnd
+from clark_agent.run_log.records import (
+    RUN_LOG_VERSION,
+    Answered,
+    Asked,
+    Record,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    SteeringAccepted,
+    ToolEnded,
+    ToolStarted,
+)
+from clark_agent.trajectory import (
+    JsonlStore,
+    LoadedRun,
+    LogProblem,
+    MemoryStore,
+    RunBusy,
+    RunLog,
+    RunLogError,
+    RunNotFound,
+    RunStore,
+    fold,
+    resume,
+)
+from clark_agent.wire import encode_json
+from tests.run_log.stories import (
+    FAILURES,
+    STORIES,
+    Story,
+    begin,
+    begun,
+    carried,
+    copy_of,
+    fill,
+    told,
+    undated,
+)
+
+# What the first process made of the ids of a batch is told apart by position, so these have to be
+# left out where the id of a call says which it is.
+_REPEATED_IDS = {"the_same_id_again"}
+
+
+async def resumed(
+    store: RunStore, run_id: str, story: Story, **more: Any
+) -> RunResult | BaseException:
+    """Take up a run; its result, or its error."""
+    try:
+        async with asyncio.timeout(10):
+            return await resume(store, run_id, story.config(), story.signal, **more)
+    except (Exception, asyncio.CancelledError) as error:
+        return error
+
+
+def uncertain(messages: Sequence[Any]) -> set[str]:
+    """The calls of which nobody knows."""
+    return {
+        message.tool_call_id
+        for message in messages
+        if isinstance(message, ToolResultMessage)
+        and isinstance(message.details, dict)
+        and message.details.get("kind") == "tool_call_uncertain"
+    }
+
+
+def settled_before(records: Sequence[Record]) -> set[str]:
+    """The calls that an earlier process has given up."""
+    ended = [r.entry for r in records if isinstance(r.entry, ToolEnded)]
+    return {e.tool_call_id for e in ended if "uncertain" in str(e.result.details)}
+
+
+def was_decided(messages: Sequence[Any], call_id: str) -> bool:
+    """Whether a plugin has changed the result, and with it perhaps what it says."""
+    return any(
+        isinstance(message, ToolResultMessage)
+        and message.tool_call_id == call_id
+        and "decided_by" in (message.details or {})
+        for message in messages
+    )
+
+
+def started_without_end(records: Sequence[Record]) -> dict[str, str]:
+    """The calls that had begun and have no result, by id: the names of their tools."""
+    started, ended = begun(records)
+    answers = 0
+    found: dict[str, str] = {}
+    for record in records:
+        match record.entry:
+            case Answered(discarded=None):
+                answers += 1
+                found = {}
+            case ToolStarted() as entry if (answers, entry.position) in started - ended:
+                found[entry.tool_call_id] = entry.tool_name
+            case _:
+                pass
+    return found
+
+
+def ran_before(records: Sequence[Record], *, ended: bool) -> set[str]:
+    """The calls that have begun, or those that have their result, in the whole log."""
+    kind = ToolEnded if ended else ToolStarted
+    return {r.entry.tool_call_id for r in records if isinstance(r.entry, kind)}
+
+
+async def check_cut(name: str, store: RunStore, whole: LoadedRun, outcome: Any, cut: int) -> None:
+    """Cut the log behind so many records, resume it, and look at everything."""
+    records = whole.records[:cut]
+    cut_store = copy_of(store, whole.run_id, cut)
+    story = begin(name)
+    again = await resumed(cut_store, whole.run_id, story)
+    where = f"cut behind record {cut - 1}, {records[-1].entry.__struct_config__.tag}"
+
+    check_events(story.sink.events)
+    if name in STORIES and isinstance(again, BaseException):
+        again.add_note(where)
+        raise again
+    messages = carried(again)
+    loaded = cut_store.load(whole.run_id)
+    assert [record.seq for record in loaded.records] == list(range(len(loaded.records))), where
+    folded = fold(loaded)
+    assert folded.messages == list(messages), where
+    valid = [c for c in repair_history(messages).changes if "plain_text" not in c.tool_call_id]
+    assert valid == [] or name in _REPEATED_IDS, where
+
+    open_calls = started_without_end(records)
+    idempotent = {t.name for t in story.config().registry.values() if t.idempotent}
+    lost = {call_id for call_id, tool in open_calls.items() if tool not in idempotent}
+    if name not in _REPEATED_IDS:
+        said = uncertain(messages) - settled_before(records)
+        assert said <= lost, where
+        assert all(call_id in said or was_decided(messages, call_id) for call_id in lost), where
+        assert not ran_before(records, ended=True) & set(story.ran), where
+        assert not lost & set(story.ran), where
+    if name == "steering" and cut < 3:
+        return  # what was sent before it began is not in the log yet
+    if name.startswith("time_runs_out"):
+        return  # there is time again
+    if not lost:
+        assert undated(messages) == undated(carried(outcome)), where
+        if isinstance(outcome, RunResult):
+            assert isinstance(again, RunResult)
+            assert (again.outcome, again.output, again.limit) == (
+                outcome.outcome,
+                outcome.output,
+                outcome.limit,
+            ), where
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_a_run_goes_on_behind_every_record(name: str) -> None:
+    _, outcome, whole, store = await told(name)
+    problems: list[str] = []
+    for cut in range(1, len(whole.records)):
+        try:
+            await check_cut(name, store, whole, outcome, cut)
+        except Exception as error:
+            tag = whole.records[cut - 1].entry.__struct_config__.tag
+            first = str(error).splitlines()[0] if str(error) else ""
+            problems.append(f"behind {cut - 1} ({tag}): {type(error).__name__}: {first}")
+    assert problems == []
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_a_resumed_run_can_be_resumed_behind_every_record_of_its_own(name: str) -> None:
+    """Cut once in the middle, and what came of that behind every record."""
+    _, _, whole, store = await told(name)
+    problems: list[str] = []
+    for first_cut in {len(whole.records) // 3 or 1, 2 * len(whole.records) // 3 or 1}:
+        cut_store = copy_of(store, whole.run_id, first_cut)
+        again = await resumed(cut_store, whole.run_id, begin(name))
+        second = cut_store.load(whole.run_id)
+        for cut in range(first_cut + 1, len(second.records)):
+            try:
+                await check_cut(name, cut_store, second, again, cut)
+            except Exception as error:
+                tag = second.records[cut - 1].entry.__struct_config__.tag
+                first = str(error).splitlines()[0] if str(error) else ""
+                text = f"{type(error).__name__}: {first}"
+                problems.append(f"behind {first_cut - 1}, then {cut - 1} ({tag}): {text}")
+    assert problems == []
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_run_that_failed_can_be_taken_up_behind_every_record(name: str) -> None:
+    """It fails once more or goes on; in any case its log and its messages are sound."""
+    _, _, whole, store = await told(name)
+    for cut in range(1, len(whole.records) + 1):
+        where = f"cut behind record {cut - 1}"
+        cut_store = copy_of(store, whole.run_id, cut)
+        story = begin(name)
+        again = await resumed(cut_store, whole.run_id, story)
+        check_events(story.sink.events)
+        messages = carried(again)
+        folded = fold(cut_store.load(whole.run_id))
+        assert folded.messages == list(messages), where
+        ending = RunFailed if isinstance(again, BaseException) else RunEnded
+        assert isinstance(folded.ending, ending), where
+        assert repair_history(messages).changes == (), where
+        records = whole.records[:cut]
+        assert not ran_before(records, ended=True) & set(story.ran), where
+        assert not set(started_without_end(records)) & set(story.ran), where
+        assert uncertain(messages) == set(started_without_end(records)), where
+
+
+# --- single promises ------------------------------------------------------------------------------
+
+
+def cut_behind(store: RunStore, loaded: LoadedRun, kind: type, number: int = 0) -> MemoryStore:
+    """A store whose log ends with the so-manieth entry of a kind."""
+    found = [i for i, r in enumerate(loaded.records) if isinstance(r.entry, kind)]
+    return copy_of(store, loaded.run_id, found[number] + 1)
+
+
+async def finished(store: RunStore, run_id: str, story: Story) -> RunResult:
+    outcome = await resumed(store, run_id, story)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+async def test_a_tool_that_a_gate_hides_stays_hidden() -> None:
+    """The gates were asked before the crash; what they said holds for the calls of that answer."""
+    _, _, whole, store = await told("gates")
+    story = begin("gates")
+    result = await finished(cut_behind(store, whole, Answered), whole.run_id, story)
+    refused = [m for m in result.messages if isinstance(m, ToolResultMessage)][1]
+    assert "t0c1" not in story.ran
+    assert refused.plain_text == "danger is closed"
+
+
+async def test_a_call_that_had_begun_is_never_said_not_to_have_run() -> None:
+    """Also when somebody intervenes in the moment in which the run is taken up."""
+    _, _, whole, store = await told("steering_before_the_next_tool")
+    story = begin("steering_before_the_next_tool")
+
+    heard: list[AgentEvent] = []
+
+    def steer(event: AgentEvent) -> None:
+        if isinstance(event, MessageEnd) and not heard:
+            heard.append(event)
+            _ = story.steering.handle.steer("Once more: wait!", "before_next_tool")
+
+    story.settings["event_sink"] = steer
+    cut = cut_behind(store, whole, ToolStarted)
+    result = await finished(cut, whole.run_id, story)
+    assert uncertain(result.messages) == {"t0c0"}
+
+
+async def test_a_run_that_had_its_answer_is_not_asked_for_it_again() -> None:
+    """The last batch had voted to end the run; only the record of the end is missing."""
+    _, outcome, whole, store = await told("finishing")
+    story = begin("finishing")
+    cut = copy_of(store, whole.run_id, len(whole.records) - 1)
+    result = await finished(cut, whole.run_id, story)
+    assert story.was_asked == 0
+    assert result.output == outcome.output
+    assert undated(result.messages) == undated(outcome.messages)
+
+
+async def test_what_was_accepted_is_delivered_once_however_often_it_crashes() -> None:
+    """Cut and resumed behind every record of the run that was resumed first."""
+    _, _, whole, store = await told("steering")
+    kinds = [r.entry.__struct_config__.tag for r in whole.records]
+    first = kinds.index("tool_started") + 1
+    cut_store = copy_of(store, whole.run_id, first)
+    await finished(cut_store, whole.run_id, begin("steering"))
+    second = cut_store.load(whole.run_id)
+    accepted = [r.entry for r in whole.records[:first] if isinstance(r.entry, SteeringAccepted)]
+    sent = {entry.message.plain_text for entry in accepted}
+    assert sent
+    for cut in range(first + 1, len(second.records)):
+        last = copy_of(cut_store, whole.run_id, cut)
+        result = await finished(last, whole.run_id, begin("steering"))
+        said = [m.plain_text for m in result.messages if isinstance(m, UserMessage)]
+        assert {text: said.count(text) for text in sent} == dict.fromkeys(sent, 1), cut
+
+
+def is_steering(record: Record) -> bool:
+    return isinstance(record.entry, SteeringAccepted)
+
+
+async def test_what_is_sent_to_a_resumed_run_is_in_its_log_as_soon_as_it_is_accepted() -> None:
+    _, _, whole, store = await told("batches")
+    cut_store = cut_behind(store, whole, Asked)
+    story = begin("batches")
+    story.settings["plugins"] = [story.steering]
+    accepted: list[int] = []
+
+    async def steers(args: Any, ctx: ToolContext) -> ToolResult:
+        _ = story.steering.handle.steer("While it was resumed.")
+        await asyncio.sleep(0)
+        records = cut_store.load(whole.run_id).records
+        accepted.append(sum(is_steering(record) for record in records))
+        return ToolResult.text("steered")
+
+    story.tools[1].does = steers
+    result = await finished(cut_store, whole.run_id, story)
+    assert accepted == [1, 2]
+    said = [m.plain_text for m in result.messages if isinstance(m, UserMessage)]
+    assert said.count("While it was resumed.") == 2
+
+
+async def test_numbers_of_steering_are_not_used_twice() -> None:
+    _, _, whole, store = await told("steering")
+    cut_store = cut_behind(store, whole, SteeringAccepted, 1)
+    story = begin("steering")
+    _ = story.steering.handle.steer("A third.")
+    await finished(cut_store, whole.run_id, story)
+    records = cut_store.load(whole.run_id).records
+    numbers = [r.entry.number for r in records if isinstance(r.entry, SteeringAccepted)]
+    assert len(set(numbers)) == len(numbers)
+
+
+async def test_steering_that_arrives_in_the_batch_that_is_taken_up_comes_with_the_next_turn() -> (
+    None
+):
+    _, _, whole, store = await told("batches")
+    story = begin("batches")
+    story.settings["plugins"] = [story.steering]
+    sent: list[str] = []
+
+    async def steers(args: Any, ctx: ToolContext) -> ToolResult:
+        if not sent:
+            sent.append(ctx.tool_call_id)
+            _ = story.steering.handle.steer("Listen.")
+        return ToolResult.text("steered")
+
+    story.tools[1].does = steers
+    result = await finished(cut_behind(store, whole, Answered), whole.run_id, story)
+    place = [m.plain_text for m in result.messages].index("Listen.")
+    answers = [m for m in result.messages[:place] if isinstance(m, AssistantMessage)]
+    assert len(answers) == 1
+
+
+async def test_the_tokens_of_children_count_after_a_crash_too() -> None:
+    _, outcome, whole, store = await told("helpers")
+    cut = copy_of(store, whole.run_id, len(whole.records) - 1)
+    result = await finished(cut, whole.run_id, begin("helpers"))
+    assert result.usage == outcome.usage
+    assert result.tree_usage == outcome.tree_usage
+
+
+@pytest.mark.parametrize("name", STORIES)
+async def test_usage_is_as_if_nothing_had_happened(name: str) -> None:
+    """Cut behind the last answer: nobody is asked for anything that was paid already."""
+    _, outcome, whole, store = await told(name)
+    cut = cut_behind(store, whole, Answered, -1)
+    result = await finished(cut, whole.run_id, begin(name))
+    assert result.usage == outcome.usage
+
+
+async def test_an_idempotent_call_that_had_begun_is_run_again() -> None:
+    _, _, whole, store = await told("batches")
+    starts = [r for r in whole.records if isinstance(r.entry, ToolStarted)]
+    names = [r.entry.tool_name for r in starts]  # type: ignore[union-attr]
+    cut = cut_behind(store, whole, ToolStarted, names.index("again"))
+    story = begin("batches")
+    result = await finished(cut, whole.run_id, story)
+    again = starts[names.index("again")].entry
+    assert isinstance(again, ToolStarted)
+    assert again.tool_call_id in story.ran
+    assert again.tool_call_id not in uncertain(result.messages)
+    assert uncertain(result.messages)  # the others of the batch
+
+
+async def test_a_call_that_names_no_tool_does_not_keep_a_run_from_going_on() -> None:
+    """The config is what it was: the model has made the name up."""
+    _, outcome, whole, store = await told("mistakes")
+    result = await finished(cut_behind(store, whole, Answered), whole.run_id, begin("mistakes"))
+    assert undated(result.messages) == undated(outcome.messages)
+
+
+async def test_the_error_of_a_resumed_run_has_all_messages() -> None:
+    _, outcome, whole, store = await told("the_stream_fails")
+    cut = cut_behind(store, whole, Answered)
+    error = await resumed(cut, whole.run_id, begin("the_stream_fails"))
+    assert isinstance(error, BaseException)
+    assert undated(carried(error)) == undated(carried(outcome))
+    assert len(carried(error)) == 4
+
+
+async def test_a_sink_of_its_own_hears_the_resumed_run() -> None:
+    _, _, whole, store = await told("batches")
+    story = begin("batches")
+    heard: list[AgentEvent] = []
+    await resume(
+        cut_behind(store, whole, Answered), whole.run_id, story.config(), sink=heard.append
+    )
+    assert heard == story.sink.events
+
+
+# --- what cannot be resumed -----------------------------------------------------------------------
+
+
+async def test_a_run_that_has_ended_is_not_resumed() -> None:
+    _, _, whole, store = await told("batches")
+    before = len(store.load(whole.run_id).records)
+    with pytest.raises(InvalidContinuationError, match="has ended"):
+        await resume(store, whole.run_id, begin("batches").config())
+    assert len(store.load(whole.run_id).records) == before
+
+
+async def test_a_config_without_the_tool_that_is_waited_for_is_refused() -> None:
+    _, _, whole, store = await told("batches")
+    story = begin("batches")
+    story.tools = story.tools[:2]
+    cut = cut_behind(store, whole, ToolStarted)
+    before = len(cut.load(whole.run_id).records)
+    with pytest.raises(ConfigError, match="'again'"):
+        await resume(cut, whole.run_id, story.config())
+    assert len(cut.load(whole.run_id).records) == before
+    assert story.ran == []
+    await finished(cut, whole.run_id, begin("batches"))  # and with it, it goes on
+
+
+class Holed(MemoryStore):
+    """A store that cannot read a record in the middle."""
+
+    def load(self, run_id: str) -> LoadedRun:
+        loaded = super().load(run_id)
+        problem = LogProblem("line 3", "it is no JSON", "xx")
+        return LoadedRun(run_id, (*loaded.records[:2], *loaded.records[3:]), (problem,))
+
+
+async def test_a_log_with_a_hole_is_not_resumed() -> None:
+    _, _, whole, _ = await told("batches")
+    store = Holed()
+    fill(store, whole.run_id, whole.records[:-2])
+    with pytest.raises(DecodeError, match="line 3"):
+        await resume(store, whole.run_id, begin("batches").config())
+
+
+async def test_a_log_without_a_beginning_is_not_resumed() -> None:
+    _, _, whole, _ = await told("batches")
+    store = MemoryStore()
+    fill(store, whole.run_id, whole.records[1:-2])
+    with pytest.raises(DecodeError, match="no beginning"):
+        await resume(store, whole.run_id, begin("batches").config())
+    store = MemoryStore()
+    fill(store, whole.run_id, ())
+    with pytest.raises(DecodeError, match="no beginning"):
+        await resume(store, whole.run_id, begin("batches").config())
+
+
+async def test_a_run_that_somebody_writes_is_not_resumed() -> None:
+    _, _, whole, store = await told("batches")
+    cut = cut_behind(store, whole, Answered)
+    held = cut.reopen(whole.run_id)
+    story = begin("batches")
+    with pytest.raises(RunLogError) as caught:
+        await resume(cut, whole.run_id, story.config())
+    assert isinstance(caught.value.__cause__, RunBusy)
+    assert story.ran == []
+    assert story.sink.events == []
+    held.close()
+    await finished(cut, whole.run_id, begin("batches"))
+
+
+async def test_a_run_that_nobody_knows_is_not_resumed() -> None:
+    with pytest.raises(RunNotFound):
+        await resume(MemoryStore(), "nobody", begin("batches").config())
+
+
+async def test_a_log_of_a_newer_version_is_not_resumed(tmp_path: Any) -> None:
+    _, _, whole, _ = await told("batches")
+    store = JsonlStore(tmp_path)
+    records = list(whole.records[:-2])
+    records[3] = replace(records[3], v=RUN_LOG_VERSION + 1)
+    appender = store.create(whole.run_id)
+    for record in records:
+        appender.append(record, encode_json(record))
+    appender.close()
+    with pytest.raises(DecodeError, match="newer version"):
+        await resume(store, whole.run_id, begin("batches").config())
+
+
+async def test_a_config_that_logs_elsewhere_is_refused() -> None:
+    _, _, whole, store = await told("batches")
+    cut = cut_behind(store, whole, Answered)
+    with pytest.raises(ConfigError, match="another store"):
+        await resume(cut, whole.run_id, begin("batches").config(RunLog(MemoryStore())))
+    story = begin("batches")
+    await resume(cut, whole.run_id, story.config(RunLog(cut)))  # with its own it is fine
+
+
+async def test_the_log_says_where_it_was_taken_up() -> None:
+    _, _, whole, store = await told("batches")
+    cut = cut_behind(store, whole, Answered, 1)
+    await finished(cut, whole.run_id, begin("batches"))
+    records = cut.load(whole.run_id).records
+    assert [r.entry for r in records if isinstance(r.entry, RunResumed)] == [RunResumed(2)]
+
+
+async def test_a_fresh_run_of_the_same_config_is_not_disturbed_by_a_resumed_one() -> None:
+    """Two runs of one config at once, one of them taken up."""
+    _, outcome, whole, store = await told("batches")
+    cut = cut_behind(store, whole, Answered, 1)
+    story = begin("batches")
+    config: LoopConfig = story.config(RunLog(cut))
+    first, second = await asyncio.gather(
+        resume(cut, whole.run_id, config), run("Go on.", AgentContext("x"), config)
+    )
+    assert undated(first.messages) == undated(second.messages) == undated(outcome.messages)
+    assert len(list(cut.runs())) == 2

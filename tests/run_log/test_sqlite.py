@@ -1,0 +1,536 @@
+"""SqliteStore: commits that survive, files of other versions, many processes, and searching."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sqlite3
+import threading
+from contextlib import ExitStack, closing
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clark_agent import (
+    AssistantMessage,
+    RunIdentity,
+    StopReason,
+    SystemMessage,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+from clark_agent.errors import ConfigError
+from clark_agent.run_log import _database, _files
+from clark_agent.run_log.records import (
+    Answered,
+    Entry,
+    MessagesAdded,
+    Record,
+    RunBegan,
+    RunEnded,
+    RunFailed,
+    SteeringAccepted,
+    ToolEnded,
+)
+from clark_agent.run_log.sqlite import SearchHit, SqliteStore
+from clark_agent.run_log.store import LoadedRun, RunStoreError
+from tests.run_log.storing import (
+    append,
+    began,
+    child,
+    line_from,
+    numbered,
+    said,
+    some_records,
+    tell,
+)
+from tests.strategies import TEXT
+
+
+def write(store: SqliteStore, records: list[Record]) -> None:
+    with closing(store.create(records[0].run)) as appender:
+        append(appender, records)
+
+
+# --- commits ----------------------------------------------------------------------------------
+
+
+def test_a_torn_log_of_the_database_costs_the_commits_that_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    store = SqliteStore(path)
+    records = some_records("r", 25, "x" * 900)
+    with closing(store.create("r")) as appender:
+        append(appender, records[:1])
+        sizes = {1: wal_of(path).stat().st_size}
+        for start in range(1, len(records), 3):
+            append(appender, records[start : start + 3])
+            sizes[start + 3] = wal_of(path).stat().st_size
+        files = path.read_bytes(), wal_of(path).read_bytes()
+    offsets = {size + step for size in sizes.values() for step in (-1, 0, 1, 24, 4096)}
+    offsets |= set(range(sizes[1], sizes[25], 7_777))
+    for number, offset in enumerate(sorted(offsets)):
+        copy = tmp_path / f"{number}.db"
+        copy.write_bytes(files[0])
+        wal_of(copy).write_bytes(files[1][:offset])
+        expect_goes_on(copy, records, max([0, *[n for n, size in sizes.items() if size <= offset]]))
+    spoiled = bytearray(files[1])
+    spoiled[sizes[13] + 100] ^= 1
+    copy = tmp_path / "spoiled.db"
+    copy.write_bytes(files[0])
+    wal_of(copy).write_bytes(spoiled)
+    expect_goes_on(copy, records, 13)
+
+
+def wal_of(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
+def expect_goes_on(path: Path, records: list[Record], count: int) -> None:
+    """That so many records are there, and a writer goes on behind them."""
+    with closing(SqliteStore(path)) as store:
+        if not count:
+            assert list(store.runs()) == []
+            write(store, records)
+            return
+        assert store.load("r") == LoadedRun("r", tuple(records[:count]))
+        assert [run.records for run in store.runs()] == [count]
+        with closing(store.reopen("r")) as appender:
+            append(appender, records[count:])
+        assert store.load("r") == LoadedRun("r", tuple(records))
+
+
+def test_a_full_database_keeps_what_it_has(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 400, "x" * 900)
+    appender: Any = store.create("r")
+    append(appender, records[:1])
+    limit_pages(store, 20)
+    flushed = 1
+    with pytest.raises(RunStoreError, match="full") as failure:  # noqa: PT012
+        for start in range(1, len(records), 3):
+            append(appender, records[start : start + 3])
+            flushed = start + 3
+    assert failure.value.run_id == "r"
+    assert isinstance(failure.value.__cause__, sqlite3.OperationalError)
+    assert flushed > 1
+    assert store.load("r") == LoadedRun("r", tuple(records[:flushed]))
+    with pytest.raises(RunStoreError, match="full"):
+        appender.flush(sync=True)
+    limit_pages(store, 1 << 20)
+    append(appender, records[flushed + 3 :])
+    appender.close()
+    assert store.load("r") == LoadedRun("r", tuple(records))
+
+
+def limit_pages(store: SqliteStore, pages: int) -> None:
+    with store._connections.writing() as connection:
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def test_a_close_that_fails_frees_the_run_and_keeps_the_rest(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 100, "x" * 9000)
+    appender = store.create("r")
+    append(appender, records[:1])
+    limit_pages(store, 20)
+    for record in records[1:]:
+        appender.append(record, b"x" * 9000)
+    with pytest.raises(RunStoreError, match="full"):
+        appender.close()
+    appender.close()
+    limit_pages(store, 1 << 20)
+    with closing(store.reopen("r")) as again:
+        append(again, records[1:])
+    assert store.load("r") == LoadedRun("r", tuple(records))
+
+
+def test_an_interruption_commits_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C may come right behind a commit, when nobody has noted yet that it happened."""
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 6)
+    appender: Any = store.create("r")
+    for seq, (kind, method) in enumerate(
+        [(type(appender), "_begin"), (_database.Connections, "commit")]
+    ):
+        whole = getattr(kind, method)
+
+        def interrupted(*arguments: Any, whole: Any = whole, **settings: Any) -> None:
+            whole(*arguments, **settings)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kind, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                append(appender, records[2 * seq : 2 * seq + 1])
+        append(appender, records[2 * seq + 1 : 2 * seq + 2])
+    append(appender, records[4:])
+    appender.close()
+    assert store.load("r") == LoadedRun("r", tuple(records))
+    assert [run.records for run in store.runs()] == [6]
+
+
+def test_a_flush_waits_for_the_disk_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    connect = sqlite3.connect
+
+    def overheard(*arguments: Any, **settings: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*arguments, **settings)
+        connection.set_trace_callback(lambda sql: heard.append(sql.split("(")[0].strip()))
+        return connection
+
+    monkeypatch.setattr(sqlite3, "connect", overheard)
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 5)
+    appender = store.create("r")
+    append(appender, records[:1])
+    heard.clear()
+    append(appender, records[1:2])
+    assert heard == ["INSERT INTO records"]
+    heard.clear()
+    append(appender, records[2:3], sync=True)
+    assert heard == ["PRAGMA synchronous=FULL", "INSERT INTO records"]
+    heard.clear()
+    appender.flush(sync=True)
+    assert heard == []
+    append(appender, records[3:4])
+    appender.flush(sync=True)
+    assert heard == [
+        "PRAGMA synchronous=NORMAL",
+        "INSERT INTO records",
+        "PRAGMA synchronous=FULL",
+        "UPDATE runs SET is_open = 1 WHERE n = 1",
+    ]
+    appender.close()
+
+
+def test_runs_may_be_written_from_any_thread(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 3)
+    appender = store.create("r")
+    append(appender, records[:1])
+    for record in records[1:]:
+        thread = threading.Thread(target=append, args=(appender, [record]))
+        thread.start()
+        thread.join()
+    appender.close()
+    assert store.load("r") == LoadedRun("r", tuple(records))
+
+
+def test_four_processes_write_two_hundred_runs(tmp_path: Path) -> None:
+    """They also all find no database, and make it."""
+    names = ["a", "b", "c", "d"]
+    with ExitStack() as stack:
+        processes = [stack.enter_context(child("many", tmp_path, name)) for name in names]
+        for process in processes:
+            tell(process)
+        assert [line_from(process) for process in processes] == ["done"] * 4
+        assert [process.wait() for process in processes] == [0] * 4
+    store = SqliteStore(tmp_path / "runs.db")
+    runs = list(store.runs())
+    assert len({run.run_id for run in runs}) == 200
+    for run in runs:
+        name = run.run_id.partition(".")[0]
+        assert (run.records, run.outcome) == (4, name)
+        due = [*some_records(run.run_id, 3), *numbered(run.run_id, [RunEnded(outcome=name)], 3)]
+        assert store.load(run.run_id) == LoadedRun(run.run_id, tuple(due))
+
+
+# --- the file ---------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_beside_the_database(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "new" / "runs.db")
+    appenders = [store.create(f"r{number}") for number in range(3)]
+    for appender in appenders:
+        append(appender, some_records("r", 1))
+    assert len(list((tmp_path / "new").glob("runs.db-lock-*"))) == 3
+    for appender in appenders:
+        appender.close()
+    store.close()
+    assert os.listdir(tmp_path / "new") == ["runs.db"]
+
+
+def test_a_lock_on_a_file_that_was_removed_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner may remove it between somebody's opening it and locking it."""
+    path = str(tmp_path / "lock")
+    try_lock = _files.try_lock
+    owner = _files.LockFile.take(path)
+
+    def late(file: FileIO) -> bool:
+        nonlocal owner
+        if owner is not None:
+            owner.release()
+            owner = None
+        return try_lock(file)
+
+    monkeypatch.setattr(_files, "try_lock", late)
+    lock = _files.LockFile.take(path)
+    assert lock is not None
+    assert _files.LockFile.take(path) is None
+    lock.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_store_that_is_forgotten_closes_its_connections(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    appender = store.create("r")
+    del store
+    gc.collect()
+    append(appender, some_records("r", 2))
+    assert wal_of(tmp_path / "runs.db").exists()
+    appender.close()
+    del appender
+    gc.collect()
+    assert os.listdir(tmp_path) == ["runs.db"]
+
+
+def test_a_store_that_was_closed_may_be_used_again(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 2)
+    with closing(store.create("r")) as appender:
+        append(appender, records[:1])
+        store.close()
+        append(appender, records[1:])
+    store.close()
+    store.close()
+    assert store.load("r") == LoadedRun("r", tuple(records))
+    store.close()
+
+
+def use(store: SqliteStore) -> list[Any]:
+    return [
+        lambda: store.create("r"),
+        lambda: store.reopen("r"),
+        lambda: store.load("r"),
+        lambda: list(store.runs()),
+        lambda: store.search("x"),
+    ]
+
+
+def test_a_newer_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with closing(SqliteStore(path)) as store:
+        write(store, some_records("r", 1))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+    for attempt in use(SqliteStore(path)):
+        with pytest.raises(RunStoreError, match=r"newer version of this package.*99.*up to 1"):
+            attempt()
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["runs.db"]
+
+
+def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE customers (name TEXT)")
+    before = path.read_bytes()
+    for attempt in use(SqliteStore(path)):
+        with pytest.raises(RunStoreError, match="something else"):
+            attempt()
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    path.write_bytes(b"These are not the tables you are looking for. " * 100)
+    for attempt in use(SqliteStore(path)):
+        with pytest.raises(RunStoreError, match="not a database"):
+            attempt()
+    with pytest.raises(ConfigError, match="memory"):
+        SqliteStore(":memory:")
+
+
+def test_records_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    store = SqliteStore(path)
+    records = some_records("r", 6)
+    write(store, records)
+    store.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        change = "UPDATE records SET data = ? WHERE id & 4294967295 = ?"
+        connection.execute(change, ('{"v":1,"se', 1))
+        connection.execute(change, ('{"v":3,"seq":3,"entry":{"kind":"dance"}}', 3))
+        connection.execute("DELETE FROM records WHERE id & 4294967295 = 4")
+    loaded = store.load("r")
+    assert loaded.records == (records[0], records[2], records[5])
+    assert [(problem.where, problem.reason) for problem in loaded.problems] == [
+        ("record 1", "Input data was truncated (at $)"),
+        ("record 3", "it was written by a newer version (3; this one reads up to 1)"),
+        ("record 5", "it has the number 5, where 4 is due"),
+    ]
+    assert not loaded.is_torn
+    assert store.search("Wört 1") == ()
+    assert [hit.seq for hit in store.search("Wört 2")] == [2]
+
+
+def test_anybody_can_read_the_tables(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    store = SqliteStore(path)
+    write(store, some_records("é\0", 2))
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            "SELECT run_id, seq, at, kind, json_extract(data, '$.entry.kind') FROM entries"
+        ).fetchall()
+        [mode] = connection.execute("PRAGMA journal_mode").fetchone()
+    assert rows == [
+        ("é\0", 0, 1000, "run_began", "run_began"),
+        ("é\0", 1, 1001, "answered", "answered"),
+    ]
+    assert mode == "wal"
+
+
+def test_a_number_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    with closing(store.create("r")) as appender, pytest.raises(RunStoreError, match="too large"):
+        append(appender, numbered("r", [said("x")], 1 << 32))
+
+
+def test_two_records_of_one_number_are_refused(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 2)
+    appender = store.create("r")
+    append(appender, records)
+    with pytest.raises(RunStoreError, match="UNIQUE"):
+        append(appender, records[1:])
+    appender.close()
+    assert store.load("r") == LoadedRun("r", tuple(records))
+
+
+def test_runs_are_found_by_index(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    write(store, some_records("r", 1))
+    heard: list[str] = []
+    with store._connections.reading() as connection:
+        connection.set_trace_callback(heard.append)
+    list(store.runs(limit=3))
+    list(store.runs(conversation_id="c"))
+    list(store.runs(parent_run_id="p"))
+    store.update_index()
+    with store._connections.reading() as connection:
+        connection.set_trace_callback(None)
+        plans = [
+            " ".join([row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}")])
+            for sql in heard
+            if "FROM runs" in sql
+        ]
+    expected = ["runs_by_time", "runs_by_conversation", "runs_by_parent", "runs_to_index"]
+    assert len(plans) == 4
+    for plan, name in zip(plans, expected, strict=True):
+        assert f"USING INDEX {name}" in plan or f"USING COVERING INDEX {name}" in plan
+        assert "SCAN records" not in plan
+
+
+# --- searching --------------------------------------------------------------------------------
+
+
+def found(store: SqliteStore, text: str) -> list[tuple[str, int]]:
+    return sorted([(hit.run_id, hit.seq) for hit in store.search(text)])
+
+
+def test_what_people_and_models_see_is_found(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    answer = AssistantMessage(
+        (
+            ThinkingContent("hidden thought"),
+            TextContent("The cat sat, "),
+            TextContent("quite visibly."),
+            ToolCall("1", "look", {"query": "hidden argument"}),
+        ),
+        StopReason.TOOL_USE,
+    )
+    entries: list[Entry] = [
+        RunBegan(
+            identity=RunIdentity("r"),
+            system_prompt="hidden prompt",
+            history=(UserMessage("hidden history"),),
+            prompts=(SystemMessage("visible rule"), UserMessage((TextContent("visible wish"),))),
+        ),
+        SteeringAccepted(number=1, message=UserMessage("visible nudge"), when="now"),
+        MessagesAdded(source="turn", messages=(UserMessage("visible nudge"),)),
+        Answered(message=answer),
+        ToolEnded(tool_call_id="1", result=ToolResult.text("VISIBLE Über­raschung")),
+        RunFailed(error="x", text="hidden error", undelivered=(UserMessage("visible rest"),)),
+    ]
+    write(store, numbered("r", entries))
+    assert found(store, "visible") == [("r", 0), ("r", 2), ("r", 4), ("r", 5)]
+    assert found(store, "hidden") == []
+    assert found(store, "wish rule") == [("r", 0)]
+    assert found(store, "wish nudge") == []
+    assert found(store, "uber visible") == [("r", 4)]
+    assert store.search("visibly") == (SearchHit("r", 3, "The cat sat, quite visibly."),)
+
+
+def test_the_snippet_is_around_the_words_and_the_best_comes_first(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    far = " ".join([*["filler"] * 300, "needle", *["filler"] * 300])
+    write(store, numbered("r", [began("r"), said(far), said("needle, needle!")]))
+    best, second = store.search("needle")
+    assert best == SearchHit("r", 2, "needle, needle!")
+    assert "needle" in second.snippet
+    assert second.snippet.startswith("…")
+    assert second.snippet.endswith("…")
+    assert len(second.snippet) < 200
+    assert store.search("needle", 1) == (best,)
+
+
+def test_what_was_written_since_is_found_too(tmp_path: Path) -> None:
+    store, other = SqliteStore(tmp_path / "runs.db"), SqliteStore(tmp_path / "runs.db")
+    assert store.search("word") == ()
+    appender = store.create("r")
+    append(appender, numbered("r", [began("r", "word"), said("word")]))
+    assert found(store, "word") == [("r", 0), ("r", 1)]
+    append(appender, numbered("r", [said("word")], 2))
+    assert found(other, "word") == [("r", 0), ("r", 1), ("r", 2)]
+    with closing(drop_and_reopen(store, appender)) as again:
+        append(again, numbered("r", [said("word")], 3))
+    write(other, some_records("s", 2, "word"))
+    assert len(found(store, "word")) == 5
+    assert len(found(other, "word")) == 5
+
+
+def drop_and_reopen(store: SqliteStore, appender: Any) -> Any:
+    """As if the process of the appender had died."""
+    appender._lock.release()
+    return store.reopen("r")
+
+
+def test_indexing_many_records_takes_them_all(tmp_path: Path) -> None:
+    store, other = SqliteStore(tmp_path / "runs.db"), SqliteStore(tmp_path / "runs.db")
+    write(store, some_records("long", 1201, "word"))
+    for number in range(3):
+        write(store, some_records(f"short {number}", 2, "word"))
+    threads = [threading.Thread(target=s.update_index) for s in (store, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.search("word", 5000)) == 1200 + 3
+    assert len(other.search("word", 5000)) == 1200 + 3
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> SqliteStore:
+    store = SqliteStore(tmp_path_factory.mktemp("library") / "runs.db")
+    write(store, some_records("r", 3))
+    return store
+
+
+@settings(max_examples=100)
+@given(text=st.text(st.sampled_from("\"'*()^-+:{} \0ANDORTé"), max_size=12) | TEXT)
+def test_any_text_may_be_searched_for(library: SqliteStore, text: str) -> None:
+    assert isinstance(library.search(text), tuple)
