@@ -16,7 +16,7 @@ SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke \
-	bench-transports bench-gateway soak mutants clean FORCE
+	bench-transports bench-gateway bench-log soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
@@ -54,13 +54,17 @@ bench-transports: $(VENV)/.stamp-test ## what a transport adds to its SDK, for e
 bench-gateway: $(VENV)/.stamp-test ## many streams through the gateway, some clients vanishing
 	@$(PY) -m benchmarks.gateway $(BENCH)
 
+bench-log: $(VENV)/.stamp-core ## what it costs to log a run, and to find one again
+	@$(PY) -m benchmarks.run_log $(BENCH)
+
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts
 
 bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run and that work grows linearly
 	@$(PY) -m benchmarks.smoke
 
-soak: $(VENV)/.stamp-test ## live a million random lives; SECONDS_GIVEN=60 for fewer
+soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills; SECONDS_GIVEN=60 for fewer
+	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
 
 mutants: $(VENV)/.stamp-test ## break promises on purpose, one at a time: the tests must notice
