@@ -51,6 +51,10 @@ Paths with '..' are not allowed. Name the file inside the workspace.
 'args': {'path': '/workspace/notes.txt'}}]}
 One was refused, the other is done.
 """,
+    "gateway.py": """\
+Sunny, 22 °C. Leave the umbrella.
+the model's stream failed (fatal): the server answered 401: this token is not known
+""",
     "run_log.py": """\
 booking room 5
 the model's stream failed (fatal): the transport raised ConnectionError: the line went dead

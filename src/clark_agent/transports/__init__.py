@@ -12,11 +12,13 @@ from clark_agent.transports.base import Transport
 from clark_agent.transports.connect import connect
 from clark_agent.transports.dialects import ChatDialect
 from clark_agent.transports.failover import FirstOf
+from clark_agent.transports.gateway import gateway
 from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.handover import ReplayTarget, convert_history
 from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
+from clark_agent.transports.proxy import ProxyStream
 from clark_agent.transports.recording import RecordingStream, ReplayMismatch, ReplayStream
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 
@@ -28,6 +30,7 @@ __all__ = [
     "NonconformingStream",
     "OpenAIChat",
     "OpenAIResponses",
+    "ProxyStream",
     "RecordingStream",
     "ReplayMismatch",
     "ReplayStream",
@@ -39,4 +42,5 @@ __all__ = [
     "check_stream_fn",
     "connect",
     "convert_history",
+    "gateway",
 ]

@@ -40,7 +40,7 @@ from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import AssistantMessage, StopReason
 
-__all__ = ["Decoder", "Transport", "redacted"]
+__all__ = ["Decoder", "Transport", "pause", "redacted"]
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class Transport(ABC, Generic[T]):
             text = "%s: %s; asking again in %.1f s, attempt %d of %d"
             attempts = self.retry.attempts
             logger.warning(text, self.provider, failure.message, delay, number + 1, attempts)
-            if not await _pause(self.clock.sleep(delay), signal):
+            if not await pause(self.clock.sleep(delay), signal):
                 text = signal.reason or "the call was cancelled"
                 yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
                 return
@@ -311,7 +311,7 @@ def _without_beginning_at_end(text: str, secret: str) -> str:
     return text
 
 
-async def _pause(sleep: Any, signal: CancellationToken) -> bool:
+async def pause(sleep: Any, signal: CancellationToken) -> bool:
     """Sleep; False as soon as the signal is cancelled."""
     sleeping = asyncio.ensure_future(sleep)
     waiting = asyncio.ensure_future(signal.wait())

@@ -34,7 +34,7 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.transports.answer import Failure, ProviderFailure
-from clark_agent.transports.base import _pause, redacted
+from clark_agent.transports.base import pause, redacted
 from clark_agent.transports.clients import LoopLocal, load_sdk, secrets_in
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
@@ -84,7 +84,7 @@ class ProxyStream:
             raise ConfigError("a token is a text of visible ASCII letters")
         if not all(_is_sendable(value) for value in (headers or {}).values()):
             raise ConfigError("a header of ProxyStream holds what HTTP does not allow")
-        self._secrets = tuple([*([token] if token else ()), *secrets_in(headers)])
+        self._secrets = (*([token] if token else ()), *secrets_in(headers))
         self._headers = {
             **(headers or {}),
             "Content-Type": "application/json",
@@ -133,7 +133,7 @@ class ProxyStream:
                 return
             text = "gateway: %s; asking again in %.1f s, attempt %d of %d"
             logger.warning(text, failure.message, delay, number + 1, self.retry.attempts)
-            if not await _pause(self.clock.sleep(delay), signal):
+            if not await pause(self.clock.sleep(delay), signal):
                 text = signal.reason or "the call was cancelled"
                 yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
                 return
@@ -174,8 +174,10 @@ class ProxyStream:
             return Failure(StreamErrorKind.ABORTED, str(error))
         if isinstance(error, StreamTimeout):
             return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
-        told = isinstance(error, ProviderFailure)
-        failure = error.failure if told else failure_of_sdk(error, self.url)
+        if isinstance(error, ProviderFailure):
+            failure = error.failure
+        else:
+            failure = failure_of_sdk(error, self.url)
         return replace(failure, message=redacted(failure.message, self._secrets))
 
     def _safe(self, event: Error) -> Error:
