@@ -191,7 +191,9 @@ _ADVICE = {
     StreamErrorKind.PROVIDER_RATE_LIMITED: "What to do: wait, then go on with run_continue.",
     StreamErrorKind.TRANSIENT: "What to do: go on with run_continue; the messages are still valid.",
     StreamErrorKind.EMPTY: "What to do: look at what the provider sends; it keeps saying nothing.",
-    StreamErrorKind.FATAL: "What to do: see the cause; asking again will not help.",
+    StreamErrorKind.FATAL: (
+        "What to do: asking again will not help; mend what the text, or the cause, says."
+    ),
 }
 
 

@@ -76,8 +76,8 @@ def test_a_provider_without_its_key(
         connect(f"{scheme}:m")
     names = " or ".join(variables)
     assert str(caught.value) == f"{dialect} ({url}) needs a key: set {names}, or pass api_key"
-    transport = chat(f"{scheme}:m", api_key="given")
-    assert "given" in transport._secrets
+    transport = chat(f"{scheme}:m", api_key="given key")
+    assert "given key" in transport._secrets
     assert CANARY not in transport._secrets
 
 
@@ -133,7 +133,7 @@ def test_an_address_with_a_model(text: str, url: str, model: str) -> None:
 def test_an_address_that_is_known_has_its_dialect_and_needs_its_key() -> None:
     with pytest.raises(ConfigError, match="DEEPSEEK_API_KEY"):
         connect("https://api.deepseek.com/beta#deepseek-chat")
-    transport = chat("https://api.deepseek.com/beta#deepseek-chat", api_key="given")
+    transport = chat("https://api.deepseek.com/beta#deepseek-chat", api_key="given key")
     assert transport.provider == "DeepSeek"
     assert transport.base_url == "https://api.deepseek.com/beta"
 
@@ -238,7 +238,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(
         ConfigError, match=r"the package openai: pip install 'clark-agent\[openai\]'"
     ):
-        connect(text, api_key="given")
+        connect(text, api_key="given key")
 
 
 def test_no_package_is_loaded_before_a_transport_is_made() -> None:

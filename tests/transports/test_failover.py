@@ -607,7 +607,7 @@ async def test_a_server_without_time_and_another_with(
         result = await run("Hi", AgentContext(), config)
         assert len(busy.requests) == len(free.requests) == 1
         assert result.text == "Hello"
-        names = [repr(transport) for transport in stream.transports]
+        names = [f"{transport!r} at 127.0.0.1" for transport in stream.transports]
     [start] = [event for event in sink.of(MessageStart) if event.details]
     assert start.details["answered_by"] == names[1]
     [failed] = start.details["failed"]

@@ -334,27 +334,28 @@ async def test_a_status(status: int, name: str, kind: StreamErrorKind) -> None:
     headers = {**JSON, "Retry-After": "3"}
     assert await raised(Answer(status=status, headers=headers, body=body)) == (
         name,
-        Failure(kind, f"the server answered {status}: because", 3.0),
+        Failure(kind, f"the server answered {status}: because", 3.0, status=status),
     )
 
 
 async def test_a_status_with_a_code_that_says_more() -> None:
     body = b'{"error": {"message": "too much", "code": "context_length_exceeded"}}'
     _, failure = await raised(Answer(status=400, headers=JSON, body=body))
-    assert failure == Failure(OVERFLOW, "the server answered 400: too much")
+    assert failure == Failure(OVERFLOW, "the server answered 400: too much", status=400)
 
 
 async def test_a_status_with_a_page() -> None:
     headers = {"content-type": "text/html"}
     page = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
     _, failure = await raised(Answer(status=502, headers=headers, body=page))
-    assert failure == Failure(TRANSIENT, "the server answered 502: 502 Bad Gateway")
+    text = "the server answered 502: 502 Bad Gateway"
+    assert failure == Failure(TRANSIENT, text, status=502)
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'""'])
 async def test_a_status_without_a_text(body: bytes) -> None:
     _, failure = await raised(Answer(status=503, headers=JSON, body=body))
-    assert failure == Failure(TRANSIENT, "the server answered 503: no text")
+    assert failure == Failure(TRANSIENT, "the server answered 503: no text", status=503)
 
 
 async def test_a_refused_connection() -> None:

@@ -748,7 +748,7 @@ class TestTokens:
     async def test_a_refused_request_takes_no_place(self) -> None:
         async with serving(ScriptedStream(["hi"]), max_concurrent=1) as served:
             for _ in range(3):
-                reply = await asyncio.to_thread(post, served.url, {"messages": []})
+                reply = await asyncio.to_thread(post, served.url, {"system_prompt": ""})
                 assert reply.status_code == 400
             assert isinstance((await ask(served.proxy()))[-1], Done)
 
@@ -765,7 +765,7 @@ class TestRefusals:
             (b'{"system_prompt": "x"', "$", "truncated"),
             (b"[]", "$", "Expected `object`"),
             (b"1.5", "$", "Expected `object`"),
-            (b'{"messages": []}', "$", "`system_prompt`"),
+            (b'{"system_prompt": ""}', "$", "`messages`"),
             (b'{"system_prompt": 1, "messages": []}', "$.system_prompt", "Expected `str`"),
             (b'{"system_prompt": "", "messages": [{}]}', "$.messages[0]", "`role`"),
             (

@@ -1102,7 +1102,8 @@ async def test_refusals(status: int, error: dict[str, Any], kind: StreamErrorKin
     async with serving([Answer(status=status, body=body)], retry=ONCE) as (_, responses):
         [last] = await ask(responses)
     assert isinstance(last, Error)
-    assert (last.kind, last.message) == (kind, f"the server answered {status}: No.")
+    assert last.kind is kind
+    assert last.message.startswith(f"the server answered {status}: No.")
 
 
 class TestWhatIsRefusedIsLeftOut:

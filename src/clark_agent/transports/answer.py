@@ -44,6 +44,8 @@ class Failure(Struct, frozen=True):
     retry_after: float | None = None
     """How many seconds the server asks to wait."""
     cause: Exception | None = None
+    status: int | None = None
+    """Of the response that told it."""
 
 
 class ProviderFailure(Exception):

@@ -48,6 +48,13 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
+# What is shorter is a placeholder for servers that want no key, and turns up in other words.
+_SHORTEST_SECRET = 6
+_HINTS = {
+    401: "check the key",
+    403: "the key does not allow it",
+    404: "check the model's name and the address",
+}
 _MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
 
@@ -89,11 +96,11 @@ class Transport(ABC, Generic[T]):
             raise ConfigError(f"{type(self).__name__} needs the name of a model, not {model!r}")
         self.model = model
         self.provider = provider
-        self.retry = retry or RetryPolicy()
-        self.timeouts = timeouts or Timeouts()
+        self.retry = checked("retry", retry, RetryPolicy) or RetryPolicy()
+        self.timeouts = checked("timeouts", timeouts, Timeouts) or Timeouts()
         self.thinking_tags = thinking_tags
         self.clock = clock or SystemClock()
-        self._secrets = tuple([secret for secret in secrets if secret])
+        self._secrets = tuple([secret for secret in secrets if len(secret) >= _SHORTEST_SECRET])
         for secret in self._secrets:
             if not secret.isascii() or not secret.isprintable():
                 # The libraries below would quote it in their logs when they refuse it.
@@ -207,7 +214,11 @@ class Transport(ABC, Generic[T]):
         if isinstance(error, StreamTimeout):
             return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
         failure = error.failure if isinstance(error, ProviderFailure) else self._failure(error)
-        return replace(failure, message=redacted(failure.message, self._secrets))
+        text = redacted(failure.message, self._secrets)
+        if failure.kind is StreamErrorKind.FATAL and failure.status in _HINTS:
+            where = f"{self.provider}, model {self.model!r}"
+            text = f"{text} ({where}: {_HINTS[failure.status]})"
+        return replace(failure, message=text)
 
 
 _UNFINISHED = Failure(
@@ -293,6 +304,13 @@ class _Attempt(Generic[T]):
         self._is_over = True
         self.failure = failure
         self.message = self._answer.partial(failure)
+
+
+def checked(name: str, value: Any, kind: type[T]) -> T | None:
+    """The setting, if it is one. Raises `ConfigError`."""
+    if value is not None and not isinstance(value, kind):
+        raise ConfigError(f"{name} must be a {kind.__name__}, not {value!r}")
+    return value
 
 
 def redacted(text: str, secrets: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ gateway+https://host#model          a gateway of yours, with CLARK_GATEWAY_TOKEN
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -106,7 +107,10 @@ def _unknown(model: str, scheme: str) -> str:
     known = ", ".join(f"{name}:" for name in schemes)
     near = close_match(scheme, schemes) if scheme else None
     hint = f" Did you mean {near}:?" if near else ""
+    if not near and re.match(r"[\w.-]+:\d+(/|#|$)", model.strip()):
+        hint = f" Did you mean http://{model.strip()}?"
     return (
         f"{model!r} names no provider.{hint} Write provider:model with one of {known} "
-        "or the address of a server, as in http://localhost:8080/v1#model"
+        "or the address of a server, as in http://localhost:8080/v1#model or "
+        "gateway+https://host#model"
     )

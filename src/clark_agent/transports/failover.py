@@ -8,8 +8,10 @@ give it a ``RetryPolicy(attempts=1)``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
@@ -29,6 +31,8 @@ from clark_agent.types import AssistantMessage, StopReason
 
 __all__ = ["FirstOf"]
 
+logger = logging.getLogger(__name__)
+
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 _OUTAGES = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
@@ -43,7 +47,10 @@ class FirstOf:
     """
 
     def __init__(self, transports: Iterable[StreamFn]) -> None:
-        self.transports = tuple(transports)
+        given: Any = transports
+        if not isinstance(given, Iterable):
+            raise ConfigError(f"FirstOf takes a list of transports, not {given!r}")
+        self.transports = tuple(given)
         if not self.transports:
             raise ConfigError("FirstOf needs at least one transport")
         for transport in self.transports:
@@ -74,6 +81,8 @@ class FirstOf:
                     if isinstance(event, Error) and not has_begun:
                         if event.kind in _OUTAGES and not is_last and not signal.cancelled:
                             failed.append(_failure(transport, event))
+                            text = "%s cannot answer (%s); asking the next"
+                            logger.warning(text, _name(transport), event.message)
                             break
                         yield _with_failures(event, failed)
                         return
@@ -95,7 +104,8 @@ def _name(transport: StreamFn) -> str:
     """A name for people. What a host's own transport shows of itself may well have a key in it."""
     kind = type(transport)
     if kind.__module__.startswith("clark_agent.transports."):
-        return repr(transport)
+        host = urlsplit(getattr(transport, "base_url", "")).hostname
+        return f"{transport!r} at {host}" if host else repr(transport)
     return getattr(transport, "__name__", None) or kind.__name__
 
 

@@ -243,6 +243,7 @@ def failure_from_response(
         classify(status, body, headers),
         f"the server answered {status}: {text}",
         _retry_after(headers or {}, body),
+        status=status,
     )
 
 

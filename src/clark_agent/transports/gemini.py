@@ -30,7 +30,7 @@ from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
 from clark_agent.transports.decoding import JsonEventDecoder
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import ContentsWriter, Part, generation_of
@@ -41,6 +41,7 @@ from clark_agent.types import StopReason, Usage
 
 __all__ = ["Gemini"]
 
+_GOOGLE_URL = "https://generativelanguage.googleapis.com"
 _KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")  # in the order in which the SDK looks
 _FORMAT = str(ReasoningFormat.GOOGLE_GEMINI_V1)
 
@@ -79,12 +80,13 @@ class Gemini(Transport[bytes]):
         super().__init__(
             model,
             provider="Gemini",
-            secrets=[key or "", *(headers or {}).values(), *from_environment],
+            secrets=[key or "", *secrets_in(headers), *from_environment],
             retry=retry,
             timeouts=timeouts,
             thinking_tags=thinking_tags,
             clock=clock,
         )
+        self.base_url = base_url or _GOOGLE_URL
         self._api_error: type[Any] = sdk.errors.APIError
         self._client = client
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import Struct
 
@@ -82,8 +82,8 @@ async def check_stream_fn(
 ) -> StreamReport:
     """Try a transport; return what it answered.
 
-    It is called four times: to the end, cancelled before the call, cancelled in the middle, and
-    closed in the middle. Raises `NonconformingStream`.
+    It is called several times: to the end, cancelled before the call, and cancelled and closed at
+    the start and at the first chunk. Raises `NonconformingStream`.
     """
     asked = _REQUEST if request is None else request
     whole = await _listen(stream, asked, within=answer_within)
@@ -95,14 +95,18 @@ async def check_stream_fn(
     problems += [f"cancelled before the call: {text}" for text in _ending_problems(early.events)]
     if any(isinstance(event, Chunk) for event in early.events):
         problems.append("cancelled before the call: it asked the model all the same")
-    late = await _listen(stream, asked, cancel_after=1, within=cancel_within)
-    problems += [f"cancelled in the middle: {text}" for text in late.problems]
-    problems += [f"cancelled in the middle: {text}" for text in check_events_of(late.events)]
-    problems += [
-        f"closed in the middle: {t}" for t in await _close_early(stream, asked, cancel_within)
-    ]
+    seen = {type(event) for event in whole.events}
+    moments: list[type[StreamEvent]] = [kind for kind in (Start, Chunk) if kind in seen]
+    for moment in moments or [Error]:
+        late = await _listen(
+            stream, asked, within=answer_within, cancel_at=moment, cancel_within=cancel_within
+        )
+        found = [*late.problems, *check_events_of(late.events)]
+        closing = await _close_early(stream, asked, moment, answer_within, cancel_within)
+        problems += [f"cancelled in the middle: {text}" for text in found]
+        problems += [f"closed in the middle: {text}" for text in closing]
     if problems:
-        raise NonconformingStream(problems)
+        raise NonconformingStream(list(dict.fromkeys(problems)))
     return StreamReport(whole.events)
 
 
@@ -187,12 +191,14 @@ async def _listen(
     *,
     within: float,
     signal: CancellationToken | None = None,
-    cancel_after: int | None = None,
+    cancel_at: type[StreamEvent] | None = None,
+    cancel_within: float = 0.0,
 ) -> _Heard:
-    """Read a stream to its end, cancelling after so many events; bounded in time from there on."""
+    """Read a stream to its end; or cancel at the first event of a kind, and give it so long."""
     signal = signal or CancellationToken()
     events: list[StreamEvent] = []
     problems: list[str] = []
+    limit = within
 
     async def read() -> None:
         event: Any
@@ -201,38 +207,74 @@ async def _listen(
                 problems.append(f"{event!r} is no stream event")
                 continue
             events.append(event)
-            if len(events) == cancel_after:
+            if cancel_at is not None and isinstance(event, cancel_at) and not signal.cancelled:
                 signal.cancel("in the middle")
 
+    async def read_on() -> None:
+        nonlocal limit
+        task = asyncio.ensure_future(read())
+        stopping = asyncio.ensure_future(signal.wait())
+        try:
+            done = await _first(task, stopping, seconds=within)
+            if done is stopping and cancel_at is not None:
+                limit = cancel_within
+                done = await _first(task, seconds=cancel_within)
+            if done is not task:
+                await _give_up(task, limit)
+        finally:
+            stopping.cancel()
+        task.result()
+
     try:
-        await _limited(read(), within)
+        await read_on() if cancel_at is not None else await _limited(read(), within)
     except TimeoutError:
-        problems.append(f"it did not end within {within:g} seconds")
+        problems.append(f"it did not end within {limit:g} seconds")
+    except asyncio.CancelledError:
+        if (task := asyncio.current_task()) is not None and task.cancelling():
+            raise
+        problems.append("it raised CancelledError; that it was cancelled is told by Error")
     except Exception as error:
         problems.append(f"it raised {type(error).__name__}: {error}; failures are told by Error")
     return _Heard(tuple(events), problems)
+
+
+async def _first(*tasks: asyncio.Future[Any], seconds: float) -> asyncio.Future[Any] | None:
+    """The one that is done first, those named first before the others; None: none in time."""
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    return next((task for task in tasks if task.done()), None)
+
+
+async def _give_up(task: asyncio.Future[Any], seconds: float) -> NoReturn:
+    task.cancel()
+    await asyncio.wait({task}, timeout=seconds)
+    raise TimeoutError
 
 
 async def _limited(work: Coroutine[Any, Any, None], seconds: float) -> None:
     """Wait for it no longer than that, even if it takes no cancellation for an answer."""
     task = asyncio.ensure_future(work)
     try:
-        if not (await asyncio.wait({task}, timeout=seconds))[0]:
-            task.cancel()
-            await asyncio.wait({task}, timeout=seconds)
-            raise TimeoutError
+        if await _first(task, seconds=seconds) is None:
+            await _give_up(task, seconds)
     except asyncio.CancelledError:
         task.cancel()
         raise
     task.result()
 
 
-async def _close_early(stream: StreamFn, request: StreamRequest, within: float) -> list[str]:
+async def _close_early(
+    stream: StreamFn,
+    request: StreamRequest,
+    moment: type[StreamEvent],
+    begin_within: float,
+    within: float,
+) -> list[str]:
     before = asyncio.all_tasks()
 
     async def begin() -> None:
         with suppress(StopAsyncIteration):  # which is told where the whole stream is checked
-            await anext(answer)
+            while not isinstance(await anext(answer), moment):
+                pass
 
     async def close() -> None:
         await answer.aclose()  # type: ignore[attr-defined]
@@ -241,7 +283,7 @@ async def _close_early(stream: StreamFn, request: StreamRequest, within: float) 
         answer: AsyncIterator[StreamEvent] = stream(request, CancellationToken())
         if not hasattr(answer, "aclose"):
             return ["its iterator has no aclose(): nobody can close the connection"]
-        await _limited(begin(), 60.0)
+        await _limited(begin(), begin_within)
         await _limited(close(), within)
     except TimeoutError:
         return [f"it did not close within {within:g} seconds"]

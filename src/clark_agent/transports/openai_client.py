@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from clark_agent.transports.base import checked
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
 from clark_agent.transports.dialects import ChatDialect, dialect_for
 from clark_agent.transports.settings import Timeouts
@@ -61,7 +62,7 @@ class OpenAIClients:
         self._client = None if client is None else client.with_options(max_retries=0)
         if dialect_for(self.url).name != "OpenAI":
             given = {**{name: sdk.Omit() for name in _openai_headers()}, **given}
-        connect = (timeouts or Timeouts()).connect
+        connect = (checked("timeouts", timeouts, Timeouts) or Timeouts()).connect
 
         def make() -> Any:
             return sdk.AsyncOpenAI(

@@ -185,6 +185,8 @@ class RecordingStream:
             events.append(Error(_folded(events), StreamErrorKind.FATAL, text))
             raise
         finally:
+            if events and isinstance(events[-1], (Done, Error)):
+                given_up = False
             try:
                 if (close := getattr(answer, "aclose", None)) is not None:
                     await close()

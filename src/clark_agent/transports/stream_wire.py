@@ -199,6 +199,7 @@ def _with_halves(data: bytes) -> EventRecord:
 class StreamCall(StreamRequest, frozen=True, kw_only=True):
     """A request, and for which of several models it is."""
 
+    system_prompt: str = ""
     messages: tuple[AgentMessage, ...]
     tools: tuple[ToolSchema, ...] = ()
     model: str | None = None
