@@ -836,9 +836,8 @@ class TestSecrets:
         headers = {"X-Beta": "1", "X-Title": "e"}
         async with serving([refused("the key is wrong")], headers=headers) as (_, chat):
             last = error_of(await ask(chat))
-        assert last.message == (
-            "the server answered 401: the key is wrong (compatible server, model 'm': check the key)"
-        )
+        told = "the server answered 401: the key is wrong"
+        assert last.message == f"{told} (compatible server, model 'm': check the key)"
 
     def test_a_missing_key_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
