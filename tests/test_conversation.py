@@ -53,6 +53,8 @@ from clark_agent import (
     fold_events,
     repair_history,
 )
+from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.memory import MemoryStore
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from tests.loop.support import Waiting, Work, failing, outline
 from tests.strategies import IDENTITIES, TEXT, transcripts
@@ -739,3 +741,26 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"system_prompt": 5}')
     with pytest.raises(DecodeError, match=r"talk\.json.*\$\.system_prompt"):
         Conversation.load(path, LoopConfig(stream=ScriptedStream([])))
+
+
+async def test_each_run_of_a_logged_conversation_is_a_run_of_its_own() -> None:
+    store = MemoryStore()
+    config = LoopConfig(stream=ScriptedStream(["One.", "Two."]), run_log=RunLog(store))
+    identity = RunIdentity.root("first", conversation_id="chat")
+    conversation = Conversation(config, AgentContext("", identity=identity))
+    await conversation.send("a")
+    await conversation.send("b")
+    runs = store.runs(conversation_id="chat")
+    assert len({run.run_id for run in runs}) == len(runs) == 2
+    assert runs[-1].run_id == "first"
+
+
+async def test_a_logged_run_is_of_the_conversation_that_the_config_names() -> None:
+    store = MemoryStore()
+    config = LoopConfig(
+        stream=ScriptedStream(["One.", "Two."]), run_log=RunLog(store), conversation_id="chat"
+    )
+    conversation = Conversation(config)
+    await conversation.send("a")
+    await conversation.send("b")
+    assert len(store.runs(conversation_id="chat")) == 2

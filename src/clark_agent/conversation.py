@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -26,7 +28,7 @@ class Conversation:
     """
 
     def __init__(self, config: LoopConfig, context: AgentContext | str = "") -> None:
-        self._is_running = False
+        self._is_running = self._has_run = False
         self._config = config
         self._context = AgentContext(context) if isinstance(context, str) else context
         check_arguments(self._context, config)
@@ -110,9 +112,14 @@ class Conversation:
         if prompts is None:
             check_continuation(self._context)
         self._is_running = True
+        context = self._context
+        if self._has_run and context.identity is not None and self._config.run_log is not None:
+            # In a log each run has an id of its own; what they share is the conversation.
+            context = replace(context, identity=replace(context.identity, run_id=random_id()))
+        self._has_run = True
         try:
             result = await start(
-                () if prompts is None else prompts, self._context, self._config, signal, sink=sink
+                () if prompts is None else prompts, context, self._config, signal, sink=sink
             )
         except BaseException as error:
             if (failure := failure_of(error)) is not None:

@@ -37,7 +37,7 @@ from clark_agent.events import (
     TurnEnd,
     TurnStart,
 )
-from clark_agent.plugin import TransformContext
+from clark_agent.plugin import TransformContext, plugin_name
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import BUDGET_WRAP_UP
@@ -406,8 +406,11 @@ class Run:
                 history=tuple(self.transcript),
                 prompts=tuple(prompts),
                 model_id=self.config.model_id,
-                tools=tuple(self.registry.names),
-                plugins=tuple([str(getattr(p, "name", p)) for p in self.hooks.plugins]),
+                tools={
+                    tool.name: {"description": tool.description, "parameters": tool.parameters}
+                    for tool in self.registry.schemas
+                },
+                plugins=tuple([plugin_name(plugin) for plugin in self.hooks.plugins]),
                 tool_call_id=self._call_id,
             )
         )
@@ -613,7 +616,9 @@ class Run:
     def identify(self) -> RunIdentity:
         """Who this run is to its children, also when the host has not said."""
         if self.identity is None:
-            self.identity = RunIdentity.root(self.config.clock.new_id())
+            self.identity = RunIdentity.root(
+                self.config.clock.new_id(), conversation_id=self.config.conversation_id
+            )
         return self.identity
 
     @property

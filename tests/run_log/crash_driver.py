@@ -53,6 +53,7 @@ from clark_agent.stream import Chunk, Done, Start, StreamEvent, TextChunk
 from clark_agent.trajectory import (
     JsonlStore,
     LoadedRun,
+    OnFailure,
     RunLog,
     RunLogError,
     RunNotFound,
@@ -404,7 +405,7 @@ def _run_with_limit(kind: str, limit: int, folder: Path, on_failure: str, path: 
     probe = Probe(None)
     store = open_store(kind, folder)
     list(store.runs())  # the database is there before the disk is full
-    log = RunLog(store, on_failure=on_failure)
+    log = RunLog(store, on_failure=OnFailure(on_failure))
     config = make_config(Effects(folder / "effects", probe), probe, log, _LONG)
     context = AgentContext("You live.", identity=RunIdentity("life"))
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

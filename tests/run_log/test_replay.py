@@ -22,8 +22,8 @@ from clark_agent import (
     Block,
     ChannelSteering,
     FanOutSink,
+    FunctionPlugin,
     LoopConfig,
-    LoopDetector,
     ReasoningEffort,
     RunResult,
     SystemMessage,
@@ -304,6 +304,9 @@ def setting(name: str, value: Any) -> Callable[[Story], object]:
     return lambda story: story.settings.__setitem__(name, value)
 
 
+WATCHER = FunctionPlugin("event_observer", lambda event: None, name="watcher")
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "path"),
     [
@@ -313,7 +316,7 @@ def setting(name: str, value: Any) -> Callable[[Story], object]:
         (setting("provider_extras", {"a": 1}), "asked", "settings.provider_extras"),
         (setting("force_tool_call", True), "asked", "settings.force_tool_call"),
         (setting("model_id", "another"), "run_began", "model_id"),
-        (setting("plugins", [LoopDetector()]), "run_began", "plugins"),
+        (setting("plugins", [WATCHER]), "run_began", "plugins"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -329,19 +332,32 @@ async def test_a_changed_tool_is_named() -> None:
         story.tools[1].description = "does it otherwise"
 
     drift = await drift_of("one_after_the_other", describe)
-    assert (drift.kind, drift.turn, drift.path) == ("asked", 1, "settings.tools.again")
+    assert (drift.kind, drift.path) == ("run_began", "tools.again.description")
+    assert drift.second == "does it otherwise"
 
     def retype(story: Story) -> None:
         story.tools[0].parameters_schema = {"type": "object", "properties": {"n": {}}}
 
     drift = await drift_of("one_after_the_other", retype)
-    assert (drift.kind, drift.path) == ("asked", "settings.tools.work")
+    assert drift.kind == "run_began"
+    assert drift.path.startswith("tools.work.parameters")
 
     def remove(story: Story) -> None:
         del story.tools[1]
 
     drift = await drift_of("one_after_the_other", remove)
-    assert (drift.kind, drift.path) == ("run_began", "tools[1]")
+    assert (drift.kind, drift.path) == ("run_began", "tools.again")
+
+
+async def test_a_decision_that_is_new_is_told_in_words() -> None:
+    class Blocker:
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+            return Block("not today")
+
+    drift = await drift_of("one_after_the_other", setting("plugins", [Blocker()]))
+    assert "the tool work was run; now the call " in str(drift)
+    assert "(blocker: block)" in str(drift)
+    assert "not today" in str(drift)
 
 
 async def test_a_changed_decision_is_named() -> None:

@@ -20,6 +20,7 @@ from clark_agent import (
     AgentContext,
     AgentMessage,
     AssistantMessage,
+    ConfigError,
     CustomMessage,
     ImageContent,
     InvalidContinuationError,
@@ -71,6 +72,7 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import ScriptedStream, Step, call, say
 from clark_agent.trajectory import (
+    Durability,
     InMemoryTrajectorySink,
     JsonlStore,
     LoadedRun,
@@ -853,7 +855,7 @@ class CountingAppender:
 
 async def told_to_the_store(durability: str, name: str = "one_after_the_other") -> list[str]:
     store = Counting()
-    outcome = await begin(name).play(RunLog(store, durability=durability))
+    outcome = await begin(name).play(RunLog(store, durability=Durability(durability)))
     assert isinstance(outcome, RunResult)
     return store.told
 
@@ -964,3 +966,27 @@ async def test_the_log_says_how_a_run_failed() -> None:
         assert undated(last.undelivered) == undated(failure.undelivered)
         (summary,) = store.runs()
         assert summary.outcome == "failed"
+
+
+@pytest.mark.parametrize("store", ["runs", RunLog(MemoryStore()), MemoryStore, None])
+def test_what_is_no_store_is_refused_at_once(store: Any) -> None:
+    with pytest.raises(ConfigError, match="RunLog needs a store"):
+        RunLog(store)
+
+
+@pytest.mark.parametrize("name", ["durability", "on_failure"])
+def test_a_choice_that_is_none_names_those_that_are(name: str) -> None:
+    settings: Any = {name: "foo"}
+    with pytest.raises(ConfigError, match=f"RunLog: {name} must be one of .*, not 'foo'"):
+        RunLog(MemoryStore(), **settings)
+
+
+async def test_a_log_will_do_where_a_store_is_due() -> None:
+    log = RunLog(MemoryStore())
+    await begin("one_after_the_other").play(log)
+    (summary,) = log.store.runs()
+    assert usage_tree(log, summary.run_id) == usage_tree(log.store, summary.run_id)
+    assert diff(log, summary.run_id, summary.run_id) is None
+    not_a_store: Any = "runs"
+    with pytest.raises(ConfigError, match="a store of runs is needed"):
+        fork(not_a_store, "x")

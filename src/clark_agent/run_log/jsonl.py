@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from io import FileIO
@@ -112,7 +112,7 @@ class JsonlStore:
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
         limit: int | None = None,
-    ) -> Iterable[RunSummary]:
+    ) -> list[RunSummary]:
         """The runs, newest first; those of one conversation, or the children of one run.
 
         A file that is no log is not among them.

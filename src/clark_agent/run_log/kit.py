@@ -173,7 +173,11 @@ def _written(
     """The records of a run with these entries, a second apart."""
     depth = 0 if parent is None else 1
     identity = RunIdentity(run_id, parent, depth, conversation)
-    began = RunBegan(identity=identity, prompts=(UserMessage("go", 1),), tools=("look",))
+    began = RunBegan(
+        identity=identity,
+        prompts=(UserMessage("go", 1),),
+        tools={"look": {"description": "Look.", "parameters": {}}},
+    )
     return _numbered(run_id, [began, *entries], at=at)
 
 

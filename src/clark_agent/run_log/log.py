@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import StrEnum
 from hashlib import blake2b
 from operator import is_
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -30,7 +30,7 @@ from clark_agent.run_log.records import (
     SteeringAccepted,
     ToolsGated,
 )
-from clark_agent.run_log.store import RunAppender, RunStore
+from clark_agent.run_log.store import RunAppender, RunExists, RunStore
 from clark_agent.steering import SteeringReceipt
 from clark_agent.stream import StreamRequest
 from clark_agent.transcript import MessageView
@@ -45,6 +45,7 @@ __all__ = [
     "RunLogError",
     "RunWriter",
     "encode_entry",
+    "store_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -81,16 +82,16 @@ class RunLog:
         self,
         store: RunStore,
         *,
-        durability: Durability | str = Durability.SYSTEM,
-        on_failure: OnFailure | str = OnFailure.FAIL,
+        durability: Durability | Literal["system", "turn", "record"] = Durability.SYSTEM,
+        on_failure: OnFailure | Literal["fail", "drop"] = OnFailure.FAIL,
         full_requests: bool = False,
     ) -> None:
+        methods = ("create", "reopen", "load", "runs")
+        if isinstance(store, type) or not all(callable(getattr(store, n, None)) for n in methods):
+            raise ConfigError(f"RunLog needs a store, such as JsonlStore('runs'), not {store!r}")
         self.store = store
-        try:
-            self.durability = Durability(durability)
-            self.on_failure = OnFailure(on_failure)
-        except ValueError as error:
-            raise ConfigError(f"RunLog: {error}") from None
+        self.durability = _choice("durability", Durability, durability)
+        self.on_failure = _choice("on_failure", OnFailure, on_failure)
         self.full_requests = full_requests
         """Whether to keep every request as a whole, and not only its fingerprint. The log then
         grows with turns × history."""
@@ -108,7 +109,10 @@ class RunLog:
                 logger.exception("the log of run %s cannot be begun", run_id)
                 return RunWriter(self, run_id, None, clock)
             text = f"the run log could not be begun: {type(error).__name__}: {error}"
-            raise RunLogError(text) from error
+            failure = RunLogError(text)
+            if isinstance(error, RunExists):
+                failure.add_note("What to do: give the run an id of its own, or resume it.")
+            raise failure from error
         return RunWriter(self, run_id, appender, clock)
 
     def go_on(self, run_id: str, clock: LoggedClock, next_seq: int) -> RunWriter:
@@ -119,6 +123,25 @@ class RunLog:
             text = f"the run log cannot be continued: {error}"
             raise RunLogError(text) from error
         return RunWriter(self, run_id, appender, clock, next_seq=next_seq)
+
+
+_C = TypeVar("_C", bound=StrEnum)
+
+
+def _choice(name: str, kind: type[_C], value: str) -> _C:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(kind)
+        raise ConfigError(f"RunLog: {name} must be one of {choices}, not {value!r}") from None
+
+
+def store_of(given: RunStore | RunLog) -> RunStore:
+    """The store that is meant. Raises `ConfigError`."""
+    store = given.store if isinstance(given, RunLog) else given
+    if not callable(getattr(store, "load", None)):
+        raise ConfigError(f"a store of runs is needed, such as JsonlStore('runs'), not {store!r}")
+    return store
 
 
 class LoggedClock:

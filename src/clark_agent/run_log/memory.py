@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from clark_agent.run_log.records import Record, RunBegan, RunEnded, RunFailed
 from clark_agent.run_log.store import (
@@ -49,7 +49,7 @@ class MemoryStore:
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
         limit: int | None = None,
-    ) -> Iterable[RunSummary]:
+    ) -> list[RunSummary]:
         """The runs, newest first."""
         found = [summary_of(run_id, records) for run_id, records in self._runs.items() if records]
         found = [

@@ -66,7 +66,8 @@ class RunBegan(_Entry, frozen=True, gc=False, kw_only=True, tag="run_began"):
     """What the context held."""
     prompts: tuple[AgentMessage, ...] = ()
     model_id: str | None = None
-    tools: tuple[str, ...] = ()
+    tools: dict[str, Any] = {}
+    """What the config declares, by name."""
     plugins: tuple[str, ...] = ()
     tool_call_id: str | None = None
     """For a child: the call of its parent that it answers."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -148,7 +148,7 @@ class SqliteStore:
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
         limit: int | None = None,
-    ) -> Iterable[RunSummary]:
+    ) -> list[RunSummary]:
         """The runs, newest first; those of one conversation, or the children of one run."""
         wanted = {"conversation_id": conversation_id, "parent_run_id": parent_run_id}
         given = {column: value for column, value in wanted.items() if value is not None}

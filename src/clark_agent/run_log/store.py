@@ -6,7 +6,7 @@ it needs to find them again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -129,6 +129,6 @@ class RunStore(Protocol):
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
         limit: int | None = None,
-    ) -> Iterable[RunSummary]:
+    ) -> Sequence[RunSummary]:
         """The runs, newest first; those of one conversation, or the children of one run."""
         ...

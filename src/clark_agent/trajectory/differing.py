@@ -8,9 +8,23 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from clark_agent.run_log.log import encode_entry
-from clark_agent.run_log.records import Record, RunResumed
+from clark_agent.run_log.log import RunLog, encode_entry, store_of
+from clark_agent.run_log.records import (
+    Answered,
+    Asked,
+    ContextEdited,
+    MessagesAdded,
+    Record,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    SteeringAccepted,
+    ToolEnded,
+    ToolsGated,
+    ToolStarted,
+)
 from clark_agent.run_log.store import RunStore
+from clark_agent.types import TextContent
 from clark_agent.wire import encode_json
 
 __all__ = ["Difference", "diff", "first_difference"]
@@ -28,20 +42,27 @@ class Difference(Struct, frozen=True):
     """Where in it."""
     first: Any
     second: Any
+    run_id: str | None = None
+    """Which run it is, if it is one below."""
 
     def __str__(self) -> str:
         where = f"in turn {self.turn}" if self.turn else "at the beginning"
+        if self.run_id is not None:
+            where += f" of the child run {self.run_id}"
+        if self.path == "kind":  # something else has happened
+            return f"{where}, record {self.seq}: {self.first}; now {self.second}"
         return (
             f"{where}, record {self.seq} ({self.kind}): {self.path or 'all of it'} was "
             f"{_shown(self.first)} and is {_shown(self.second)}"
         )
 
 
-def diff(store: RunStore, first: str, second: str) -> Difference | None:
+def diff(store: RunStore | RunLog, first: str, second: str) -> Difference | None:
     """Where two runs part; None when they are the same but for times and names.
 
     Print it: it is a sentence.
     """
+    store = store_of(store)
     mine, theirs = store.load(first).records, store.load(second).records
     return first_difference(mine, theirs, of_one_run=False)
 
@@ -53,6 +74,7 @@ def first_difference(
     mine = [record for record in first if not isinstance(record.entry, RunResumed)]
     theirs = [record for record in second if not isinstance(record.entry, RunResumed)]
     turn = 0
+    plugins: Difference | None = None  # what they do says more than what they are called
     for index in range(max(len(mine), len(theirs))):
         left = mine[index] if index < len(mine) else None
         right = theirs[index] if index < len(theirs) else None
@@ -65,13 +87,51 @@ def first_difference(
             _plain(left, of_one_run=of_one_run), _plain(right, of_one_run=of_one_run)
         )
         if found is not None:
+            if found[0] in ("", "kind"):
+                found = ("kind", _told(left), _told(right))
             kind = str(known.entry.__struct_config__.tag)
-            return Difference(known.seq, getattr(known.entry, "turn", turn), kind, *found)
+            difference = Difference(known.seq, getattr(known.entry, "turn", turn), kind, *found)
+            if not found[0].startswith("plugins"):
+                return difference
+            plugins = difference
         turn = getattr(known.entry, "turn", turn)
-    return None
+    return plugins
 
 
-_OF_A_RUN = frozenset({"timestamp", "time", "digest", "identity", "tool_call_id"})
+def _told(record: Record | None) -> str:
+    """What a record says has happened."""
+    match None if record is None else record.entry:
+        case None:
+            return "nothing more happened"
+        case ToolStarted(tool_name=name):
+            return f"the tool {name} was run"
+        case ToolEnded() as ended:
+            said = "".join([b.text for b in ended.result.content if isinstance(b, TextContent)])
+            by = [f" ({d.get('plugin')}: {d.get('decision')})" for d in ended.decisions]
+            return f"the call {ended.tool_call_id} got its result{''.join(by)}: {_shown(said)}"
+        case Asked(turn=turn):
+            return f"the model was asked (turn {turn})"
+        case Answered(discarded=None):
+            return "the model answered"
+        case Answered(discarded=why):
+            return f"an answer was thrown away ({why})"
+        case MessagesAdded(messages=messages):
+            return f"a message was added: {_shown(messages[0].plain_text)}"
+        case SteeringAccepted(message=message):
+            return f"a message was accepted: {_shown(message.plain_text)}"
+        case ContextEdited(plugin=plugin):
+            return f"{plugin} edited what the model sees"
+        case ToolsGated(plugin=plugin, allow=allow):
+            return f"{plugin} allowed {'all tools' if allow is None else ', '.join(allow)}"
+        case RunEnded(outcome=outcome):
+            return f"the run ended ({outcome})"
+        case RunFailed(text=text):
+            return f"the run failed: {_shown(text)}"
+        case entry:
+            return str(entry.__struct_config__.tag)
+
+
+_OF_A_RUN = frozenset({"timestamp", "time", "digest", "identity", "tool_call_id", "request"})
 
 
 _CALL_PIECE = 5

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from clark_agent.errors import InvalidContinuationError
+from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.records import Answered, RunEnded, RunFailed, ToolStarted
 from clark_agent.run_log.store import RunStore
 from clark_agent.trajectory.fold import fold
@@ -15,14 +16,14 @@ from clark_agent.types import AgentContext, RunIdentity, Usage
 __all__ = ["RunUsage", "fork", "usage_tree"]
 
 
-def fork(store: RunStore, run_id: str, *, turn: int | None = None) -> AgentContext:
+def fork(store: RunStore | RunLog, run_id: str, *, turn: int | None = None) -> AgentContext:
     """A context for a new run, with the history of another up to the end of a turn.
 
     Without a turn it is all of it, up to the last that is complete; 0 is before the first. The
     new run has an identity of its own in the same conversation. Raises `InvalidContinuationError`
     for a turn that the run does not have.
     """
-    folded = fold(store.load(run_id))
+    folded = fold(store_of(store).load(run_id))
     ends = [len(folded.began.prompts), *folded.turn_ends]
     if folded.ended is not None and len(folded.turn_ends) < folded.asked:
         ends.append(len(folded.messages))  # only the record that the next begins is missing
@@ -64,10 +65,11 @@ class RunUsage(Struct, frozen=True, kw_only=True):
         return "\n".join(_lines(self, 0))
 
 
-def usage_tree(store: RunStore, run_id: str, *, before: int | None = None) -> RunUsage:
+def usage_tree(store: RunStore | RunLog, run_id: str, *, before: int | None = None) -> RunUsage:
     """Tokens, calls and time of a run and of all runs below it; those that began ``before`` a time
     alone, if one is given.
     """
+    store = store_of(store)
     loaded = store.load(run_id)
     folded = fold(loaded)
     entries = [record.entry for record in loaded.records]

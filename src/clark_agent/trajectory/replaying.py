@@ -24,6 +24,7 @@ from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import (
+    DecodeError,
     LoopError,
     ToolAborted,
     ToolExecutionError,
@@ -35,7 +36,7 @@ from clark_agent.loop import RunResult, start
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.run_log._reading import read_records
 from clark_agent.run_log.jsonl import JsonlStore
-from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.pieces import joined
 from clark_agent.run_log.records import (
@@ -99,13 +100,14 @@ class ReplayReport(Struct, frozen=True):
 
 
 async def replay(
-    store: RunStore, run_id: str, config: LoopConfig, *, sink: EventSink | None = None
+    store: RunStore | RunLog, run_id: str, config: LoopConfig, *, sink: EventSink | None = None
 ) -> ReplayReport:
     """Run a logged run again, offline, under a config; say where it differs first.
 
     The config brings plugins, policy, settings and the tools' declarations; its transport is not
     called and no tool is run, but those that are agents themselves: their runs are replayed too.
     """
+    store = store_of(store)
     loaded = store.load(run_id)
     fold(loaded)  # which refuses a log with a hole
     copy = MemoryStore()
@@ -157,7 +159,7 @@ def _drift(store: RunStore, copy: RunStore) -> Difference | None:
             again = again[: len(first)]  # the process died before the run had ended
         drift = first_difference(first, again)
         if drift is not None:
-            return drift
+            return replace(drift, run_id=summary.run_id) if summary.parent_run_id else drift
     return None
 
 
@@ -179,7 +181,10 @@ class _FileStore(JsonlStore):
     def __init__(self, path: Path) -> None:
         super().__init__(path.parent)
         rows = path.read_bytes().split(b"\n")
-        self.run_id = decode_json(rows[0], Record).run
+        try:
+            self.run_id = decode_json(rows[0], Record).run
+        except DecodeError as error:
+            raise DecodeError(f"{path} is no log of a run: {error.reason}", path="line 1") from None
         numbered = [(number, row) for number, row in enumerate(rows, 1) if row]
         records, problems = read_records(self.run_id, numbered, noun="line")
         self._file = LoadedRun(self.run_id, records, problems)

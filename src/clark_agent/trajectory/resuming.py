@@ -11,7 +11,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, InvalidContinuationError, failure_of
 from clark_agent.events import EventSink
 from clark_agent.loop import FALLBACK_ID, RunResult, start
-from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.records import RunEnded
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_state import Resumption
@@ -23,7 +23,7 @@ __all__ = ["resume"]
 
 
 async def resume(
-    store: RunStore,
+    store: RunStore | RunLog,
     run_id: str,
     config: LoopConfig,
     signal: CancellationToken | None = None,
@@ -40,6 +40,7 @@ async def resume(
     Raises `InvalidContinuationError` for a run that has ended, `ConfigError` when the config lacks
     a tool that the log is waiting for, `clark_agent.errors.DecodeError` for a log with a hole.
     """
+    store = store_of(store)
     config = _with_log(config, store)
     folded = fold(store.load(run_id))
     if isinstance(folded.ending, RunEnded):
