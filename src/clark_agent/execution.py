@@ -29,7 +29,7 @@ from clark_agent.errors import (
 from clark_agent.events import ToolExecutionEnd, ToolExecutionStart
 from clark_agent.hooks import call_hook
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
-from clark_agent.preparation import PendingCall, prepare
+from clark_agent.preparation import PendingCall, accept, prepare
 from clark_agent.run_log.log import RunWriter
 from clark_agent.run_log.records import ToolEnded, ToolStarted
 from clark_agent.run_state import Run
@@ -191,7 +191,7 @@ class Batch:
                 pending.was_logged = pending.is_ours = True
                 self._sibling_failed = self._sibling_failed or _fails_siblings(pending)
                 if tool is not None and tool.takes_output:
-                    pending.has_run = _accept_again(tool, pending)
+                    pending.has_run = accept(tool, pending, pending.call.arguments) is None
             elif tool is None or not tool.idempotent:
                 pending.answer_ourselves(_uncertain())
 
@@ -597,18 +597,6 @@ def _uncertain() -> ToolResult:
         "look before you send it again.",
         details={"kind": "tool_call_uncertain", "reason": "interrupted"},
     )
-
-
-def _accept_again(tool: AgentTool, pending: PendingCall) -> bool:
-    """Make the tool's input anew, for a tool whose input is the answer of the run."""
-    try:
-        pending.args = tool.prepare_arguments(pending.call.arguments)
-        accepted = tool.validate(pending.args)
-    except Exception:
-        logger.exception("the arguments of %r are not accepted any more", tool.name)
-        return False
-    pending.input = pending.args if accepted is None else accepted
-    return True
 
 
 def _not_executed(reason: str, text: str) -> ToolResult:

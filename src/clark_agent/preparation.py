@@ -27,7 +27,7 @@ from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.turn import ModelAnswer
 from clark_agent.types import ToolCall, detect_arg_parse_error
 
-__all__ = ["PendingCall", "ask_policy", "prepare"]
+__all__ = ["PendingCall", "accept", "ask_policy", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +87,13 @@ def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> Awaitable[No
     elif (malformed := detect_arg_parse_error(call.arguments)) is not None:
         pending.result = ToolResult.error(_syntax_error(call.name, *malformed))
     else:
-        pending.result = _accept(tool, pending, call.arguments)
+        pending.result = accept(tool, pending, call.arguments)
         if pending.result is None and run.hooks.before_tool_call:
             return _ask_hooks(run, answer, pending)
     return FINISHED
 
 
-def _accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult | None:
+def accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult | None:
     """Let the tool check the arguments; its objection, or None."""
     try:
         pending.args = tool.prepare_arguments(arguments)
@@ -187,7 +187,7 @@ def _apply(hook: Hook, decision: Any, pending: PendingCall) -> None:
             pending.result = ToolResult.error(text, details=details)
         case Rewrite(args):
             assert pending.tool is not None
-            refused = _accept(pending.tool, pending, args)
+            refused = accept(pending.tool, pending, args)
             pending.decided(hook.name, "rewrite", args=pending.args)
             pending.result = refused
         case Answer(ToolResult() as result):

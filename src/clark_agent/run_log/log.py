@@ -305,16 +305,22 @@ class RunWriter:
         *,
         is_lasting: bool = False,
     ) -> None:
-        """Write how a plugin's view differs from what its last one would have grown to."""
+        """Write how a plugin's view differs from what its last one would have grown to.
+
+        What the two share is not looked at, where that can be told at no cost.
+        """
         expected: Sequence[AgentMessage] = before
+        given, shared = after, 0
         last = self._edits.get(plugin)
         if is_lasting:  # what was given before does not grow into the new transcript
             self._edits.clear()
         else:
             if last is not None:
-                expected = [*last[1], *before[len(last[0]) :]]
+                shared = _shared(last[1], after)
+                expected = [*last[1][shared:], *before[len(last[0]) :]]
+                given = after[shared:]
             self._edits[plugin] = (before, after)
-        edits = changes(expected, after)
+        edits = changes(expected, given, shared)
         if edits:
             self.write(
                 ContextEdited(plugin=plugin, edits=edits, is_lasting=is_lasting), hand_on=False
@@ -410,8 +416,19 @@ def _fields(value: msgspec.Struct) -> Any:
     }
 
 
-def changes(before: Sequence[AgentMessage], after: Sequence[AgentMessage]) -> tuple[Edit, ...]:
-    """The edits that turn one into the other, where they are not the same objects."""
+def _shared(earlier: Sequence[AgentMessage], later: Sequence[AgentMessage]) -> int:
+    """How many messages at the front are known to be the same."""
+    if isinstance(earlier, MessageView) and isinstance(later, MessageView):
+        return earlier.stable if later.grew_from(earlier) else 0
+    return 0
+
+
+def changes(
+    before: Sequence[AgentMessage], after: Sequence[AgentMessage], offset: int = 0
+) -> tuple[Edit, ...]:
+    """The edits that turn one into the other, where they are not the same objects; ``offset``
+    messages come before both.
+    """
     start, stop = 0, min(len(before), len(after))
     while start < stop and before[start] is after[start]:
         start += 1
@@ -422,10 +439,10 @@ def changes(before: Sequence[AgentMessage], after: Sequence[AgentMessage]) -> tu
     if not removed and not inserted:
         return ()
     if removed != len(inserted):
-        return (Edit(start, removed, tuple(inserted)),)
+        return (Edit(offset + start, removed, tuple(inserted)),)
     return tuple(
         [
-            Edit(index, 1, (message,))
+            Edit(offset + index, 1, (message,))
             for index, message in enumerate(inserted, start=start)
             if message is not before[index]
         ]

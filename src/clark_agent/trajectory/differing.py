@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from clark_agent import _differences
 from clark_agent.run_log.log import RunLog, encode_entry, store_of
 from clark_agent.run_log.records import (
     Answered,
@@ -25,7 +26,6 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.store import RunStore
 from clark_agent.types import TextContent
-from clark_agent.wire import encode_json
 
 __all__ = ["Difference", "diff", "first_difference"]
 
@@ -83,7 +83,7 @@ def first_difference(
             continue
         known = left or right
         assert known is not None
-        found = _difference(
+        found = _differences.first_difference(
             _plain(left, of_one_run=of_one_run), _plain(right, of_one_run=of_one_run)
         )
         if found is not None:
@@ -156,23 +156,5 @@ def _without(value: Any) -> Any:
     return value
 
 
-def _difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    if isinstance(first, dict) and isinstance(second, dict):
-        for name in [*first, *[name for name in second if name not in first]]:
-            here = f"{path}.{name}" if path else name
-            if found := _difference(first.get(name), second.get(name), here):
-                return found
-        return None
-    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
-        for index in range(max(len(first), len(second))):
-            left = first[index] if index < len(first) else None
-            right = second[index] if index < len(second) else None
-            if found := _difference(left, right, f"{path}[{index}]"):
-                return found
-        return None
-    return None if first == second else (path, first, second)
-
-
 def _shown(value: Any) -> str:
-    text = "nothing" if value is None else encode_json(value).decode(errors="replace")
-    return text if len(text) <= 160 else text[:159] + "…"
+    return _differences.shown(value, 160)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from clark_agent._differences import first_difference, shown
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, DecodeError, TransportError
 from clark_agent.stream import (
@@ -108,34 +109,7 @@ def _without_secrets(value: Any) -> Any:
     return [_without_secrets(part) for part in value] if isinstance(value, list) else value
 
 
-def _difference(recorded: Any, asked: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Where two JSON values part first, and what stands there in each."""
-    if isinstance(recorded, dict) and isinstance(asked, dict):
-        for name in [*recorded, *[name for name in asked if name not in recorded]]:
-            here = f"{path}.{name}" if path else name
-            if (name in recorded) != (name in asked):
-                return here, recorded.get(name), asked.get(name)
-            if found := _difference(recorded.get(name), asked.get(name), here):
-                return found
-        return None
-    if isinstance(recorded, list) and isinstance(asked, list):
-        for index, (left, right) in enumerate(zip(recorded, asked, strict=False)):
-            if found := _difference(left, right, f"{path}[{index}]"):
-                return found
-        if len(recorded) == len(asked):
-            return None
-        shorter = min(len(recorded), len(asked))
-        return f"{path}[{shorter}]", _at(recorded, shorter), _at(asked, shorter)
-    return None if recorded == asked else (path, recorded, asked)
-
-
-def _at(values: list[Any], index: int) -> Any:
-    return values[index] if index < len(values) else None
-
-
-def _shown(value: Any) -> str:
-    text = "nothing" if value is None else encode_json(value).decode(errors="replace")
-    return text if len(text) <= 120 else text[:119] + "…"
+_SHOWN = 120
 
 
 # --- recording --------------------------------------------------------------------------------
@@ -213,7 +187,7 @@ class ReplayMismatch(TransportError):
     def __init__(self, call: int, path: str, recorded: Any, asked: Any) -> None:
         super().__init__(
             f"the request differs from recorded call {call} at {path}: "
-            f"recorded was {_shown(recorded)}, asked is {_shown(asked)}"
+            f"recorded was {shown(recorded, _SHOWN)}, asked is {shown(asked, _SHOWN)}"
         )
         self.call = call
         self.path = path
@@ -276,7 +250,7 @@ class ReplayStream:
         for number, call in self._unplayed.items():
             if call.request == asked:
                 return self._unplayed.pop(number)
-        found = _difference(self._unplayed[first].request, asked)
+        found = first_difference(self._unplayed[first].request, asked)
         assert found is not None, "they are not equal"
         raise ReplayMismatch(first, *found)
 
