@@ -317,7 +317,10 @@ Besides, a plugin may have ``name`` (a label; the class's name by default), ``in
 (False) and ``for_run()``, which gives the object to use for one run: a plugin that keeps state
 returns a fresh one, so that one config serves many runs at once. That object may have
 ``end_run()``, which is called once when the run is over, however it ended. An observer may name
-the event classes it wants as ``observes``; the others then cost it, and the run, nothing.
+the event classes it wants as ``observes``; the others then cost it, and the run, nothing. A plugin
+whose ``on_before_tool_call`` asks a person, or anything else outside of the run, says so with
+``asks_outside = True``: it is asked behind the others, and a replay takes its decisions from the
+log.
 """
 
 
@@ -338,6 +341,8 @@ class Hook(Struct, frozen=True):
     name: str
     call: Callable[..., Any]
     is_async: bool
+    asks_outside: bool = False
+    """Whether its decision comes from outside of the run."""
 
 
 class ObserverHook(Struct, frozen=True):
@@ -407,7 +412,10 @@ class Hooks(Struct, frozen=True):
 
         return cls(
             plugins=plugins,
-            before_tool_call=found("before_tool_call"),
+            # What somebody outside agrees to is the call as it will run: they are asked last.
+            before_tool_call=tuple(
+                sorted(found("before_tool_call"), key=lambda hook: hook.asks_outside)
+            ),
             after_tool_call=found("after_tool_call"),
             context_transform=tuple(
                 [_transform_hook(p) for p in plugins if hasattr(p, "transform_context")]
@@ -468,7 +476,8 @@ def _fresh(plugin: Any) -> Any:
 
 def _hook(plugin: object, method: str) -> Hook:
     call = getattr(plugin, method)
-    return Hook(plugin_name(plugin), call, _is_async(call))
+    asks_outside = getattr(plugin, "asks_outside", False) is True
+    return Hook(plugin_name(plugin), call, _is_async(call), asks_outside)
 
 
 def _observer_hook(plugin: object) -> ObserverHook:

@@ -164,7 +164,10 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> Non
             answer.message, pending.call, pending.args, run.transcript.view(), pending.tool
         )
         try:
-            decision = await call_hook(run, hook, context)
+            if hook.asks_outside and run.replays is not None:
+                decision = run.replays.decision(hook.name, pending.position)
+            else:
+                decision = await call_hook(run, hook, context)
             _apply(hook, decision, pending)
         except Exception as error:
             logger.exception("the hook %r failed; the call is blocked", hook.name)

@@ -37,7 +37,7 @@ from clark_agent.events import (
     TurnEnd,
     TurnStart,
 )
-from clark_agent.plugin import TransformContext, plugin_name
+from clark_agent.plugin import BeforeToolDecision, TransformContext, plugin_name
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import BUDGET_WRAP_UP
@@ -119,6 +119,13 @@ class ReplayScript(Protocol):
         self, tool_call_id: str, prompts: Sequence[AgentMessage], config: LoopConfig
     ) -> Replayed:
         """The run that a call started."""
+        ...
+
+    def decision(self, plugin: str, position: int) -> BeforeToolDecision | None:
+        """What a plugin that asks outside has decided about a call of the newest answer.
+
+        Raises if the plugin has failed there.
+        """
         ...
 
 
@@ -412,6 +419,7 @@ class Run:
                 },
                 plugins=tuple([plugin_name(plugin) for plugin in self.hooks.plugins]),
                 tool_call_id=self._call_id,
+                host_notes={} if identity.depth else run_log.notes,
             )
         )
         for channel in self.channels:

@@ -85,6 +85,7 @@ class RunLog:
         durability: Durability | Literal["system", "turn", "record"] = Durability.SYSTEM,
         on_failure: OnFailure | Literal["fail", "drop"] = OnFailure.FAIL,
         full_requests: bool = False,
+        notes: Mapping[str, Any] | None = None,
     ) -> None:
         methods = ("create", "reopen", "load", "runs")
         if isinstance(store, type) or not all(callable(getattr(store, n, None)) for n in methods):
@@ -95,6 +96,9 @@ class RunLog:
         self.full_requests = full_requests
         """Whether to keep every request as a whole, and not only its fingerprint. The log then
         grows with turns × history."""
+        self.notes = dict(notes or {})
+        """JSON of the host's own that stands in the first record of each run, though not of its
+        children: what it needs to know to run it again. It is no difference between two runs."""
         self.dropped = 0
         """How many records could not be written, in all runs."""
         self.on_written: Callable[[Entry], None] | None = None

@@ -71,6 +71,8 @@ class RunBegan(_Entry, frozen=True, gc=False, kw_only=True, tag="run_began"):
     plugins: tuple[str, ...] = ()
     tool_call_id: str | None = None
     """For a child: the call of its parent that it answers."""
+    host_notes: dict[str, Any] = {}
+    """What the host wants to know of it later; see `clark_agent.run_log.log.RunLog`."""
 
 
 class MessagesAdded(_Entry, frozen=True, gc=False, kw_only=True, tag="messages_added"):

@@ -131,7 +131,9 @@ def _told(record: Record | None) -> str:
             return str(entry.__struct_config__.tag)
 
 
-_OF_A_RUN = frozenset({"timestamp", "time", "digest", "identity", "tool_call_id", "request"})
+_OF_A_RUN = frozenset(
+    {"timestamp", "time", "digest", "identity", "tool_call_id", "request", "host_notes"}
+)
 
 
 _CALL_PIECE = 5

@@ -33,6 +33,7 @@ from clark_agent.errors import (
 )
 from clark_agent.events import EventSink
 from clark_agent.loop import RunResult, start
+from clark_agent.plugin import Answer, BeforeToolDecision, Block, Rewrite
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.run_log._reading import read_records
 from clark_agent.run_log.jsonl import JsonlStore
@@ -106,6 +107,7 @@ async def replay(
 
     The config brings plugins, policy, settings and the tools' declarations; its transport is not
     called and no tool is run, but those that are agents themselves: their runs are replayed too.
+    Plugins that ask outside decide as they did.
     """
     store = store_of(store)
     loaded = store.load(run_id)
@@ -233,9 +235,11 @@ class Script:
         self._answers = [entry for entry in own if isinstance(entry, Answered)]
         self._answered = sum(isinstance(entry, Answered) for entry in before)
         self._calls = _calls(self._entries)
+        self._ends = _ends(self._entries)
         last = self._entries[-1]
         self._failure = last if isinstance(last, RunFailed) else None
-        self._log = RunLog(copy, full_requests=_has_requests(self._entries))
+        requests = _has_requests(self._entries)
+        self._log = RunLog(copy, full_requests=requests, notes=began.host_notes)
         self._log.on_written = self._written
 
     def beginning(self) -> tuple[AgentContext, Resumption | None]:
@@ -383,6 +387,26 @@ class Script:
         else:
             yield Done(answered.message)
 
+    def decision(self, plugin: str, position: int) -> BeforeToolDecision | None:
+        """What a plugin has decided about a call, with the answer that it had from outside."""
+        ended = self._ends.get((self._answered, position))
+        if ended is None:  # the log ends before
+            return None
+        result = ended.given or ended.result
+        for decided in ended.decisions:
+            match decided:
+                case {"plugin": name, "decision": "block"} if name == plugin:
+                    return Block(result.plain_text, result.details)
+                case {"plugin": name, "decision": "answer"} if name == plugin:
+                    return Answer(result)
+                case {"plugin": name, "decision": "rewrite", "args": args} if name == plugin:
+                    return Rewrite(args)
+                case {"plugin": name, "decision": "failed"} if name == plugin:
+                    raise _raised_by_hook(result.plain_text)
+                case _:
+                    pass
+        return None
+
     async def run_tool(self, tool: AgentTool, given: Any, ctx: ToolContext) -> ToolResult:
         """What a tool gave, and what it told on the way."""
         known = self._calls.get((self._answered, ctx.position))
@@ -465,6 +489,14 @@ def _failed(answered: Answered) -> Error:
     return Error(answered.message, StreamErrorKind(answered.error or ""), text)
 
 
+def _raised_by_hook(text: str) -> Exception:
+    """What the hook raised for which a call was not run, by the text of its result."""
+    found = re.search(r" that checks it raised (\w+): (.*)", text, re.DOTALL)
+    name, said = ("Exception", text) if found is None else (found[1], found[2])
+    error: Exception = type(name, (Exception,), {})(said)
+    return error
+
+
 def _has_requests(entries: Sequence[Entry]) -> bool:
     return any(isinstance(entry, Asked) and entry.request is not None for entry in entries)
 
@@ -507,6 +539,21 @@ def _calls(entries: Sequence[Entry]) -> dict[tuple[int, int], _Call]:
             case _:
                 pass
     return calls
+
+
+def _ends(entries: Sequence[Entry]) -> dict[tuple[int, int], ToolEnded]:
+    """How each call ended, run or not, by the number of the answer and its position in it."""
+    ends: dict[tuple[int, int], ToolEnded] = {}
+    answers = 0
+    for entry in entries:
+        match entry:
+            case Answered():
+                answers += 1
+            case ToolEnded(position=position):
+                ends[answers, position] = entry
+            case _:
+                pass
+    return ends
 
 
 class _ScriptedClock:
