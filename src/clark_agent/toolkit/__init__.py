@@ -1,0 +1,39 @@
+"""Tools that most agents need, good enough for products.
+
+    workspace = Workspace("project")
+    tools = [*file_tools(workspace), shell_tool(workspace), calculator]
+    config = LoopConfig(stream=..., tools=tools, plugins=[ApprovalGate(ask)])
+
+A `Workspace` is a folder that cannot be left. Tools that act on something outside of it are made by
+functions, so that what they may do is said where they are made; `ApprovalGate` asks a person before
+a tool that changes something runs.
+"""
+
+from clark_agent.toolkit.approval import Approval, ApprovalGate, ApprovalRequest, Denied
+from clark_agent.toolkit.ask import ask_user_tool
+from clark_agent.toolkit.calculator import calculator
+from clark_agent.toolkit.clock_tool import current_time_tool
+from clark_agent.toolkit.files import file_tools
+from clark_agent.toolkit.finish import finish
+from clark_agent.toolkit.sandbox import SandboxStatus, sandbox_status
+from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.web import fetch_url_tool
+from clark_agent.toolkit.workspace import Workspace, WorkspaceError
+
+__all__ = [
+    "Approval",
+    "ApprovalGate",
+    "ApprovalRequest",
+    "Denied",
+    "SandboxStatus",
+    "Workspace",
+    "WorkspaceError",
+    "ask_user_tool",
+    "calculator",
+    "current_time_tool",
+    "fetch_url_tool",
+    "file_tools",
+    "finish",
+    "sandbox_status",
+    "shell_tool",
+]

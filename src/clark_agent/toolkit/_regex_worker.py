@@ -1,0 +1,80 @@
+"""The other end of `RegexSearch`: a program that looks for a regular expression in blocks of text.
+
+It is run by its file name and imports nothing of this package, so that it starts quickly. Frames
+come on the standard input and go to the standard output: four bytes with the length, then the data.
+The first has the pattern, and each of the others a block of text. The answers are the reason
+why the pattern will not do, empty if there is none, and for each block pairs of numbers: the line,
+and the place in it where the first match begins.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from struct import pack, unpack
+from typing import IO
+
+
+def read_frame(source: IO[bytes]) -> bytes | None:
+    """The next frame; None if whoever sends them has ended."""
+    head = source.read(4)
+    if len(head) < 4:
+        return None
+    (length,) = unpack("<I", head)
+    data = source.read(length)
+    return data if len(data) == length else None
+
+
+def write_frame(target: IO[bytes], data: bytes) -> None:
+    """Send a frame."""
+    target.write(pack("<I", len(data)) + data)
+    target.flush()
+
+
+def find(search: Callable[[str], re.Match[str] | None], text: str, limit: int) -> list[int]:
+    """The lines that match, and where, as one list of numbers."""
+    found: list[int] = []
+    for number, line in enumerate(text.split("\n")):
+        match = search(line.removesuffix("\r"))
+        if match is not None:
+            found += [number, match.start()]
+            if len(found) >= 2 * limit:
+                break
+    return found
+
+
+def serve(source: IO[bytes], target: IO[bytes], *, ignore_case: bool, limit: int) -> None:
+    """Answer until there is no more."""
+    pattern = read_frame(source)
+    if pattern is None:
+        return
+    try:
+        search = re.compile(pattern.decode(), re.IGNORECASE if ignore_case else 0).search
+    except (re.error, RecursionError, OverflowError, MemoryError) as error:
+        write_frame(target, (str(error) or "it is too large").encode())
+        return
+    write_frame(target, b"")
+    while (block := read_frame(source)) is not None:
+        found = find(search, block.decode(), limit)
+        write_frame(target, pack(f"<{len(found)}I", *found))
+
+
+def _limit_ourselves(seconds: int) -> None:
+    """Whoever started this may be killed while a match goes on for ever."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    _limit_ourselves(int(sys.argv[1]))
+    serve(
+        sys.stdin.buffer,
+        sys.stdout.buffer,
+        ignore_case=sys.argv[2] == "ignore-case",
+        limit=int(sys.argv[3]),
+    )

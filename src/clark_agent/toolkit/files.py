@@ -1,0 +1,652 @@
+"""The file tools: read_file, write_file, edit_file, list_files and search_files.
+
+All of them work in a `Workspace` and refuse what it refuses, in plain words: no exception of theirs
+reaches the model by its Python name. Paths in results are relative to the workspace's root, so that
+they can be given to the next call as they are.
+
+- A result is never longer than some 40,000 characters. What was left out is said in square brackets
+  at the end, with how to get it.
+- Files are read piece by piece, and no further than is told, so that a file may be of any size.
+- Nothing holds up the event loop: all of it runs in threads, and a regular expression, which could
+  stop the whole process for as long as it likes, in a process of its own.
+- All look at the call's signal between one piece and the next.
+- ``details`` has what the text says as data, ``edit_file`` also the difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from io import TextIOWrapper
+from time import monotonic
+from typing import Any
+
+from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ToolExecutionError
+from clark_agent.toolkit._edits import Edit, EditRefused, replace_text
+from clark_agent.toolkit._glob import Glob
+from clark_agent.toolkit._searching import (
+    PatternError,
+    PlainSearch,
+    RegexSearch,
+    Search,
+    SearchStopped,
+)
+from clark_agent.toolkit._text import NotTextError, human_size, open_text, read_document
+from clark_agent.toolkit.workspace import Entry, Folder, Workspace, WorkspaceError, shown
+from clark_agent.tools import TypedTool
+
+__all__ = ["EditFile", "ListFiles", "ReadFile", "SearchFiles", "WriteFile", "file_tools"]
+
+_MOST_CHARS = 40_000
+_MOST_CHARS_OF_LINE = 2_000
+_MOST_CHARS_OF_MATCH = 300
+_MOST_CHARS_OF_DIFF = 100_000
+_MOST_ENTRIES = 500
+_MOST_MATCHES = 200
+_MOST_MATCHES_OF_FILE = 50
+_BLOCK = 1 << 18
+
+_NOT_ENTERED = frozenset({".git", ".hg", ".svn", ".jj", "node_modules", "__pycache__", ".venv"})
+"""Folders that are told but not entered, unless by their name: full of what nobody has written."""
+
+_STOPPED = "stopped before it was done"
+
+
+def file_tools(workspace: Workspace, *, max_seconds: float = 20.0) -> list[AgentTool]:
+    """The tools to work in a workspace with; those that only read, if it is read-only.
+
+    ``max_seconds`` is how long a listing or a search may take. It then ends with what it has.
+    """
+    reading: list[AgentTool] = [
+        ReadFile(workspace),
+        ListFiles(workspace, max_seconds=max_seconds),
+        SearchFiles(workspace, max_seconds=max_seconds),
+    ]
+    if workspace.read_only:
+        return reading
+    return [*reading, WriteFile(workspace), EditFile(workspace)]
+
+
+class _FileTool(TypedTool):
+    """What the file tools have in common."""
+
+    history_policy = ToolHistoryPolicy(summary_arg="path")
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        super().__init__()
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        """Call `run`; what it refuses is told in its own words."""
+        try:
+            return await super().execute(args, ctx)
+        except WorkspaceError as error:
+            return ToolResult.error(str(error), details={"error": error.kind})
+        except ToolExecutionError as error:
+            return ToolResult.error(str(error))
+        except OSError as error:  # a disk that fails in the middle of a file
+            return ToolResult.error(f"reading failed: {error.strerror}")
+
+
+class _ReadingTool(_FileTool):
+    """A tool that changes nothing, so that its results can be had again."""
+
+    idempotent = True
+    history_policy = ToolHistoryPolicy(summary_arg="path", compactable_result=True)
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+class ReadFile(_ReadingTool):
+    """Read a text file. Long files come in parts."""
+
+    name = "read_file"
+
+    def run(self, ctx: ToolContext, path: str, offset: int = 1, limit: int = 1_000) -> ToolResult:
+        """Read.
+
+        Args:
+            path: The file, relative to the workspace's root.
+            offset: The line to begin with, from 1.
+            limit: How many lines to read at most.
+        """
+        name = shown(self.workspace.name_of(path))
+        with self.workspace.open(path) as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            about: dict[str, Any] = {"path": name, "size": size}
+            try:
+                text = open_text(file)
+            except NotTextError as error:
+                told = f"[No text: {name} is {error}, {human_size(size)}.]"
+                return ToolResult.text(told, details={**about, "binary": str(error)})
+            with text:
+                part = _Part(max(offset, 1), max(limit, 1))
+                # To know the number of lines is worth reading on, but not for ever.
+                part.read(text, ctx.signal, count=size <= self.workspace.max_read_bytes)
+        return part.result(about).with_narration(f"Read {name}")
+
+
+class _Part:
+    """Some lines of a text, and what there is to say about the rest."""
+
+    def __init__(self, offset: int, limit: int) -> None:
+        self._offset = offset
+        self._limit = limit
+        self._lines: list[str] = []
+        self._total = 0
+        """How many lines were seen."""
+        self._is_all_seen = False
+        self._has_crlf = False
+        self._cut: list[int] = []
+        """The numbers of the lines that were too long."""
+
+    def read(self, text: TextIOWrapper, signal: CancellationToken, *, count: bool) -> None:
+        """Read the lines; the others after them only to ``count`` them."""
+        chars = 0
+        is_full = False
+        for line, is_cut in _lines(text, signal):
+            if is_full and not count:
+                return
+            self._total += 1
+            if self._total < self._offset or is_full:
+                continue
+            chars += len(line) + 1
+            is_full = bool(self._lines) and chars > _MOST_CHARS
+            if is_full:
+                continue
+            self._has_crlf = self._has_crlf or line.endswith("\r")
+            self._lines.append(line.removesuffix("\r"))
+            if is_cut:
+                self._cut.append(self._total)
+            is_full = len(self._lines) >= self._limit
+        self._is_all_seen = True
+
+    def result(self, about: dict[str, Any]) -> ToolResult:
+        if not self._total:
+            return ToolResult.text("[The file is empty.]", details={**about, "lines": 0})
+        if not self._lines:
+            lines = _count(self._total, "line")
+            return ToolResult.error(f"the file has only {lines}: take a smaller offset")
+        last = self._offset + len(self._lines) - 1
+        text = "\n".join(self._lines)
+        total = self._total if self._is_all_seen else None
+        details = {**about, "first_line": self._offset, "last_line": last, "lines": total}
+        notes = [*self._notes(text, last, about["size"])]
+        return ToolResult.text("\n\n".join([text, *notes]), details=details)
+
+    def _notes(self, text: str, last: int, size: int) -> Iterator[str]:
+        if self._cut:
+            numbers = ", ".join([str(number) for number in self._cut[:10]])
+            yield (
+                f"[Longer than {_MOST_CHARS_OF_LINE} characters, and cut there: "
+                f"line{'s' * (len(self._cut) > 1)} {numbers}. "
+                "search_files shows what is around a text in them.]"
+            )
+        if "\ufffd" in text:
+            yield "[\ufffd stands for bytes that are no valid text.]"
+        if self._has_crlf:
+            yield "[The lines end in CRLF.]"
+        if not self._is_all_seen:
+            total = f"a file of {human_size(size)}"
+        elif last < self._total or self._offset > 1:
+            total = str(self._total)
+        else:
+            return
+        is_end = self._is_all_seen and last == self._total
+        more = "" if is_end else f" Go on with offset={last + 1}."
+        yield f"[Lines {self._offset} to {last} of {total}.{more}]"
+
+
+def _lines(text: TextIOWrapper, signal: CancellationToken) -> Iterator[tuple[str, bool]]:
+    """The lines of a text without their ends, and whether each was too long to be told."""
+    while line := text.readline(_MOST_CHARS_OF_LINE):
+        rest = line
+        is_cut = False
+        while not rest.endswith("\n") and (rest := text.readline(_BLOCK)):
+            _check(signal)
+            is_cut = is_cut or rest.rstrip("\r\n") != ""
+        _check(signal)
+        yield line.removesuffix("\n"), is_cut
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+class WriteFile(_FileTool):
+    """Write a text file: make it, with the folders it is in, or replace all that it has.
+
+    To change a part of a file use edit_file.
+    """
+
+    name = "write_file"
+
+    def run(self, ctx: ToolContext, path: str, content: str) -> ToolResult:
+        """Write.
+
+        Args:
+            path: The file, relative to the workspace's root.
+            content: Everything that the file should have.
+        """
+        data = _encoded("content", content)
+        name = shown(self.workspace.name_of(path))
+        _check(ctx.signal)
+        is_new = self.workspace.write(path, data)
+        lines = content.count("\n") + (not content.endswith("\n") and content != "")
+        verb = "Created" if is_new else "Replaced"
+        told = f"{verb} {name}: {_count(lines, 'line')}, {human_size(len(data))}."
+        details = {"path": name, "created": is_new, "size": len(data), "lines": lines}
+        return ToolResult.text(told, details=details).with_narration(f"{verb} {name}")
+
+
+class EditFile(_FileTool):
+    """Replace a text in a file by another. Everything else in the file stays as it is.
+
+    The text must be in the file exactly as given, and only once unless replace_all is set.
+    """
+
+    name = "edit_file"
+
+    def run(
+        self, ctx: ToolContext, path: str, old: str, new: str, replace_all: bool = False
+    ) -> ToolResult:
+        """Edit.
+
+        Args:
+            path: The file, relative to the workspace's root.
+            old: The text to replace, copied exactly, with enough around it to be there only once.
+            new: What to put in its place.
+            replace_all: Replace it wherever it is.
+        """
+        _encoded("old", old)
+        _encoded("new", new)
+        name = shown(self.workspace.name_of(path))
+        edit: Edit | None = None
+
+        def change(data: bytes) -> bytes:
+            nonlocal edit
+            _check(ctx.signal)
+            document = read_document(data)
+            limit = self.workspace.max_read_bytes
+            edit = replace_text(document.text, old, new, replace_all=replace_all, max_chars=limit)
+            return document.encode(edit.text)
+
+        try:
+            self.workspace.update(path, change)
+        except EditRefused as error:
+            return ToolResult.error(str(error), details={"path": name, "error": "refused"})
+        except NotTextError as error:
+            return ToolResult.error(f"{name} cannot be edited: it is no text but {error}")
+        assert edit is not None
+        return _edited(name, edit)
+
+
+def _edited(name: str, edit: Edit) -> ToolResult:
+    places = "1 place" if edit.count == 1 else f"{edit.count:,} places, the first"
+    diff = re.sub("[\ud800-\udfff]", "\ufffd", edit.diff)  # was no valid text in the file either
+    details = {
+        "path": name,
+        "replaced": edit.count,
+        "line": edit.line,
+        "diff": f"--- {name}\n+++ {name}\n{diff}"[:_MOST_CHARS_OF_DIFF],
+    }
+    told = f"Edited {name} in {places} at line {edit.line}."
+    return ToolResult.text(told, details=details).with_narration(f"Edited {name}")
+
+
+def _encoded(argument: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise ToolExecutionError(
+            f"'{argument}' has half a character in it (a lone surrogate), which no file can have"
+        ) from None
+
+
+# --- listing ----------------------------------------------------------------------------------
+
+
+class ListFiles(_ReadingTool):
+    """List what is in a folder and below it, the upper levels first if there is too much."""
+
+    name = "list_files"
+
+    def __init__(self, workspace: Workspace, *, max_seconds: float = 20.0) -> None:
+        self._max_seconds = max_seconds
+        super().__init__(workspace)
+
+    def run(self, ctx: ToolContext, path: str = ".", pattern: str | None = None) -> ToolResult:
+        """List.
+
+        Args:
+            path: The folder, relative to the workspace's root.
+            pattern: List only what matches, for example *.py or src/**/test_*.py.
+        """
+        start = self.workspace.look(path)
+        listing = _Listing(_Filter(pattern, start.path))
+        patience = _Patience(ctx.signal, self._max_seconds)
+        if start.kind != "folder":
+            listing.entries.append(start)
+        else:
+            for folder in self.workspace.walk(path, enter=_is_entered):
+                listing.add(folder)
+                if listing.is_full or patience.is_over():
+                    break
+        return listing.result(patience).with_narration(f"Listed {shown(start.path)}")
+
+
+class _Listing:
+    """What has been found of a tree so far."""
+
+    def __init__(self, wanted: _Filter) -> None:
+        self.entries: list[Entry] = []
+        self._wanted = wanted
+        self._chars = 0
+        self._entered: set[str] = set()
+        self._folders: list[str] = []
+        """All that should be entered."""
+        self._cut: list[str] = []
+        """Those of which not everything is told."""
+        self._problems: list[WorkspaceError] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.entries) >= _MOST_ENTRIES or self._chars >= _MOST_CHARS
+
+    def add(self, folder: Folder) -> None:
+        self._entered.add(folder.path)
+        if folder.problem is not None:
+            self._problems.append(folder.problem)
+        is_cut = folder.is_cut
+        for entry in folder.entries:
+            if entry.kind == "folder" and _is_entered(entry):
+                self._folders.append(entry.path)
+            if not self._wanted.takes(entry.path):
+                continue
+            if self.is_full:
+                is_cut = True
+                continue
+            self.entries.append(entry)
+            self._chars += len(entry.path) + 20
+        if is_cut:
+            self._cut.append(folder.path)
+
+    def result(self, patience: _Patience) -> ToolResult:
+        missing = [path for path in self._folders if path not in self._entered]
+        entries = sorted(self.entries, key=lambda entry: entry.path.split("/"))
+        blocks = ["\n".join([_told(entry) for entry in entries])] if entries else []
+        if not entries and self._wanted.pattern is not None:
+            blocks.append(f"[Nothing matches {self._wanted.pattern}.]")
+        elif not entries:
+            blocks.append("[The folder is empty.]")
+        if self._cut:
+            blocks.append(f"[There is more in {_some(self._cut)}: give a pattern.]")
+        if missing:
+            why = f" after {patience.seconds:g} seconds" if patience.ran_out else ""
+            blocks.append(f"[Not entered{why}: {_some(missing)}. List one of them to see more.]")
+        if self._problems:
+            blocks.append(f"[Not read: {_some([str(problem) for problem in self._problems])}.]")
+        details = {
+            "entries": [
+                {"path": shown(entry.path), "kind": entry.kind, "size": entry.size}
+                for entry in entries
+            ],
+            "complete": not (self._cut or missing or self._problems),
+        }
+        return ToolResult.text("\n\n".join(blocks), details=details)
+
+
+def _is_entered(entry: Entry) -> bool:
+    return entry.path.rpartition("/")[2] not in _NOT_ENTERED
+
+
+def _told(entry: Entry) -> str:
+    path = shown(entry.path)
+    match entry.kind:
+        case "file":
+            return f"{path} ({human_size(entry.size)})"
+        case "folder":
+            return f"{path}/" if _is_entered(entry) else f"{path}/ (not entered)"
+        case "symlink":
+            return f"{path} (a symbolic link, not followed)"
+        case "other":
+            return f"{path} (no regular file)"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return ", ".join([shown(name) for name in names[:5]]) + more
+
+
+class _Filter:
+    """Which paths are asked for: those of a pattern, from the root or from where a walk begins."""
+
+    def __init__(self, pattern: str | None, start: str) -> None:
+        self.pattern = pattern
+        self._prefix = "" if start == "." else f"{start}/"
+        try:
+            self._glob = None if pattern is None else Glob(pattern)
+        except ValueError as error:
+            raise ToolExecutionError(f"the pattern {pattern} will not do: {error}") from None
+
+    def takes(self, path: str) -> bool:
+        if self._glob is None:
+            return True
+        return self._glob.matches(path.removeprefix(self._prefix)) or self._glob.matches(path)
+
+
+class _Patience:
+    """How long a call may go on: until the time is up, or somebody says stop."""
+
+    def __init__(self, signal: CancellationToken, seconds: float) -> None:
+        self._signal = signal
+        self._end = monotonic() + seconds
+        self.seconds = seconds
+        self.ran_out = False
+
+    def is_over(self) -> bool:
+        """Whether the time is up. Raises if the call was stopped."""
+        _check(self._signal)
+        self.ran_out = self.ran_out or monotonic() > self._end
+        return self.ran_out
+
+
+def _check(signal: CancellationToken) -> None:
+    if signal.cancelled:
+        raise ToolExecutionError(_STOPPED)
+
+
+# --- searching --------------------------------------------------------------------------------
+
+
+class SearchFiles(_ReadingTool):
+    """Find the lines that have a text, in a file or in all files of a folder and below it."""
+
+    name = "search_files"
+    history_policy = ToolHistoryPolicy(summary_arg="pattern", compactable_result=True)
+
+    def __init__(self, workspace: Workspace, *, max_seconds: float = 20.0) -> None:
+        self._max_seconds = max_seconds
+        super().__init__(workspace)
+
+    def run(
+        self,
+        ctx: ToolContext,
+        pattern: str,
+        path: str = ".",
+        glob: str | None = None,
+        regex: bool = False,
+        ignore_case: bool = False,
+    ) -> ToolResult:
+        """Search.
+
+        Args:
+            pattern: The text to find, within one line.
+            path: The folder or file, relative to the workspace's root.
+            glob: Search only files that match, for example *.py or src/**/test_*.py.
+            regex: Take the pattern as a regular expression (of Python) instead of as plain text.
+            ignore_case: Do not tell capital from small letters.
+        """
+        _check_pattern(pattern)
+        patience = _Patience(ctx.signal, self._max_seconds)
+        start = self.workspace.look(path)
+        matches = _Matches(self.workspace, patience, is_one_file=start.kind != "folder")
+        try:
+            with _searching(pattern, regex, ignore_case, ctx.signal, self._max_seconds) as search:
+                for file in self._files(start, _Filter(glob, start.path)):
+                    matches.search(file, search)
+                    if matches.is_full or patience.is_over():
+                        break
+        except PatternError as error:
+            raise ToolExecutionError(str(error)) from None
+        except SearchStopped:
+            matches.was_interrupted(ctx.signal)
+        told = matches.result(pattern, regex=regex)
+        what = shown(pattern if len(pattern) <= 80 else f"{pattern[:80]}…")
+        return told.with_narration(f"Searched {shown(start.path)} for {what}: {matches.summary()}")
+
+    def _files(self, start: Entry, wanted: _Filter) -> Iterator[str]:
+        if start.kind != "folder":
+            self.workspace.open(start.path).close()  # it was named, so what is wrong is told
+            yield start.path
+            return
+        for folder in self.workspace.walk(start.path, enter=_is_entered):
+            for entry in folder.entries:
+                if entry.kind == "file" and wanted.takes(entry.path):
+                    yield entry.path
+
+
+class _Matches:
+    """What has been found so far."""
+
+    def __init__(self, workspace: Workspace, patience: _Patience, *, is_one_file: bool) -> None:
+        self._workspace = workspace
+        self._patience = patience
+        self._most_in_file = _MOST_MATCHES if is_one_file else _MOST_MATCHES_OF_FILE
+        self._found: list[dict[str, Any]] = []
+        self._chars = 0
+        self._files = 0
+        self._binary = 0
+        self._current = ""
+        self._cut: list[str] = []
+        self._problems: list[str] = []
+        self._interruption: str | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._found) >= _MOST_MATCHES or self._chars >= _MOST_CHARS
+
+    def search(self, path: str, search: Search) -> None:
+        """Look through a file."""
+        self._current = path
+        try:
+            with self._workspace.open(path) as file, open_text(file) as text:
+                self._files += 1
+                self._search_text(text, search)
+        except NotTextError:
+            self._binary += 1
+        except WorkspaceError as error:
+            self._problems.append(str(error))
+        except OSError as error:
+            self._problems.append(f"{path}: {error.strerror}")
+
+    def _search_text(self, text: TextIOWrapper, search: Search) -> None:
+        first = 1
+        count = 0
+        while block := text.read(_BLOCK):
+            if not block.endswith("\n"):
+                block += text.readline(_BLOCK)
+            hits = search.find(block)
+            lines = block.split("\n") if hits else []
+            for line, place in hits:
+                if self.is_full or count >= self._most_in_file:
+                    self._cut.append(self._current)
+                    return
+                self._add(first + line, _excerpt(lines[line], place))
+                count += 1
+            if self._patience.is_over():
+                return
+            first += block.count("\n")
+
+    def _add(self, line: int, text: str) -> None:
+        self._found.append({"path": shown(self._current), "line": line, "text": text})
+        self._chars += len(self._current) + len(text) + 10
+
+    def was_interrupted(self, signal: CancellationToken) -> None:
+        """The process that looks for a regular expression has ended."""
+        _check(signal)
+        took_long = self._patience.is_over()
+        reason = "it took too long" if took_long else "the process that searches was killed"
+        where = f", in {shown(self._current)}" if self._current else ""
+        self._interruption = f"{reason}{where}: use a simpler pattern"
+
+    def summary(self) -> str:
+        count = len(self._found)
+        return f"{count} match{'es' * (count != 1)}"
+
+    def result(self, pattern: str, *, regex: bool) -> ToolResult:
+        lines = [f"{found['path']}:{found['line']}: {found['text']}" for found in self._found]
+        blocks = ["\n".join(lines)] if lines else [self._nothing(pattern, regex=regex)]
+        limits: list[str] = []
+        if self._cut:
+            limits.append(f"There is more in {_some(self._cut)}")
+        if self.is_full:
+            limits.append(f"Stopped at {self.summary()}")
+        if self._patience.ran_out and self._interruption is None:
+            limits.append(f"Stopped after {self._patience.seconds:g} seconds")
+        if limits:
+            blocks.append(f"[{'. '.join(limits)}: narrow it down with path, glob or pattern.]")
+        if self._interruption is not None:
+            blocks.append(f"[Not finished: {self._interruption}.]")
+        if self._problems:
+            blocks.append(f"[Not searched: {_some(self._problems)}.]")
+        details = {"matches": self._found, "files": self._files, "complete": len(blocks) == 1}
+        return ToolResult.text("\n\n".join(blocks), details=details)
+
+    def _nothing(self, pattern: str, *, regex: bool) -> str:
+        text = f"No match in {_count(self._files, 'file')}"
+        if self._binary:
+            text += f"; {_count(self._binary, 'binary file')} left out"
+        if not regex and _SPECIAL.intersection(pattern):
+            text += ". The pattern was taken as plain text: set regex for a regular expression"
+        return f"[{text}.]"
+
+
+_SPECIAL = frozenset("\\^$.|?*+()[]{}")
+
+
+def _check_pattern(pattern: str) -> None:
+    _encoded("pattern", pattern)
+    if not pattern:
+        raise ToolExecutionError("the pattern is empty: give a text to find")
+    if "\n" in pattern:
+        raise ToolExecutionError("the pattern has a line break in it: search for one line of it")
+
+
+def _searching(
+    pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken, seconds: float
+) -> AbstractContextManager[Search]:
+    """How to search. What has no special character in it is found without another process."""
+    if regex and _SPECIAL.intersection(pattern):
+        return RegexSearch(
+            pattern, ignore_case=ignore_case, limit=_MOST_MATCHES, seconds=seconds, signal=signal
+        )
+    return nullcontext(PlainSearch(pattern, ignore_case=ignore_case, limit=_MOST_MATCHES))
+
+
+def _excerpt(line: str, place: int) -> str:
+    """The line, or the part of it where the match is."""
+    line = line.removesuffix("\r")
+    if len(line) <= _MOST_CHARS_OF_MATCH:
+        return line
+    start = min(max(place - _MOST_CHARS_OF_MATCH // 3, 0), len(line) - _MOST_CHARS_OF_MATCH)
+    end = start + _MOST_CHARS_OF_MATCH
+    return f"{'…' * (start > 0)}{line[start:end]}{'…' * (end < len(line))}"

@@ -1,0 +1,21 @@
+"""finish: ends the run with an answer in words.
+
+The answer is ``RunResult.output``, a `str`; ``RunResult.text`` is what the model wrote beside the
+call, which is often nothing. For an answer of another type make a tool with
+`clark_agent.finish_tool`. Like every tool of that kind it must be the only call of its message, so
+that no other call is cut short by the end; with others beside it it is refused and the run goes on.
+"""
+
+from __future__ import annotations
+
+from clark_agent.finish import FinishTool, finish_tool
+
+__all__ = ["finish"]
+
+finish: FinishTool[str] = finish_tool(
+    str,
+    description=(
+        "End the work with the final answer. Call it alone, once everything is done: what is not "
+        "in the answer does not reach the user."
+    ),
+)

@@ -1,0 +1,377 @@
+"""The shell tool: one command, its output, and nothing left of it afterwards.
+
+- A command runs in the root, in a shell of its own: nothing but files carries over to the next. It
+  reads nothing (its input is empty) and has no terminal.
+- However it ends, everything that it has started ends with it: when the shell exits, when its time
+  is up, when the call or the run is cancelled, and when this process is killed. First comes
+  SIGTERM, after a second SIGKILL. A supervisor sees to that (``_supervisor.py``), which needs
+  neither our event loop nor our process. On Linux nothing escapes it but what another service was
+  asked to run (``systemd-run``, ``docker run``); on other systems it knows only the process group,
+  which a process can leave.
+- The environment has only the variables that are listed here, none of which holds a secret, and
+  those that the host adds.
+- Where bubblewrap works (:mod:`clark_agent.toolkit.sandbox`) the command sees and changes only what
+  it may. Without it a command can do what the user can who runs us: also read the environment of
+  this very process. It is then told to the model, to the log, and in every result's details.
+
+A command that fails is an error result, with its output: what to make of it is for the model to
+decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
+from clark_agent.errors import ConfigError
+from clark_agent.toolkit._command import PATIENCE_SECONDS, Outcome, RunningCommand
+from clark_agent.toolkit.sandbox import (
+    HOME,
+    SYSTEM_PATH,
+    SandboxMode,
+    SandboxStatus,
+    choose_sandbox,
+    sandboxed,
+)
+from clark_agent.tools import FunctionTool
+
+__all__ = ["Rooted", "shell_tool"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_COMMAND = 100_000
+"""In bytes. Linux takes 128 KiB in one argument."""
+
+_INHERITED = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "TZ", "LANG", "LANGUAGE"),
+        *("VIRTUAL_ENV", "JAVA_HOME", "GOPATH", "GOROOT", "CARGO_HOME", "RUSTUP_HOME", "NVM_DIR"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "NIX_PATH", "NIX_PROFILES"),
+    }
+)
+_LOCALE = "LC_"
+
+
+class Rooted(Protocol):
+    """What has a root, as a workspace does."""
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        ...
+
+
+# --- the tool -------------------------------------------------------------------------------------
+
+
+class _Settings(Struct, frozen=True, kw_only=True):
+    root: str
+    timeout: float
+    max_output: int
+    sandbox: SandboxStatus
+    sandbox_note: str
+    network: bool
+    readable: tuple[str, ...]
+    environment: dict[str, str]
+    shell: str
+    python: str
+
+    def argv(self, command: str) -> list[str]:
+        """The program that runs the command."""
+        if not self.sandbox.works:
+            return [self.shell, "-c", command]
+        return sandboxed(
+            self.sandbox,
+            command,
+            shell=self.shell,
+            root=self.root,
+            network=self.network,
+            readable=self.readable,
+        )
+
+
+def shell_tool(
+    root: str | Path | Rooted,
+    *,
+    timeout: float = 120.0,
+    max_output: int = 30_000,
+    sandbox: SandboxMode = "auto",
+    network: bool = False,
+    environment: Mapping[str, str] | None = None,
+    shell: str | None = None,
+    readable: Iterable[str | Path] = (),
+) -> AgentTool:
+    """A tool named ``shell`` that runs commands in a folder, which it may change.
+
+    ``timeout`` is the most seconds that a command may take, ``max_output`` the most characters of
+    its output that are kept, half from its beginning and half from its end. ``environment`` is
+    added to the few variables that are passed on. ``shell`` is bash where there is one. In the
+    sandbox there is a ``network`` only if asked for, and of the rest of the machine only the system
+    and what is ``readable``.
+
+    Raises `ConfigError` for what makes no sense, and if a sandbox is required and there is none.
+    """
+    if os.name != "posix":
+        raise ConfigError("the shell tool is for Linux and macOS: it needs sessions and signals")
+    _check_number("timeout", timeout, above=0)
+    _check_number("max_output", max_output, above=99)
+    status = choose_sandbox(sandbox)
+    folder = _folder(root)
+    if status.works and folder == "/":
+        raise ConfigError("no sandbox can hold a root that is the whole machine: choose a folder")
+    settings = _Settings(
+        root=folder,
+        timeout=timeout,
+        max_output=int(max_output),
+        sandbox=status,
+        sandbox_note=_sandbox_note(status, folder),
+        network=network,
+        readable=tuple([path for given in readable for path in _names(given)]),
+        environment=_environment(environment or {}, in_sandbox=status.works),
+        shell=_shell(shell),
+        python=_python(),
+    )
+
+    async def run(
+        command: str,
+        ctx: ToolContext,
+        timeout: float | None = None,  # noqa: ASYNC109 - the model's word for it
+    ) -> ToolResult:
+        """Run a command.
+
+        Args:
+            command: What the shell should run. May have several lines.
+            timeout: Seconds until the command is killed, if fewer than usual.
+        """
+        return await _run(settings, command, timeout, ctx)
+
+    made = FunctionTool(run, name="shell", description=_description(settings))
+    made.timeout = timeout + 2 * PATIENCE_SECONDS  # only if all else fails
+    # A batch may write a file and then run it: the order counts.
+    made.requires_exclusive_sandbox = True
+    made.history_policy = ToolHistoryPolicy(summary_arg="command")
+    return made
+
+
+def _check_number(name: str, value: Any, *, above: int) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not above < value < math.inf:
+        raise ConfigError(f"shell_tool: {name} must be a number above {above}, not {value!r}")
+
+
+def _folder(given: str | Path | Rooted) -> str:
+    # A path has a root too, and it is another one.
+    folder = os.path.realpath(given if isinstance(given, (str, Path)) else given.root)
+    if not os.path.isdir(folder):
+        raise ConfigError(f"shell_tool: {folder} is no folder: make it first")
+    return folder
+
+
+def _sandbox_note(status: SandboxStatus, root: str) -> str:
+    """What to tell people about the sandbox."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    if not status.works or os.path.commonpath([home, root]) != root:
+        return str(status)
+    logger.warning("commands can read the home folder, because it lies in their root %s", root)
+    return f"{status}, but with the home folder, which lies in the root"
+
+
+def _names(given: str | Path) -> list[str]:
+    """A path that should be there inside, also as what it is a link to."""
+    path = os.path.abspath(os.fspath(given))
+    if not os.path.exists(path):
+        raise ConfigError(f"shell_tool: {path}, which should be readable, is not there")
+    names = list(dict.fromkeys([path, os.path.realpath(path)]))
+    if any(name == "/" or f"{name}/".startswith("/proc/") for name in names):
+        raise ConfigError(f"shell_tool: {path} cannot be readable: no sandbox would be left of it")
+    return names
+
+
+def _shell(given: str | None) -> str:
+    wanted = given or shutil.which("bash", path=SYSTEM_PATH) or shutil.which("bash") or "/bin/sh"
+    found = shutil.which(wanted)
+    if found is None:
+        raise ConfigError(f"shell_tool: there is no shell {wanted!r} that can be run")
+    return os.path.abspath(found)
+
+
+def _python() -> str:
+    """The interpreter that supervises commands: the real one, because a virtual environment may lie
+    in the root, where commands could put another in its place. In a frozen program it is not ours.
+    """
+    own = None if getattr(sys, "frozen", False) else sys.executable
+    found = own or shutil.which("python3", path=SYSTEM_PATH) or shutil.which("python3")
+    if not found:
+        raise ConfigError("shell_tool: commands are supervised by python3, and none was found")
+    return os.path.realpath(found)
+
+
+def _environment(added: Mapping[str, str], *, in_sandbox: bool) -> dict[str, str]:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith(_LOCALE)
+    }
+    environment.setdefault("PATH", SYSTEM_PATH)
+    environment["TERM"] = "dumb"
+    if in_sandbox:
+        environment["HOME"] = HOME
+        environment.pop("TMPDIR", None)
+    for name, value in added.items():
+        if not name or "=" in name or "\0" in f"{name}{value}" or not isinstance(value, str):
+            raise ConfigError(f"shell_tool: {name!r} is no variable that can be set to {value!r}")
+        environment[name] = value
+    return environment
+
+
+def _description(settings: _Settings) -> str:
+    name = os.path.basename(settings.shell)
+    if not settings.sandbox.works:
+        where = "It is not in a sandbox: it can change everything that the user can. Be careful."
+    elif settings.network:
+        where = _SANDBOXED.format("It has a network.")
+    else:
+        where = _SANDBOXED.format("It has no network.")
+    return (
+        f"Run a command with {name} in the workspace folder and return its output and exit code. "
+        "Each command starts anew in that folder; it gets no input and has no terminal. It is "
+        f"killed after {settings.timeout:g} seconds, and whatever it has started is killed when it "
+        "ends: nothing goes on in the background. Of long output only the beginning and the end "
+        f"are returned. {where}"
+    )
+
+
+_SANDBOXED = (
+    "It runs in a sandbox: only the workspace folder can be changed, and files elsewhere, also in "
+    "/tmp and the home folder, are gone after the command. {}"
+)
+
+
+# --- one call -------------------------------------------------------------------------------------
+
+
+async def _run(
+    settings: _Settings, command: str, seconds: float | None, ctx: ToolContext
+) -> ToolResult:
+    refusal = _refusal(settings, command, seconds)
+    if refusal is not None:
+        return ToolResult.error(refusal)
+    timeout = settings.timeout if seconds is None else min(seconds, settings.timeout)
+    try:
+        running = RunningCommand(
+            settings.argv(command),
+            python=settings.python,
+            directory=settings.root,
+            environment=settings.environment,
+            timeout=timeout,
+            max_output=settings.max_output,
+            sandboxed=settings.sandbox.works,
+        )
+    except OSError as error:
+        return ToolResult.error(f"The command could not be started: {error.strerror or error}.")
+    subscription = ctx.signal.subscribe(running.stop_from_any_thread)
+    try:
+        await running.watch(ctx)
+    except (Exception, asyncio.CancelledError):
+        await running.end()
+        raise
+    finally:
+        subscription.close()
+        running.close()
+    return _result(settings, running, timeout)
+
+
+def _refusal(settings: _Settings, command: str, seconds: float | None) -> str | None:
+    """Why the command is not run, if it is not."""
+    if not command.strip():
+        return "The command is empty: say what to run."
+    if "\0" in command:
+        return "The command has a NUL character in it, which no command can have. Write it escaped."
+    try:
+        size = len(command.encode())
+    except UnicodeEncodeError:
+        return "The command has half a character in it (a lone surrogate). Write it escaped."
+    if size > _LONGEST_COMMAND:
+        return (
+            f"The command has {size} bytes, and {_LONGEST_COMMAND} is the most. "
+            "Write it to a file, and run that."
+        )
+    if seconds is not None and not seconds > 0:
+        return f"The timeout must be more than 0 seconds, not {seconds:g}."
+    if os.path.realpath(settings.root) != settings.root or not os.path.isdir(settings.root):
+        return f"The workspace folder {settings.root} is not there any more: nothing can run in it."
+    return None
+
+
+def _result(settings: _Settings, command: RunningCommand, timeout: float) -> ToolResult:
+    outcome, output = command.outcome, command.output
+    if outcome is None:
+        outcome = Outcome()
+        notes = ["its supervisor was killed; what the command has started may still run"]
+    elif outcome.errno:
+        return ToolResult.error(f"The command could not be started: {os.strerror(outcome.errno)}.")
+    else:
+        notes = _notes(outcome, timeout, settings.timeout)
+    code = None if outcome.timed_out or outcome.stopped else outcome.code
+    details = {
+        "exit_code": code if code is None or code >= 0 else None,
+        "signal": _signal_name(-code) if code is not None and code < 0 else None,
+        "timed_out": outcome.timed_out,
+        "stopped": outcome.stopped,
+        "killed_in_background": outcome.background,
+        "left_running": outcome.left,
+        "characters_left_out": output.left_out,
+        "sandbox": settings.sandbox_note,
+    }
+    text = output.text.rstrip("\n") or "(no output)"
+    text = "\n".join([text, *[f"[{note}]" for note in notes]])
+    return (ToolResult.text if code == 0 else ToolResult.error)(text, details=details)
+
+
+def _notes(outcome: Outcome, timeout: float, longest: float) -> list[str]:
+    """What there is to say about the end of a command."""
+    notes: list[str] = []
+    if outcome.timed_out:
+        advice = "it can be given more time" if timeout < longest else "do less in one command"
+        notes.append(
+            f"timed out: killed after {timeout:g} seconds, with everything that it had started; "
+            f"{advice}"
+        )
+    elif outcome.stopped:
+        notes.append("stopped before it had ended, with everything that it had started")
+    elif outcome.code is not None:
+        notes.append(_ending(outcome.code))
+    if outcome.background:
+        notes.append(
+            f"killed with it: {outcome.background} of its processes, still in the background; "
+            "nothing outlives a command: start and use in one command what has to keep running"
+        )
+    if outcome.left:
+        notes.append(f"{outcome.left} of its processes could not be killed and may still run")
+    return notes
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"killed by {_signal_name(-code)}"
+    # A shell says so of what it has run, and the sandbox of the shell.
+    name = _signal_name(code - 128) if code > 128 else None
+    return f"exit code {code}" + (f": killed by {name}, it seems" if name else "")
+
+
+def _signal_name(number: int) -> str | None:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}" if 0 < number < signal.NSIG else None

@@ -1,0 +1,671 @@
+"""Nothing runs that needs approval and has none, and nobody is asked more than needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clark_agent import (
+    AgentContext,
+    AssistantMessage,
+    BeforeToolCallContext,
+    CancellationToken,
+    ConfigError,
+    ExecutionMode,
+    LoopConfig,
+    Rewrite,
+    RunAborted,
+    RunIdentity,
+    RunResult,
+    ToolCall,
+    ToolContext,
+    ToolFatalError,
+    agent_tool,
+    run,
+)
+from clark_agent.errors import ToolFatal
+from clark_agent.plugin import Block
+from clark_agent.testing import ScriptedStream, call
+from clark_agent.toolkit.approval import (
+    READING_TOOLS,
+    Approval,
+    ApprovalGate,
+    ApprovalRequest,
+    Denied,
+)
+from clark_agent.trajectory import MemoryStore, RunLog, resume
+from tests.loop.support import (
+    CONTEXT,
+    Waiting,
+    Work,
+    completed,
+    decided,
+    failed,
+    let_others_run,
+    results,
+    texts,
+)
+
+Said = Approval | Denied
+
+
+class Person:
+    """Answers in turn, ``once`` when there is nothing left to say; remembers the requests."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = [*answers]
+        self.requests: list[ApprovalRequest] = []
+
+    async def __call__(self, request: ApprovalRequest) -> Any:
+        self.requests.append(request)
+        answer = self.answers.pop(0) if self.answers else Approval.ONCE
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    @property
+    def asked(self) -> list[str]:
+        return [request.summary for request in self.requests]
+
+
+def reasons(outcome: Any) -> list[str | None]:
+    """Why each call was not run; None for those that were."""
+    return [(answer.details or {}).get("reason") for answer in results(outcome)]
+
+
+async def work_under(
+    gate: ApprovalGate, *calls: ToolCall, **settings: Any
+) -> tuple[RunResult, Work]:
+    work = Work()
+    settings.setdefault("plugins", [gate])
+    model = ScriptedStream([[made] for made in calls] + ["ok"])
+    result, _ = await completed(model, work, **settings)
+    return result, work
+
+
+# --- the answers --------------------------------------------------------------------------------
+
+
+async def test_once_is_for_one_call() -> None:
+    person = Person(Approval.ONCE, Approval.NO)
+    result, work = await work_under(ApprovalGate(person), call("work", n=1), call("work", n=1))
+    assert person.asked == ["work(n=1)", "work(n=1)"]
+    assert work.calls == [{"n": 1}]
+    assert reasons(result) == [None, "denied"]
+
+
+async def test_always_is_for_the_tool_and_for_all_runs() -> None:
+    person = Person(Approval.ALWAYS)
+    gate = ApprovalGate(person)
+    for number in range(2):
+        _, work = await work_under(gate, call("work", n=number), call("work", n=9))
+        assert len(work.calls) == 2
+    assert person.asked == ["work(n=0)"]
+    assert gate.always == {"work"}
+    assert gate.never == frozenset()
+
+
+async def test_no_is_for_one_call() -> None:
+    person = Person(Approval.NO)
+    result, work = await work_under(ApprovalGate(person), call("work", n=1), call("work", n=2))
+    assert work.calls == [{"n": 2}]
+    refused, _ = results(result)
+    assert refused.is_error
+    assert refused.plain_text.startswith("The call was not run: the user refused it.")
+    assert refused.details["kind"] == "tool_call_not_executed"
+    assert decided(refused) == [("approval_gate", "block")]
+
+
+async def test_never_is_for_the_tool() -> None:
+    person = Person(Approval.NEVER)
+    gate = ApprovalGate(person)
+    result, work = await work_under(gate, call("work", n=1), call("work", n=2))
+    assert work.calls == []
+    assert len(person.asked) == 1
+    assert reasons(result) == ["denied", "denied"]
+    assert "does not want this tool used" in texts(result)[1]
+    assert gate.never == {"work"}
+
+
+async def test_a_no_may_have_a_reason() -> None:
+    person = Person(Denied(" Use the other disk. "), Denied(" "))
+    result, work = await work_under(ApprovalGate(person), call("work"), call("work"))
+    assert work.calls == []
+    assert texts(result)[0].endswith("the user refused it and says: Use the other disk.")
+    assert texts(result)[1].startswith("The call was not run: the user refused it. Do not send")
+
+
+async def test_plain_strings_will_do() -> None:
+    result, work = await work_under(
+        ApprovalGate(Person("no", "once", "always")), *[call("work", n=n) for n in range(4)]
+    )
+    assert [c["n"] for c in work.calls] == [1, 2, 3]
+    assert reasons(result) == ["denied", None, None, None]
+
+
+async def test_what_was_said_for_good_can_be_seen_and_forgotten() -> None:
+    gate = ApprovalGate(Person(), always=["work", "other"])
+    assert gate.always == {"work", "other"}
+    gate.forget("work", "unknown")
+    assert gate.always == {"other"}
+    person = Person(Approval.NEVER, Approval.ONCE)
+    gate = ApprovalGate(person)
+    await work_under(gate, call("work"))
+    gate.forget()
+    assert gate.never == frozenset()
+    _, work = await work_under(gate, call("work"))
+    assert len(work.calls) == 1
+    assert len(person.asked) == 2
+
+
+async def test_a_plain_function_may_block_a_thread() -> None:
+    threads: list[int] = []
+
+    def person(request: ApprovalRequest) -> Said:
+        threads.append(threading.get_ident())
+        return Approval.ONCE
+
+    _, work = await work_under(ApprovalGate(person), call("work"))
+    assert len(work.calls) == 1
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+# --- which calls --------------------------------------------------------------------------------
+
+
+async def test_tools_that_only_read_are_not_asked_about() -> None:
+    person = Person()
+    tools = [Work(name) for name in sorted(READING_TOOLS)]
+    batch = [call(tool.name) for tool in tools]
+    await completed([batch, "ok"], *tools, plugins=[ApprovalGate(person)])
+    assert person.asked == []
+    assert all(len(tool.calls) == 1 for tool in tools)
+    assert {"write_file", "edit_file", "shell", "fetch_url"}.isdisjoint(READING_TOOLS)
+
+
+async def test_the_tools_to_ask_about_can_be_named() -> None:
+    person = Person()
+    work, read = Work(), Work("read_file")
+    gate = ApprovalGate(person, tools=["read_file"])
+    await completed([[call("work"), call("read_file")], "ok"], work, read, plugins=[gate])
+    assert person.asked == ["read_file()"]
+
+
+async def test_and_the_calls() -> None:
+    def is_dangerous(ctx: BeforeToolCallContext) -> bool:
+        return bool(ctx.args["n"] > 1)
+
+    person = Person()
+    gate = ApprovalGate(person, needs_approval=is_dangerous)
+    _, work = await work_under(gate, call("work", n=1), call("work", n=2))
+    assert person.asked == ["work(n=2)"]
+    assert len(work.calls) == 2
+
+
+async def test_a_judgement_that_fails_asks() -> None:
+    person = Person(Approval.NO)
+    gate = ApprovalGate(person, needs_approval=lambda ctx: ctx.args["missing"] > 1)
+    _, work = await work_under(gate, call("work"))
+    assert person.asked == ["work()"]
+    assert work.calls == []
+
+
+async def test_a_call_that_is_not_valid_is_not_asked_about() -> None:
+    person = Person()
+    work = Work(require="path")
+    await completed([[call("work"), call("nowhere")], "ok"], work, plugins=[ApprovalGate(person)])
+    assert person.asked == []
+
+
+def test_nonsense_is_refused_at_once() -> None:
+    wrong: list[Callable[[], ApprovalGate]] = [
+        lambda: ApprovalGate("yes"),  # type: ignore[arg-type]
+        lambda: ApprovalGate(None, tools="shell"),
+        lambda: ApprovalGate(None, always="shell"),
+        lambda: ApprovalGate(None, timeout=0),
+        lambda: ApprovalGate(None, needs_approval=True),  # type: ignore[arg-type]
+    ]
+    for make in wrong:
+        with pytest.raises(ConfigError, match="ApprovalGate: "):
+            make()
+
+
+# --- nothing runs by mistake --------------------------------------------------------------------
+
+
+async def test_with_nobody_to_ask_it_is_refused() -> None:
+    result, work = await work_under(ApprovalGate(None), call("work"))
+    assert work.calls == []
+    assert reasons(result) == ["nobody_to_ask"]
+    assert texts(result)[0].startswith(
+        "The call was not run: it needs approval, and there is nobody to ask."
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "says"),
+    [
+        (OSError("no display"), "approval_failed", "(OSError: no display)"),
+        (EOFError(), "nobody_to_ask", "nobody to ask"),
+        (asyncio.CancelledError(), "nobody_to_ask", "nobody to ask"),
+        (TimeoutError(), "approval_timeout", "in time"),
+        (True, "approval_failed", "must return an Approval or a Denied, not True"),
+        (None, "approval_failed", "not None"),
+        ("yes", "approval_failed", "not 'yes'"),
+        ("ONCE", "approval_failed", "not 'ONCE'"),
+        ({"approved": True}, "approval_failed", "not {'approved': True}"),
+        (Block, "approval_failed", "must return"),
+    ],
+)
+async def test_what_is_no_yes_is_a_no(answer: Any, reason: str, says: str) -> None:
+    result, work = await work_under(ApprovalGate(Person(answer)), call("work"))
+    assert work.calls == []
+    assert reasons(result) == [reason]
+    assert says in texts(result)[0]
+
+
+async def test_a_person_who_takes_too_long() -> None:
+    ended: list[str] = []
+
+    async def asleep(request: ApprovalRequest) -> Said:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request.summary)
+        return Approval.ONCE
+
+    result, work = await work_under(ApprovalGate(asleep, timeout=0.01), call("work"))
+    assert work.calls == []
+    assert ended == ["work()"]
+    assert reasons(result) == ["approval_timeout"]
+
+
+async def test_the_time_of_hooks_counts_too() -> None:
+    async def asleep(request: ApprovalRequest) -> Said:
+        await asyncio.Event().wait()
+        return Approval.ONCE
+
+    result, work = await work_under(ApprovalGate(asleep), call("work"), hook_timeout=0.01)
+    assert work.calls == []
+    assert decided(results(result)[0]) == [("approval_gate", "failed")]
+
+
+async def test_arguments_that_change_meanwhile_are_not_what_was_approved() -> None:
+    async def meddler(request: ApprovalRequest) -> Said:
+        request.arguments["path"] = "/"
+        return Approval.ALWAYS
+
+    gate = ApprovalGate(meddler)
+    result, work = await work_under(gate, call("work", path="/tmp/x"))
+    assert work.calls == []
+    assert reasons(result) == ["arguments_changed"]
+    assert gate.always == frozenset()
+
+
+async def test_what_is_asked_about_is_what_plugins_have_made_of_it() -> None:
+    class Confine:
+        name = "confine"
+
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Rewrite:
+            return Rewrite({"path": "/safe" + ctx.args["path"]})
+
+    person = Person()
+    plugins = [Confine(), ApprovalGate(person)]
+    _, work = await work_under(plugins[1], call("work", path="/x"), plugins=plugins)  # type: ignore[arg-type]
+    assert person.requests[0].arguments == {"path": "/safe/x"} == work.calls[0]
+    assert person.asked == ["work(path='/safe/x')"]
+
+
+async def test_arguments_are_shown_as_the_tool_gets_them() -> None:
+    person = Person()
+    work = Work(prepare=lambda args: {**args, "recursive": True})
+    await completed([call("work", path="x"), "ok"], work, plugins=[ApprovalGate(person)])
+    assert person.requests[0].arguments is work.calls[0]
+    assert person.asked == ["work(path='x', recursive=True)"]
+
+
+# --- several at once ----------------------------------------------------------------------------
+
+
+class Slow(Person):
+    """Takes a while, and counts how many questions are open at a time."""
+
+    open = most = 0
+
+    async def __call__(self, request: ApprovalRequest) -> Any:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await let_others_run()
+        self.open -= 1
+        return await super().__call__(request)
+
+
+@pytest.mark.parametrize("mode", ExecutionMode)
+async def test_a_batch_is_asked_about_one_by_one(mode: ExecutionMode) -> None:
+    person, work = Slow(Approval.ONCE, Approval.NO, Approval.ONCE), Work()
+    batch = [call("work", n=n) for n in range(3)]
+    result, _ = await completed(
+        [batch, "ok"], work, plugins=[ApprovalGate(person)], default_execution_mode=mode
+    )
+    assert person.most == 1
+    assert person.asked == ["work(n=0)", "work(n=1)", "work(n=2)"]
+    assert [c["n"] for c in work.calls] == [0, 2]
+    assert reasons(result) == [None, "denied", None]
+
+
+async def test_runs_beside_each_other_are_asked_about_one_by_one() -> None:
+    person = Slow(Approval.ONCE, Approval.ALWAYS)
+    gate = ApprovalGate(person)
+    ran = await asyncio.gather(*[work_under(gate, call("work", n=n)) for n in range(6)])
+    assert person.most == 1
+    assert [len(work.calls) for _, work in ran] == [1] * 6
+    assert len(person.requests) == 2  # the others waited, and were told by the second answer
+
+
+async def test_a_never_answers_those_who_wait() -> None:
+    person = Slow(Approval.NEVER)
+    gate = ApprovalGate(person)
+    ran = await asyncio.gather(*[work_under(gate, call("work")) for n in range(4)])
+    assert [len(work.calls) for _, work in ran] == [0] * 4
+    assert len(person.requests) == 1
+
+
+def test_one_gate_serves_one_event_loop_after_the_other() -> None:
+    person = Slow()
+    gate = ApprovalGate(person)
+
+    async def two() -> None:
+        await asyncio.gather(*[work_under(gate, call("work")) for _ in range(2)])
+
+    for _ in range(3):
+        asyncio.run(two())
+    assert (person.most, len(person.requests)) == (1, 6)
+
+
+# --- cancelled ----------------------------------------------------------------------------------
+
+
+class Gone(Person):
+    """Never answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+        self.ended = 0
+
+    async def __call__(self, request: ApprovalRequest) -> Any:
+        self.requests.append(request)
+        self.is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended += 1
+
+
+async def cancel_when_asked(person: Gone, cancel: Callable[[], object]) -> None:
+    await person.is_asked.wait()
+    cancel()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_cancelled_run_takes_its_question_back(count: int) -> None:
+    person, work, signal = Gone(), Work(), CancellationToken()
+    gate = ApprovalGate(person)
+    canceller = asyncio.create_task(cancel_when_asked(person, signal.cancel))
+    error, _ = await failed(
+        RunAborted,
+        [[call("work", n=n) for n in range(count)]],
+        work,
+        plugins=[gate],
+        signal=signal,
+        leaves_tasks=True,
+    )
+    await canceller
+    assert work.calls == []
+    assert (len(person.requests), person.ended) == (1, 1)
+    assert reasons(error) == ["aborted"] * count
+    _, after = await work_under(ApprovalGate(Person()), call("work"))
+    assert len(after.calls) == 1
+
+
+async def test_so_does_a_cancelled_task() -> None:
+    person, work = Gone(), Work()
+    gate = ApprovalGate(person)
+    config = LoopConfig(stream=ScriptedStream([call("work")]), tools=[work], plugins=[gate])
+    task = asyncio.create_task(run("go", CONTEXT, config))
+    await cancel_when_asked(person, task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (work.calls, person.ended) == ([], 1)
+
+
+async def test_one_that_waits_for_its_turn_leaves_the_line() -> None:
+    person, signal = Gone(), CancellationToken()
+    gate = ApprovalGate(person)
+    asking = asyncio.create_task(work_under(gate, call("work", n=0), signal=signal))
+    await person.is_asked.wait()
+    other = CancellationToken()
+    waiting = asyncio.create_task(work_under(gate, call("work", n=1), signal=other))
+    await let_others_run()
+    other.cancel()
+    with pytest.raises(RunAborted):
+        await waiting
+    assert person.ended == 0
+    signal.cancel()
+    with pytest.raises(RunAborted):
+        await asking
+    assert person.asked == ["work(n=0)"]
+
+
+async def test_an_answer_that_comes_too_late_counts_for_nothing() -> None:
+    signal, is_asked = CancellationToken(), asyncio.Event()
+    requests: list[str] = []
+
+    async def stubborn(request: ApprovalRequest) -> Said:
+        requests.append(request.summary)
+        is_asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return Approval.ALWAYS
+        raise AssertionError
+
+    async def cancel() -> None:
+        await is_asked.wait()
+        signal.cancel()
+
+    gate, work = ApprovalGate(stubborn), Work()
+    canceller = asyncio.create_task(cancel())
+    await failed(
+        RunAborted,
+        [[call("work", n=0), call("work", n=1)]],
+        work,
+        plugins=[gate],
+        signal=signal,
+        leaves_tasks=True,
+    )
+    await canceller
+    assert work.calls == []
+    assert requests == ["work(n=0)"]
+    assert gate.always == frozenset()
+
+
+# --- runs below ---------------------------------------------------------------------------------
+
+
+async def test_child_runs_inherit_the_gate_and_what_was_said() -> None:
+    person, work = Person(Approval.ONCE, Approval.ALWAYS), Work()
+    gate = ApprovalGate(person)
+    parent = LoopConfig(stream=ScriptedStream([]), tools=[work], plugins=[gate])
+    below = parent.child(stream=ScriptedStream([call("work", n=1), call("work", n=2), "done"]))
+    helper = agent_tool("helper", "helps", below)
+    config = parent.replace(
+        stream=ScriptedStream([call("helper", task="do it"), call("work", n=3), "ok"]),
+        tools=[work, helper],
+    )
+    identity = RunIdentity.root("top")
+    await run("go", AgentContext(identity=identity), config)
+    assert person.asked == ["helper(task='do it')", "work(n=1)"]
+    assert [c["n"] for c in work.calls] == [1, 2, 3]
+    above, child = [request.run for request in person.requests]
+    assert above == identity
+    assert child is not None
+    assert (child.parent_run_id, child.depth) == ("top", 1)
+
+
+async def test_a_config_of_its_own_has_plugins_of_its_own() -> None:
+    person, work = Person(), Work()
+    below = LoopConfig(stream=ScriptedStream([call("work"), "done"]), tools=[work])
+    await completed(
+        [call("helper", task="do it"), "ok"],
+        agent_tool("helper", "helps", below),
+        plugins=[ApprovalGate(person)],
+    )
+    assert person.asked == ["helper(task='do it')"]
+    assert len(work.calls) == 1
+
+
+async def test_a_run_without_an_identity_has_none() -> None:
+    person = Person()
+    await work_under(ApprovalGate(person), call("work"))
+    assert person.requests[0].run is None
+    assert person.requests[0].tool_call_id == "call_1"
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+
+async def summary_of(arguments: Any, name: str = "work") -> str:
+    person = Person()
+    made = ToolCall("c", name, arguments)
+    ctx = BeforeToolCallContext(AssistantMessage.from_calls([made]), made, arguments, ())
+    assert await ApprovalGate(person).on_before_tool_call(ctx) is None
+    return person.asked[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({}, "work()"),
+        ({"a": 1, "b": [True, None, "x"]}, "work(a=1, b=[True, None, 'x'])"),
+        ({"cmd": "ls\n\x1b[2Jrm"}, r"work(cmd='ls\n\x1b[2Jrm')"),
+        ({"cmd": "a\u202eb\u200bc\r"}, r"work(cmd='a\u202eb\u200bc\r')"),
+        ({"x\x1b[0m": {"y\n": "\x07"}}, r"work('x\x1b[0m'={'y\n': '\x07'})"),
+        ({"": 1}, "work(''=1)"),
+        ({"a": "\ud800"}, r"work(a='\ud800')"),
+        ("text", "work('text')"),
+        (None, "work(None)"),
+    ],
+)
+async def test_a_call_is_shown_in_one_plain_line(arguments: Any, shown: str) -> None:
+    assert await summary_of(arguments) == shown
+
+
+async def test_of_a_long_call_both_ends_are_shown() -> None:
+    summary = await summary_of({"command": "echo " + " " * 5_000 + "; rm -rf /"})
+    assert len(summary) < 300
+    assert summary.startswith("work(command='echo ")
+    assert summary.endswith("; rm -rf /')")
+    assert "[…4,811 characters…]" in summary
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "odd\n\x1b[1mvalue"
+
+
+async def test_what_is_no_json_is_shown_plainly_too() -> None:
+    assert await summary_of({"value": Odd()}) == r"work(value=odd\n\x1b[1mvalue)"
+
+
+LEAVES = st.none() | st.integers() | st.text(max_size=30)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.text(max_size=9), LEAVES | st.lists(LEAVES, max_size=3), max_size=3))
+async def test_no_call_can_fool_a_terminal(arguments: Any) -> None:
+    summary = await summary_of(arguments)
+    assert summary.isprintable()
+    assert len(summary) <= 300
+
+
+# --- after a crash ------------------------------------------------------------------------------
+
+
+def logged(store: MemoryStore, gate: ApprovalGate, *tools: Work) -> LoopConfig:
+    model = ScriptedStream([[call("first", n=1), call("second", n=2)], "done"])
+    mode = ExecutionMode.SEQUENTIAL
+    return LoopConfig(
+        stream=model,
+        tools=tools,
+        plugins=[gate],
+        run_log=RunLog(store),
+        default_execution_mode=mode,
+    )
+
+
+def cut_behind(store: MemoryStore, kind: str, tool: str) -> str:
+    """Leave of the log what a process that died right behind this record would have left."""
+    (summary,) = store.runs()
+    for record in store.load(summary.run_id).records:
+        entry: Any = record.entry
+        tag = str(entry.__struct_config__.tag)
+        if tag == kind and getattr(entry, "tool_call_id", "") == tool:
+            store.cut(summary.run_id, record.seq + 1)
+            return summary.run_id
+    raise AssertionError(f"the log has no {kind} of {tool}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool", "asked_again", "ran_again"),
+    [
+        ("tool_ended", "call_1", ["second(n=2)"], ["second"]),  # it has its result
+        ("tool_started", "call_1", ["second(n=2)"], ["second"]),  # it may have happened
+        ("tool_started", "call_2", [], []),
+    ],
+)
+async def test_a_resumed_run_asks_about_what_has_not_begun(
+    kind: str, tool: str, asked_again: list[str], ran_again: list[str]
+) -> None:
+    store = MemoryStore()
+    tools = Work("first"), Work("second")
+    before = Person()
+    await run("go", CONTEXT, logged(store, ApprovalGate(before), *tools))
+    assert before.asked == ["first(n=1)", "second(n=2)"]
+    run_id = cut_behind(store, kind, tool)
+    after, again = Person(), (Work("first"), Work("second"))
+    config = logged(store, ApprovalGate(after), *again)
+    result = await resume(store, run_id, config.replace(stream=ScriptedStream(["done"])))
+    assert result.text == "done"
+    assert after.asked == asked_again
+    assert [tool.name for tool in again if tool.calls] == ran_again
+    assert len(results(result)) == 2
+
+
+async def test_what_was_approved_and_had_not_begun_is_asked_again() -> None:
+    """Both calls of a batch are approved before the first of them begins."""
+    store = MemoryStore()
+
+    async def dies(args: Any, ctx: ToolContext) -> Any:
+        raise ToolFatal("the process dies")
+
+    before = Person()
+    config = logged(store, ApprovalGate(before), Work("first", dies), Work("second", Waiting()))
+    config = config.replace(default_execution_mode=ExecutionMode.PARALLEL)
+    with pytest.raises(ToolFatalError):
+        await run("go", CONTEXT, config)
+    assert len(before.asked) == 2
+    run_id = cut_behind(store, "tool_started", "call_1")
+    after, again = Person(Approval.NO), (Work("first"), Work("second"))
+    config = logged(store, ApprovalGate(after), *again)
+    result = await resume(store, run_id, config.replace(stream=ScriptedStream(["done"])))
+    assert after.asked == ["second(n=2)"]
+    assert [tool.calls for tool in again] == [[], []]
+    assert [answer.details.get("reason") for answer in results(result)] == ["interrupted", "denied"]
