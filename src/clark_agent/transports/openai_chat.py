@@ -50,7 +50,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["OpenAIChat"]
+__all__ = ["ChatDecoder", "OpenAIChat", "chat_messages", "chat_tool"]
 
 # These models refuse tools in Chat Completions unless they are told not to think; to do both they
 # want the Responses API.
@@ -118,13 +118,13 @@ class OpenAIChat(Transport[bytes]):
         dialect = self.dialect
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": self._messages(request),
+            "messages": chat_messages(request, self.dialect, model=self.model, target=self.target),
             "stream": True,
         }
         if dialect.wants_usage_option:
             body["stream_options"] = {"include_usage": True}
         if request.tools:
-            body["tools"] = [_tool(tool) for tool in request.tools]
+            body["tools"] = [chat_tool(tool) for tool in request.tools]
             if request.force_tool_call:
                 body["tool_choice"] = "required"
         if request.max_output_tokens is not None:
@@ -136,14 +136,6 @@ class OpenAIChat(Transport[bytes]):
         else:
             body.update(dialect.efforts.get(request.reasoning, {}))
         return with_extras(body, request.provider_extras)
-
-    def _messages(self, request: StreamRequest) -> list[dict[str, Any]]:
-        writer = _Writer(self.dialect, self.model)
-        writer.system(request.system_prompt)
-        for message in sendable(request.messages, self.target):
-            writer.write(message)
-        writer.flush_images()
-        return writer.messages
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -159,8 +151,8 @@ class OpenAIChat(Transport[bytes]):
         ) as response:
             yield response.iter_bytes()
 
-    def _decoder(self, answer: Answer) -> _ChatDecoder:
-        return _ChatDecoder(answer, self.dialect)
+    def _decoder(self, answer: Answer) -> ChatDecoder:
+        return ChatDecoder(answer, self.dialect)
 
     def _failure(self, error: Exception) -> Failure:
         return failure_of_sdk(error, self.base_url)
@@ -184,7 +176,20 @@ def _add_openai_effort(body: dict[str, Any], model: str, request: StreamRequest)
         body.pop("temperature", None)  # models that reason refuse it
 
 
-def _tool(tool: ToolSchema) -> dict[str, Any]:
+def chat_messages(
+    request: StreamRequest, dialect: ChatDialect, *, model: str, target: ReplayTarget
+) -> list[dict[str, Any]]:
+    """The conversation, the system prompt at its head."""
+    writer = _Writer(dialect, model)
+    writer.system(request.system_prompt)
+    for message in sendable(request.messages, target):
+        writer.write(message)
+    writer.flush_images()
+    return writer.messages
+
+
+def chat_tool(tool: ToolSchema) -> dict[str, Any]:
+    """A tool, as it is declared."""
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -416,7 +421,7 @@ _BROKEN = {
 }
 
 
-class _ChatDecoder(JsonEventDecoder[_Chunk]):
+class ChatDecoder(JsonEventDecoder[_Chunk]):
     """Reads the events of a streamed completion, or a completion that came in one piece."""
 
     def __init__(self, answer: Answer, dialect: ChatDialect) -> None:
