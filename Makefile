@@ -10,12 +10,13 @@ PY := $(VENV)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
 PIP := $(PY) -m pip --quiet --quiet
+PROGRESS := $(PY) scripts/progress.py
 SHELL := /bin/sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo bench bench-core bench-parts bench-smoke \
+.PHONY: help test check format docs demo eval-local bench bench-core bench-parts bench-smoke \
 	bench-transports bench-gateway bench-log soak mutants clean FORCE
 
 help: ## list the targets
@@ -39,8 +40,11 @@ format: $(VENV)/.stamp-lint ## format the code and apply safe lint fixes
 docs: $(VENV)/.stamp-docs ## build the documentation into site/
 	@$(PY) -m mkdocs build --strict
 
-demo: $(VENV)/.stamp-core ## run the demo; needs no model and no key
+demo: $(VENV)/.stamp-local ## watch a real model use real tools; needs no key and no network
 	@$(PY) examples/demo.py
+
+eval-local: $(VENV)/.stamp-local ## how well the packaged model drives tools; ten minutes
+	@$(PY) -m benchmarks.eval_local $(EVAL)
 
 bench: $(VENV)/.stamp-core ## compare with other frameworks, into docs/benchmarks; half an hour
 	@$(PY) -m benchmarks.compare $(BENCH)
@@ -88,26 +92,27 @@ $(VENV)/.stamp-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) -V 2>&1 | head -n 1)." >&2; \
 		echo "Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
-	@echo "creating $(VENV) ..."
 	@rm -rf $(VENV)
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) scripts/progress.py "creating $(VENV)" $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade "pip>=25.1"
 	@pwd -P > $@
 
 $(VENV)/.stamp-core: $(VENV)/.stamp-venv pyproject.toml src/clark_agent/_version.py
-	@echo "installing clark-agent ..."
-	@$(PIP) install --editable .
+	@$(PROGRESS) "installing clark-agent" $(PIP) install --editable .
+	@touch $@
+
+# A model of 253 MB, and llama.cpp to run it.
+$(VENV)/.stamp-local: $(VENV)/.stamp-core
+	@$(PROGRESS) "installing llama.cpp and a small model (350 MB)" $(PIP) install --editable ".[local]"
 	@touch $@
 
 $(VENV)/.stamp-lint: $(VENV)/.stamp-core
-	@echo "installing the linters and type checkers ..."
-	@$(PIP) install --group lint
+	@$(PROGRESS) "installing the linters and type checkers" $(PIP) install --group lint
 	@touch $@
 
 # The typing tests run the type checkers, and the type checkers read the tests.
 $(VENV)/.stamp-test: $(VENV)/.stamp-lint
-	@echo "installing the test tools ..."
-	@$(PIP) install --editable ".[all]" --group test
+	@$(PROGRESS) "installing the test tools" $(PIP) install --editable ".[all,local]" --group test
 	@touch $@
 
 # A mock provider for the tests of the transports. Without Node they are skipped, so no stamp is
@@ -116,6 +121,5 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-lint
 	@if $(PY) -m tests.transports.servers.aimock; then touch $@; fi
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core
-	@echo "installing the documentation tools ..."
-	@$(PIP) install --group docs
+	@$(PROGRESS) "installing the documentation tools" $(PIP) install --group docs
 	@touch $@

@@ -2,8 +2,12 @@
 
 import os
 import signal
+from pathlib import Path
 
 from hypothesis import settings
+
+# The weights of the packaged model are put together once for all tests, and not in anybody's home.
+os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.parent / ".cache"))
 
 # dev looks for new counterexamples on every run. ci repeats the same examples, so a red
 # build is red again when it is run again; the printed blob reproduces it locally.

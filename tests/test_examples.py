@@ -129,6 +129,18 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []  # it leaves nothing lying about
 
 
+def test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right(tmp_path: Path) -> None:
+    shown = play("demo.py", tmp_path).stdout.splitlines()
+    assert [line for line in shown if line.startswith(("→", "←"))] == [
+        "→ read_file {'path': 'beans.txt'}",
+        "← There are 42 beans in the jar.",
+        "→ calculator {'expression': '42*3'}",
+        "← 126",
+    ]
+    assert shown[-2] == "The answer is 126."
+    assert shown[-1].startswith("done in ")
+
+
 def test_every_promise_has_its_example() -> None:
     assert EXPECTED.keys() <= set(EXAMPLES)
 

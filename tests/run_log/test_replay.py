@@ -190,7 +190,7 @@ async def test_the_runs_of_the_examples_are_replayed(path: Path) -> None:
     example: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     logged = example.LoopConfig = Logged()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):  # one of them thinks for itself
         await example.main()
     roots = [summary.run_id for summary in logged.store.runs() if summary.depth == 0]
     assert roots

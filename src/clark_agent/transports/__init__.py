@@ -16,6 +16,7 @@ from clark_agent.transports.gateway import gateway
 from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.handover import ReplayTarget, convert_history
 from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
+from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.proxy import ProxyStream
@@ -27,6 +28,7 @@ __all__ = [
     "ChatDialect",
     "FirstOf",
     "Gemini",
+    "LocalModel",
     "NonconformingStream",
     "OpenAIChat",
     "OpenAIResponses",

@@ -6,6 +6,7 @@ anthropic:claude-sonnet-5           with ANTHROPIC_API_KEY
 gemini:gemini-3-flash               with GEMINI_API_KEY or GOOGLE_API_KEY
 openrouter:deepseek/deepseek-v4     with OPENROUTER_API_KEY
 groq:…  deepseek:…  mistral:…  xai:…  moonshot:…  zai:…  cerebras:…  together:…  fireworks:…
+local:                              a small model inside this process; local:/path/to/model.gguf
 ollama:llama3.2                     the Ollama on this machine
 lmstudio:qwen3-8b                   the LM Studio on this machine
 http://host:8080/v1#model           any server that speaks Chat Completions
@@ -25,6 +26,7 @@ from clark_agent.errors import ConfigError
 from clark_agent.transports.anthropic import Anthropic
 from clark_agent.transports.base import Transport
 from clark_agent.transports.gemini import Gemini
+from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.proxy import ProxyStream
@@ -79,6 +81,8 @@ def connect(
         token = api_key or os.environ.get(_GATEWAY_TOKEN)
         address, name = _split(model.strip().partition("+")[2], needs_model=False)
         return ProxyStream(address, token, model=name or None, retry=retry, timeouts=timeouts)
+    if scheme == "local":
+        return LocalModel(name or None, retry=retry, timeouts=timeouts)
     if scheme not in _CHAT_SERVERS and scheme not in _OWN_APIS:
         raise ConfigError(_unknown(model, scheme if separator else ""))
     if not name:
@@ -103,7 +107,7 @@ def _split(given: str, *, needs_model: bool = True) -> tuple[str, str]:
 
 
 def _unknown(model: str, scheme: str) -> str:
-    schemes = [*_CHAT_SERVERS, *_OWN_APIS]
+    schemes = [*_CHAT_SERVERS, *_OWN_APIS, "local"]
     known = ", ".join(f"{name}:" for name in schemes)
     near = close_match(scheme, schemes) if scheme else None
     hint = f" Did you mean {near}:?" if near else ""

