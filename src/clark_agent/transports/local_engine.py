@@ -87,6 +87,8 @@ class Engine:
             raise ConfigError(
                 f"llama.cpp cannot load {settings.path}: is it a GGUF file that is whole? ({error})"
             ) from None
+        # Its loop may not run yet, and would not hear that it should end. An answer is a proof.
+        self.complete({"prompt": "Hi", "max_tokens": 1}, lambda _: False)
         _engines.add(self)
 
     def complete(self, body: dict[str, Any], tell: Tell) -> None:

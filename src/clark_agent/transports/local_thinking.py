@@ -7,7 +7,9 @@ it finds likely is asked for, step by step, and the steps are put together here.
                 and more for each word that question and tool share
     call?       how much likelier than an answer a call is, and the relevance of the best tool
     arguments   written by the model, held to the tool's schema by a grammar
-    put off     a call whose arguments nobody has said waits while another can be made
+    put off     a call whose arguments nobody has said waits while another can be made; if none
+                can, its texts are copied from the question. Optional arguments that nobody has
+                said are left out
     go on?      behind a result there is another call only if it takes something from the result,
                 and either was put off or takes from the question what no call has taken yet
     answer      one line, which holds the last result if that is short
@@ -24,6 +26,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.stream import ToolSchema
 from clark_agent.transports.answer import ProviderFailure
@@ -50,14 +53,20 @@ _SHARED_WORD = 2.5
 _RELEVANCE = 0.4
 _THRESHOLD = 0.0
 _NO_QUESTIONS = ("N/A", "...", "Do something.")
-# So many of the likeliest next tokens are looked at, and so many of the best tools are tried.
+# So many of the likeliest next tokens are looked at, and so many of the best tools are tried, behind
+# a result more than before it.
 _TOKENS = 2000
 _TRIED = 3
+_TRIED_BEHIND = 6
 # Of a name that is the only one to begin so, the rest follows by itself.
 _TELLING = 4
+# A text that is copied from the question has at most so many words, and comes from so many.
+_LONGEST_SPAN = 6
+_MOST_WORDS = 60
 _SHORT_RESULT = 100
 _LONGEST_TEXT = 64
 _LONGEST_ARGUMENTS = 512
+_NOT_SAID = "\0"
 _GRAMMAR = "%llguidance {{}}\nstart: {}"
 
 
@@ -137,20 +146,26 @@ class Thinker:
             return None  # it would make arguments of the error
         done = [step.name for step in turn.steps]
         ranks = [best.index(name) for name in done if name in best]
-        for rank, name in enumerate(best[: _TRIED + len(done)]):
+        for rank, name in enumerate(best[: _TRIED_BEHIND + len(done)]):
+            if name in done:
+                continue
             was_put_off = rank < min(ranks, default=0)
-            if name not in done and self._leads_on(case, tools[name], was_put_off=was_put_off):
-                return tools[name]
+            if tool := self._leading_on(case, tools[name], was_put_off=was_put_off):
+                return tool
         return tools[best[0]] if case.must_call else None
 
     def _first_possible(self, case: Case, tools: Sequence[ToolSchema]) -> ToolSchema:
         said = set(_words(case.turn.question))
         for tool in tools:
-            if said.issuperset(_values(tool, self._arguments(case, tool))):
-                return tool
-        return tools[0]
+            arguments = self._arguments(case, tool)
+            fitting = _without_unsaid(tool, arguments, said)
+            wanted = _values(fitting, arguments)
+            if said.issuperset(wanted) and (wanted or not _takes_anything(tool)):
+                return fitting
+        return _copying(_without_unsaid(tools[0], {}, said), case.turn.question)
 
-    def _leads_on(self, case: Case, tool: ToolSchema, *, was_put_off: bool) -> bool:
+    def _leading_on(self, case: Case, tool: ToolSchema, *, was_put_off: bool) -> ToolSchema | None:
+        """The tool, if it makes something of the last result."""
         turn = case.turn
         known = {each.name: each for each in case.tools}
         asked = set(_words(turn.question))
@@ -161,11 +176,14 @@ class Thinker:
             if step.name in known
             for word in _values(known[step.name], step.arguments)
         }
-        wanted = set(_values(tool, self._arguments(case, tool)))
+        arguments = self._arguments(case, tool)
+        fitting = _without_unsaid(tool, arguments, asked | told)
+        wanted = set(_values(fitting, arguments))
         is_possible = wanted <= asked | told
         takes_result = bool(wanted & (set(_words(turn.steps[-1].result)) - asked) - COMMON_WORDS)
         takes_more = bool(wanted & (asked - taken) - COMMON_WORDS)
-        return is_possible and takes_result and (was_put_off or takes_more)
+        leads_on = is_possible and takes_result and (was_put_off or takes_more)
+        return fitting if leads_on else None
 
     def _relevance(self, tools: Sequence[ToolSchema], question: str) -> Relevance:
         asked = self._look(tools, question)
@@ -347,12 +365,56 @@ def _literal(text: str) -> str:
 def _values(tool: ToolSchema, arguments: Mapping[str, Any]) -> list[str]:
     """The words of the arguments that somebody must have said: all but choices and switches."""
     known = tool.parameters.get("properties") or {}
-    free = [value for name, value in arguments.items() if not _is_choice(known.get(name))]
-    return [word for value in free for word in _words_of(value)]
+    words: list[str] = []
+    for name, value in arguments.items():
+        if _is_free(known.get(name)):
+            said = list(_words_of(value))
+            # A lake called lake: that is nothing that anybody has said.
+            words += [_NOT_SAID] if said and set(said) <= set(_words(name)) else said
+    return words
 
 
-def _is_choice(schema: Any) -> bool:
-    return isinstance(schema, dict) and ("enum" in schema or schema.get("type") == "boolean")
+def _without_unsaid(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> ToolSchema:
+    """The tool with no optional arguments but those that somebody has said something of."""
+    required = tool.parameters.get("required") or ()
+    kept = {
+        name
+        for name, value in arguments.items()
+        if name in required or ((words := set(_words_of(value))) and words <= said)
+    }
+    known = tool.parameters.get("properties") or {}
+    left = {name: schema for name, schema in known.items() if name in kept or name in required}
+    return replace(tool, parameters={**tool.parameters, "properties": left})
+
+
+def _copying(tool: ToolSchema, question: str) -> ToolSchema:
+    """The tool with texts that can only be words of the question."""
+    words = [word.strip(".,;:!?\"'()") for word in question.split()]
+    spans = [
+        " ".join(words[start : start + length])
+        for length in range(1, _LONGEST_SPAN + 1)
+        for start in range(min(len(words) - length + 1, _MOST_WORDS))
+    ]
+    choices = list(dict.fromkeys([span for span in spans if span]))
+    known = tool.parameters.get("properties") or {}
+    held = {
+        name: {**schema, "enum": choices} if choices and _is_text(schema) else schema
+        for name, schema in known.items()
+    }
+    return replace(tool, parameters={**tool.parameters, "properties": held})
+
+
+def _takes_anything(tool: ToolSchema) -> bool:
+    known = tool.parameters.get("properties") or {}
+    return any(_is_free(schema) for schema in known.values())
+
+
+def _is_text(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "string" and "enum" not in schema
+
+
+def _is_free(schema: Any) -> bool:
+    return isinstance(schema, dict) and "enum" not in schema and schema.get("type") != "boolean"
 
 
 def _words_of(value: Any) -> Iterator[str]:

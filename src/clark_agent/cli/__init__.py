@@ -1,0 +1,22 @@
+"""The command line, ``clark-agent``. It needs the extra ``cli``; see `clark_agent.cli.app`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line, and leave with its exit code."""
+    missing = [name for name in ("click", "rich", "prompt_toolkit") if find_spec(name) is None]
+    if missing:
+        names = ", ".join(missing)
+        sys.stderr.write(
+            f"clark-agent: the command line needs {names}: pip install 'clark-agent[cli]'\n"
+        )
+        sys.exit(2)
+    from clark_agent.cli.app import run_command_line
+
+    sys.exit(run_command_line())

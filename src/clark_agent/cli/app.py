@@ -1,0 +1,160 @@
+"""The commands, and what becomes of errors.
+
+A command is imported when it is used, so that ``--help`` is quick and a package that is missing
+hurts nobody else. Exit codes: 0 done, 1 an error, 2 wrong usage or settings, 3 a limit was hit
+(`clark_agent.cli.running`), 130 interrupted, 141 nobody reads the output any more. An error is a
+sentence on stderr; ``--debug`` shows where it came from.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any
+
+import click
+
+from clark_agent._version import __version__
+from clark_agent.errors import ClarkAgentError, ConfigError, InvalidContinuationError
+from clark_agent.run_log.store import RunNotFound
+
+__all__ = ["PROGRAM", "cli", "examples", "is_debugging", "run_command_line"]
+
+PROGRAM = "clark-agent"
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("running", "Give an agent something to do."),
+    "chat": ("chatting", "Talk with an agent in the terminal."),
+    "resume": ("running", "Go on with a run that was interrupted or has failed."),
+    "fork": ("running", "Begin another run from the middle of one."),
+    "runs": ("runs", "List the runs that were logged."),
+    "show": ("runs", "Show what was said and done in a run."),
+    "replay": ("runs", "Run a logged run again, offline, and say what differs."),
+    "diff": ("runs", "Say where two runs part."),
+    "export": ("runs", "Write a run in a form that others read."),
+    "models": ("doctor", "List the kinds of models, or the models of a provider."),
+    "doctor": ("doctor", "Say what is there, what is missing, and how to get it."),
+    "gateway": ("serving", "Serve models to other machines; the keys stay here."),
+    "completion": ("doctor", "Print the completion script for a shell."),
+}
+
+
+def examples(*lines: str) -> str:
+    """The end of a help text."""
+    return "\b\nExamples:\n" + "\n".join([f"  {line}" for line in lines])
+
+
+class _Commands(click.Group):
+    """The commands of the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"clark_agent.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0], COMMANDS, 1)
+            hint = f"Did you mean {near[0]}?" if near else f'To ask an agent: {PROGRAM} run "…"'
+            raise click.UsageError(f"there is no command {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+class _State:
+    debug = False
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        'clark-agent run "What is in this folder?"',
+        'clark-agent run --model openai:gpt-5.1 --tools files,shell "Why do the tests fail?"',
+        'git diff | clark-agent run "Write a commit message for this."',
+        "clark-agent chat",
+        "clark-agent doctor",
+    ),
+)
+@click.option("--debug", is_flag=True, help="Show everything that is logged, and tracebacks.")
+@click.version_option(__version__, prog_name=PROGRAM)
+@click.pass_obj
+def cli(state: _State, debug: bool) -> None:
+    """An agent on the command line.
+
+    'clark-agent COMMAND --help' tells more of each command.
+    """
+    state.debug = debug
+    if debug:
+        logging.basicConfig(level=logging.DEBUG)
+
+
+def is_debugging() -> bool:
+    """Whether ``--debug`` was given."""
+    context = click.get_current_context(silent=True)
+    return context is not None and isinstance(context.obj, _State) and context.obj.debug
+
+
+def run_command_line(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    for stream in (sys.stdout, sys.stderr):  # no character of a model's may end the program
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    state = _State()
+    try:
+        code: Any = cli.main(arguments, PROGRAM, standalone_mode=False, obj=state)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except (BrokenPipeError, SystemExit):  # click's way to say the same
+        return _nobody_reads()
+    except Exception as error:
+        if state.debug:
+            raise
+        sys.stderr.write(f"{PROGRAM}: {_told(error)}\n")
+        return 2 if isinstance(error, _WRONG) else 1
+    return code if isinstance(code, int) else 0
+
+
+_WRONG = (ConfigError, InvalidContinuationError, RunNotFound)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, ClarkAgentError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = f"{type(error).__name__}: {error}"
+    return f"this should not happen: {text}. '{PROGRAM} --debug …' shows where"
+
+
+def _nobody_reads() -> int:
+    """End quietly: what is still in the buffers is thrown away, and nobody complains."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return 141

@@ -1,0 +1,290 @@
+"""Chat: a conversation with an agent that a person can talk to while it works.
+
+A line that is sent while nothing runs begins a run; while one does, it steers it. What came too
+late for a run that ended by itself begins the next; after one that was stopped or failed it does
+not, and the person is told. An open question (may this tool run, what does the agent want to know)
+takes the next line. Each run is logged by itself, all under the id of the conversation.
+
+It knows nothing of keys: `clark_agent.cli.chatting` has these, and `clark_agent.cli.commands` what
+begins with a slash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias
+
+from clark_agent._ids import random_id
+from clark_agent.cancellation import CancellationToken
+from clark_agent.cli.asking import CHOICES, approval_of
+from clark_agent.cli.setup import Agent, Approvals, Log, Settings, make_agent, make_gate
+from clark_agent.cli.view import Screen, View, one_line, safe
+from clark_agent.config import LoopConfig
+from clark_agent.conversation import Conversation
+from clark_agent.errors import LoopError, RunAborted, failure_of
+from clark_agent.events import AgentEvent, RunIdentified
+from clark_agent.loop import RunResult
+from clark_agent.run_log.records import RunEnded
+from clark_agent.steering import SteeringReceipt, SteeringStatus
+from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.trajectory.fold import fold
+from clark_agent.trajectory.forking import fork
+from clark_agent.trajectory.resuming import resume
+from clark_agent.types import AgentContext, RunIdentity, Usage, UserMessage
+
+__all__ = ["Chat"]
+
+
+Start: TypeAlias = Callable[[CancellationToken], Coroutine[Any, Any, RunResult]]
+"""Starts a run under a token."""
+
+
+class _Question:
+    """Something that the next line answers."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
+class Chat:
+    """The conversation, what runs, and what is asked."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        screen: Screen,
+        *,
+        log: Log | None,
+        approvals: Approvals,
+        context: AgentContext,
+    ) -> None:
+        self.screen = screen
+        self.log = log
+        self.gate = make_gate(self._ask_approval, approvals)
+        self.agent: Agent = self._made(settings)
+        self.conversation = Conversation(self._config(), _branch(context))
+        self.usage = Usage()
+        self.run_id: str | None = None
+        """Of the run that is under way, or was last."""
+        self._view = View(screen)
+        self._question: _Question | None = None
+        self._task: asyncio.Task[bool] | None = None
+        self._is_closing = False
+        self._token = CancellationToken()
+        self._receipts: list[SteeringReceipt] = []
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    # --- how it stands ----------------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the agent works."""
+        return self._task is not None
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the next line answers a question."""
+        return self._question is not None
+
+    @property
+    def label(self) -> str:
+        """What stands before the line that is typed."""
+        return "> " if self._question is None else f"{self._question.label} > "
+
+    @property
+    def state(self) -> str:
+        """What the chat does, in a word."""
+        if self._question is not None:
+            return "asks you"
+        if self._task is None:
+            return "ready"
+        return "stopping" if self._token.cancelled else "working"
+
+    # --- lines ------------------------------------------------------------------------------------
+
+    def take(self, line: str) -> None:
+        """A line that is not a command: an answer, a word to the running agent, or a prompt."""
+        self.screen.note(safe(line), "user")
+        if self._question is not None:
+            self._question.answer.set_result(line)
+            self._question = None
+        elif self.is_running:
+            self._steer(line)
+        else:
+            self.begin(lambda token: self.conversation.send(line, token))
+
+    def _steer(self, line: str) -> None:
+        receipt = self.agent.steering.steer(line)
+        self._receipts.append(receipt)
+
+        async def tell() -> None:
+            settled = await receipt
+            if settled.status is SteeringStatus.DELIVERED:
+                self.screen.note(f"delivered in turn {settled.turn}: {one_line(line, 60)}")
+
+        task = asyncio.create_task(tell())
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    def begin(self, run: Start) -> None:
+        """Start a run and return at once."""
+        self._token = CancellationToken()
+        self._task = asyncio.create_task(self._follow(run))
+        self._task.add_done_callback(self._over)
+
+    def interrupt(self) -> bool:
+        """Ask the run to stop; asked again, abort it. Whether there was one."""
+        if self._task is None:
+            return False
+        if self._token.cancelled:
+            self._task.cancel()
+        else:
+            self._token.cancel("interrupted")
+            self.screen.note("stopping; Ctrl-C again aborts")
+        return True
+
+    async def close(self) -> None:
+        """Stop what runs, and begin nothing more."""
+        self._is_closing = True
+        if self._task is not None and not self._token.cancelled:
+            self.interrupt()
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        await _close(self.agent)
+
+    async def _follow(self, run: Start) -> bool:
+        """Whether the run ended by itself."""
+        try:
+            result = await run(self._token)
+        except asyncio.CancelledError as error:
+            self._failed(failure_of(error), "aborted")
+        except LoopError as error:
+            is_stop = isinstance(error, RunAborted) and self._token.cancelled
+            self._failed(error, "stopped" if is_stop else None)
+        except Exception as error:
+            self._failed(error, None)
+        else:
+            if isinstance(result.output, str):
+                self.screen.say(safe(result.output))
+            self._ended(result.tree_usage, result.outcome)
+            return True
+        return False
+
+    def _failed(self, error: Exception | None, outcome: str | None) -> None:
+        if outcome is None:
+            self.screen.note(one_line(str(error), 400), "error")
+            for note in getattr(error, "__notes__", ()):
+                self.screen.note(one_line(note, 400))
+        usage = error.tree_usage if isinstance(error, LoopError) else Usage()
+        self._ended(usage, outcome or "failed")
+
+    def _ended(self, usage: Usage, outcome: str) -> None:
+        self.usage += usage
+        self.screen.close()
+        self.screen.note(self._view.summary(usage, outcome, self.run_id))
+
+    def _over(self, task: asyncio.Task[bool]) -> None:
+        ended_by_itself = not task.cancelled() and task.result()
+        self._task = None
+        late = [r.message for r in self._receipts if r.status is SteeringStatus.EXPIRED]
+        self._receipts.clear()
+        if late and ended_by_itself and not self._is_closing:
+            self.begin(lambda token: self.conversation.send(late, token))
+            return
+        for message in late:
+            self.screen.note(f"not delivered: {one_line(message.plain_text, 60)} (↑ has it)")
+        self.screen.status("")
+
+    # --- what the agent asks ----------------------------------------------------------------------
+
+    async def _ask_approval(self, request: ApprovalRequest) -> Approval | Denied:
+        self.screen.note(f"wants to run {safe(request.summary)}", "tool")
+        return approval_of(await self._ask(CHOICES))
+
+    async def _ask_user(self, question: str, choices: Sequence[str]) -> str:
+        self.screen.note(safe(question), "tool")
+        for number, choice in enumerate(choices, 1):
+            self.screen.note(f"{number}. {one_line(choice)}")
+        said = await self._ask("your answer")
+        if said.isdecimal() and 1 <= int(said) <= len(choices):
+            return choices[int(said) - 1]
+        return said
+
+    async def _ask(self, label: str) -> str:
+        self._question = question = _Question(label)
+        self.screen.status("")
+        try:
+            return (await question.answer).strip()
+        finally:
+            if self._question is question:
+                self._question = None
+            self.screen.status("")
+
+    # --- changes, between runs --------------------------------------------------------------------
+
+    async def change(self, settings: Settings) -> None:
+        """Go on with another model, or other tools; what was said moves along."""
+        before = self.agent
+        self.agent = self._made(settings)
+        self.conversation.config = self._config()
+        await _close(before)
+
+    def fork(self, number: int | None) -> None:
+        """Go on from behind the answer to the person's message of this number, on a new branch."""
+        context = self.conversation.context
+        asked = [i for i, m in enumerate(context.messages) if isinstance(m, UserMessage)]
+        if number is not None and number < len(asked):
+            context = AgentContext(context.system_prompt, context.messages[: asked[number]])
+        self.conversation.context = _branch(context)
+        self.run_id = None
+
+    def take_up(self, log: Log, run_id: str) -> None:
+        """Go on with another run: where it ended, or where it was cut off."""
+        folded = fold(log.store.load(run_id))
+        if isinstance(folded.ending, RunEnded):
+            self.conversation.context = context = fork(log.store, run_id)
+            self.run_id = run_id
+            self._view.tell(context.messages[len(folded.began.history) :])
+            return
+        began = folded.began
+        identity = RunIdentity.root(conversation_id=began.identity.conversation_id)
+        context = AgentContext(began.system_prompt, began.history, identity)
+        self._view.tell([m for m in folded.messages if m is not folded.answer])  # that comes again
+
+        async def go_on(token: CancellationToken) -> RunResult:
+            try:
+                result = await resume(log.store, run_id, self.conversation.config, token)
+            except BaseException as error:
+                if (failure := failure_of(error)) is not None:
+                    self.conversation.context = context.extend(failure)
+                raise
+            self.conversation.context = context.extend(result)
+            return result
+
+        self.begin(go_on)
+
+    def _made(self, settings: Settings) -> Agent:
+        return make_agent(settings, log=self.log, gate=self.gate, ask=self._ask_user)
+
+    def _config(self) -> LoopConfig:
+        return self.agent.config.replace(event_sink=self._on_event)
+
+    def _on_event(self, event: AgentEvent) -> None:
+        if isinstance(event, RunIdentified):
+            self.run_id = event.identity.run_id
+        self._view(event)
+
+
+async def _close(agent: Agent) -> None:
+    if (close := getattr(agent.config.stream, "aclose", None)) is not None:
+        await close()
+
+
+def _branch(context: AgentContext) -> AgentContext:
+    """The context as the beginning of a conversation of its own."""
+    identity = RunIdentity.root(conversation_id=random_id())
+    return AgentContext(context.system_prompt, context.messages, identity)

@@ -1,0 +1,163 @@
+"""The command ``chat``: lines from a person to a `Chat`, and what it says back to the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+from rich.console import RenderableType
+
+from clark_agent.cli.app import PROGRAM, is_debugging
+from clark_agent.cli.chat_session import Chat
+from clark_agent.cli.commands import complete, is_command, obey
+from clark_agent.cli.prompting import ChatPrompt
+from clark_agent.cli.setup import (
+    Approvals,
+    Given,
+    Log,
+    Settings,
+    agent_options,
+    approval_options,
+    find_run,
+    log_options,
+    read_system,
+    settings_from,
+    settings_of,
+    state_folder,
+    system_option,
+)
+from clark_agent.cli.view import RichScreen, has_terminal, one_line, show_log_messages, usage_text
+from clark_agent.errors import ClarkAgentError, ConfigError
+from clark_agent.run_log.records import RunBegan
+from clark_agent.types import AgentContext
+
+__all__ = ["chat"]
+
+
+@click.command()
+@agent_options
+@system_option
+@approval_options
+@click.option("--resume", metavar="RUN", help="Go on with a run of the log; 'last' is the newest.")
+@log_options(can_be_off=True)
+def chat(
+    *,
+    given: Given,
+    system: str | None,
+    approvals: Approvals,
+    resume: str | None,
+    log: Log | None,
+) -> int:
+    """Talk with an agent in the terminal.
+
+    Enter sends. What you type while the agent works is put before it with its next turn. Ctrl-C
+    stops it, twice aborts it; Ctrl-D leaves. /help lists the commands. Tools with side effects ask
+    before they run.
+
+    \b
+    Examples:
+      clark-agent chat
+      clark-agent chat -m anthropic:claude-sonnet-5 -t files,shell
+      clark-agent chat --resume last
+    """  # noqa: D301 - the backspace keeps click from filling the lines
+    if not (has_terminal() and sys.stdin.isatty()):
+        raise ConfigError(f'chat needs a terminal; without one use {PROGRAM} run "…"')
+    run_id = None
+    if resume is not None:
+        if log is None:
+            raise ConfigError("--resume needs the log that --no-log turns off")
+        run_id = find_run(log, resume)
+    settings = settings_from(given, None if log is None else _logged(log, run_id))
+    screen = ChatScreen()
+    talk = Chat(
+        settings, screen, log=log, approvals=approvals, context=AgentContext(read_system(system))
+    )
+    with show_log_messages(screen, debug=is_debugging()):
+        asyncio.run(_talk(talk, screen, run_id))
+    if log is not None and talk.run_id is not None:
+        screen.note(f"to go on: {PROGRAM} chat --resume {talk.run_id[:8]}")
+    return 0
+
+
+def _logged(log: Log, run_id: str | None) -> Settings | None:
+    if run_id is None:
+        return None
+    began = log.store.load(run_id).records[0].entry
+    return settings_of(began) if isinstance(began, RunBegan) else None
+
+
+async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
+    prompt = ChatPrompt(
+        state_folder() / "history",
+        live=screen.live,
+        label=lambda: talk.label,
+        status=lambda: _toolbar(talk, screen),
+        interrupt=talk.interrupt,
+        complete=lambda before: complete(talk, before),
+        keeps=lambda: not talk.is_asking,
+    )
+    screen.prompt = prompt
+    with prompt.owning():
+        try:
+            screen.note(f"{talk.agent.config.model_id} in {talk.agent.settings.root}; /help helps")
+            if resume is not None:
+                await _obeyed(talk, f"/resume {resume}")
+            while True:
+                await _heard(talk, await prompt.read())
+        except EOFError:
+            pass
+        finally:
+            await talk.close()
+            screen.prompt = None
+
+
+async def _heard(talk: Chat, line: str) -> None:
+    if is_command(line):
+        talk.screen.note(one_line(line), "user")
+        await _obeyed(talk, line)
+    elif line.strip():
+        talk.take(line.strip())
+
+
+async def _obeyed(talk: Chat, line: str) -> None:
+    try:
+        await obey(talk, line)
+    except (ClarkAgentError, OSError) as error:
+        talk.screen.note(one_line(str(error), 400), "error")
+
+
+def _toolbar(talk: Chat, screen: ChatScreen) -> str:
+    doing = screen.under_way if talk.state == "working" else ""
+    return f"{talk.agent.config.model_id} · {usage_text(talk.usage)} · {doing or talk.state}"
+
+
+class ChatScreen(RichScreen):
+    """Prints above the line that is typed; what is not finished is drawn there by the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt: ChatPrompt | None = None
+
+    @property
+    def under_way(self) -> str:
+        """What the agent is doing."""
+        return self._status
+
+    def live(self, characters: int) -> str:
+        """The end of what the model is saying."""
+        return self._blocks.tail(characters)
+
+    def print(self, shown: RenderableType) -> None:
+        """Print something above the line."""
+        with self.console.capture() as printed:
+            self.console.print(shown)
+        text = printed.get().strip("\n") + "\n"  # rich has blank lines of its own around some
+        if self.prompt is None:
+            sys.stdout.write(text)
+        else:
+            self.prompt.write(text)
+
+    def _draw(self) -> None:
+        if self.prompt is not None:
+            self.prompt.refresh()

@@ -1,0 +1,162 @@
+"""What begins with a slash: the commands of a chat.
+
+A command is a word, perhaps with something behind it. Only a line whose first word is a slash and
+letters is one, so that a path can be sent as it is; a blank before it sends anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent.argument_repair import close_match
+from clark_agent.cli.chat_session import Chat
+from clark_agent.cli.setup import TOOLS, find_run, tool_names
+from clark_agent.cli.view import one_line, usage_text
+from clark_agent.conversation import Conversation
+from clark_agent.errors import ConfigError
+from clark_agent.toolkit.approval import READING_TOOLS
+from clark_agent.trajectory.exporting import to_markdown
+from clark_agent.types import UserMessage
+
+__all__ = ["COMMANDS", "complete", "is_command", "obey"]
+
+
+class Command(Struct, frozen=True):
+    """A command: how it is written, what it does, and whether it may change a running agent."""
+
+    name: str
+    takes: str
+    help: str
+    do: Callable[[Chat, str], Awaitable[None]]
+    is_for_idle: bool = False
+
+
+def is_command(line: str) -> bool:
+    """Whether a line is meant for the chat and not for the agent."""
+    return re.match(r"/[A-Za-z]*(\s|$)", line) is not None
+
+
+async def obey(chat: Chat, line: str) -> None:
+    """Do what a command says. Raises `ConfigError` and what doing it raises."""
+    name, _, argument = line.strip().partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        near = close_match(name, COMMANDS)
+        hint = f"did you mean {near}?" if near else "/help lists what there is."
+        raise ConfigError(f"there is no command {name}; {hint}")
+    if argument and not command.takes:
+        raise ConfigError(f"{name} takes nothing behind it")
+    if command.is_for_idle and argument and chat.is_running:
+        raise ConfigError(f"{name} has to wait until the agent is done; Ctrl-C stops it")
+    await command.do(chat, argument.strip())
+
+
+def complete(chat: Chat, before: str) -> Iterable[tuple[str, str]]:
+    """What may stand at the end of a line, with a remark each."""
+    name, space, _ = before.partition(" ")
+    if not space and before.startswith("/"):
+        return [(command.name, command.help) for command in COMMANDS.values()]
+    if name == "/tools":
+        return [(tool, "") for tool in (*TOOLS, "all", "none", "default")]
+    if name == "/resume" and chat.log is not None:
+        runs = chat.log.store.runs(limit=20)
+        return [(run.run_id, run.outcome or "not ended") for run in runs]
+    return []
+
+
+# --- one by one -----------------------------------------------------------------------------------
+
+
+async def _help(chat: Chat, _: str) -> None:
+    for command in COMMANDS.values():
+        chat.screen.note(f"{f'{command.name} {command.takes}':18}{command.help}")
+    chat.screen.note("While the agent works, what you type is put before it with its next turn.")
+    chat.screen.note("Alt-Enter: a new line. Ctrl-C: stop, twice: abort. Ctrl-D: leave.")
+
+
+async def _model(chat: Chat, name: str) -> None:
+    if name:
+        await chat.change(replace(chat.agent.settings, model=name))
+    chat.screen.note(f"the model is {chat.agent.config.model_id}")
+
+
+async def _tools(chat: Chat, names: str) -> None:
+    if names:
+        await chat.change(replace(chat.agent.settings, tools=tool_names(names.split())))
+    for tool in chat.agent.config.registry.values():
+        asks = tool.name not in READING_TOOLS and tool.name not in chat.gate.always
+        what = one_line(tool.description.partition("\n")[0], 80)
+        chat.screen.note(f"{tool.name:14}{'asks first' if asks else '':12}{what}")
+    if not chat.agent.settings.tools:
+        chat.screen.note("the agent has no tools")
+
+
+async def _save(chat: Chat, name: str) -> None:
+    if not name:
+        raise ConfigError("say where to: /save talk.md, or talk.json for all of it")
+    _write(chat.conversation, name)
+    chat.screen.note(f"saved {len(chat.conversation.messages)} messages to {name}")
+
+
+def _write(conversation: Conversation, name: str) -> None:
+    path = Path(name).expanduser()
+    if path.exists():
+        raise ConfigError(f"{path} is there already; choose another name")
+    if path.suffix == ".json":
+        conversation.save(path)
+    else:
+        path.write_text(to_markdown(conversation.messages), "utf-8")
+
+
+async def _fork(chat: Chat, number: str) -> None:
+    said = [m for m in chat.conversation.messages if isinstance(m, UserMessage)]
+    if not number:
+        for at, message in enumerate(said, 1):
+            chat.screen.note(f"{at:3} {one_line(message.plain_text, 70)}")
+        chat.screen.note("/fork N goes back to behind the answer to message N; 0 is the beginning")
+        return
+    if not number.isdecimal() or int(number) > len(said):
+        raise ConfigError(f"there is no message {number}: you have sent {len(said)}")
+    left = chat.run_id
+    chat.fork(int(number))
+    back = "" if left is None or chat.log is None else f"; /resume {left[:8]} goes back"
+    chat.screen.note(f"a new branch behind message {number}{back}")
+
+
+async def _resume(chat: Chat, given: str) -> None:
+    if chat.log is None:
+        raise ConfigError("there is no log to look for a run in (--no-log)")
+    if not given:
+        for run in chat.log.store.runs(limit=10):
+            chat.screen.note(f"{run.run_id[:8]}  {run.outcome or 'not ended'}")
+        chat.screen.note("/resume RUN goes on with one; the beginning of its id will do")
+        return
+    chat.take_up(chat.log, find_run(chat.log, given))
+
+
+async def _usage(chat: Chat, _: str) -> None:
+    chat.screen.note(f"{usage_text(chat.usage)} since this chat began")
+
+
+async def _quit(chat: Chat, _: str) -> None:
+    raise EOFError
+
+
+_ALL = (
+    Command("/model", "[NAME]", "show the model, or go on with another", _model, is_for_idle=True),
+    Command("/tools", "[NAMES]", "show the tools, or choose others", _tools, is_for_idle=True),
+    Command("/save", "FILE", "write down what was said, as .md or .json", _save),
+    Command(
+        "/fork", "[N]", "go back to behind message N, on a new branch", _fork, is_for_idle=True
+    ),
+    Command("/resume", "[RUN]", "go on with a run of the log", _resume, is_for_idle=True),
+    Command("/usage", "", "show the tokens of this session", _usage),
+    Command("/help", "", "show this", _help),
+    Command("/quit", "", "leave", _quit),
+)
+COMMANDS = {command.name: command for command in _ALL}

@@ -1,0 +1,181 @@
+"""The line at the bottom of the terminal, which can be typed on while text appears above it.
+
+What is given to `ChatPrompt.write` goes over the line and stays there. Between the two is room for
+a few lines of what is not finished, drawn anew with every `refresh`; none of them stays.
+
+Ctrl-C never ends the program from here: it is handed to ``interrupt``, also between two lines, and
+clears the line when that has nothing to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.history import FileHistory
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+from prompt_toolkit.patch_stdout import patch_stdout
+from prompt_toolkit.styles import Style
+from rich.cells import chop_cells
+
+__all__ = ["ChatPrompt"]
+
+_LIVE_ROWS = 8
+_REDRAWS_APART = 0.05
+_LEAVE = (signal.SIGTERM, signal.SIGHUP)
+_STYLE = Style.from_dict(
+    {"prompt": "bold", "live": "ansibrightblack", "bottom-toolbar": "noreverse"}
+)
+
+
+class ChatPrompt:
+    """Reads lines, and shows how things stand.
+
+    ``live`` gives the end of what is not finished, about so many characters of it; ``label`` what
+    stands before the line; ``status`` the toolbar. ``complete`` gives the words that may stand at
+    the cursor, with a remark each. ``keeps`` says whether what is typed now enters the history.
+    """
+
+    def __init__(
+        self,
+        history: Path,
+        *,
+        live: Callable[[int], str],
+        label: Callable[[], str],
+        status: Callable[[], str],
+        interrupt: Callable[[], bool],
+        complete: Callable[[str], Iterable[tuple[str, str]]],
+        keeps: Callable[[], bool],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._unwritten: list[str] = []
+        self._writing: Awaitable[None] | None = None
+        self._live = live
+        self._label = label
+        self._interrupt = interrupt
+        self._session: PromptSession[str] = PromptSession(
+            self._message,
+            history=_History(_private(history), keeps),
+            completer=_Words(complete),
+            complete_while_typing=Condition(lambda: self._text.startswith("/")),
+            bottom_toolbar=lambda: [("class:bottom-toolbar.text", f" {status()} ")],
+            key_bindings=self._keys(),
+            style=_STYLE,
+            enable_suspend=True,
+            erase_when_done=True,
+        )
+        self._session.app.min_redraw_interval = _REDRAWS_APART
+
+    async def read(self) -> str:
+        """The next line. Raises `EOFError` when there are no more."""
+        return await self._session.prompt_async(handle_sigint=False)
+
+    def refresh(self) -> None:
+        """Draw the lower part anew, soon."""
+        self._session.app.invalidate()
+
+    def write(self, text: str) -> None:
+        """Print whole lines above, from any thread."""
+        if get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self.write, text)
+            return
+        self._unwritten.append(text)
+        if not self._session.app.is_running:
+            self._flush()
+        elif len(self._unwritten) == 1:  # for more, the one that is on its way will do
+            self._writing = run_in_terminal(self._flush)
+
+    def _flush(self) -> None:
+        text = "".join(self._unwritten)
+        self._unwritten.clear()
+        output = self._session.app.output
+        output.enable_autowrap()
+        output.write_raw(text)
+        output.flush()
+
+    @contextmanager
+    def owning(self) -> Generator[None]:
+        """While it is entered, signals come here, and what others print does no harm."""
+        loop = self._loop
+        loop.add_signal_handler(signal.SIGINT, self._interrupted)
+        for number in _LEAVE:
+            loop.add_signal_handler(number, self._leave)
+        try:
+            with patch_stdout():
+                yield
+        finally:
+            for number in (signal.SIGINT, *_LEAVE):
+                loop.remove_signal_handler(number)
+
+    @property
+    def _text(self) -> str:
+        return self._session.default_buffer.text
+
+    def _interrupted(self, event: KeyPressEvent | None = None) -> None:
+        if not self._interrupt():
+            self._session.default_buffer.reset()
+
+    def _leave(self) -> None:
+        if self._session.app.is_running:
+            self._session.app.exit(exception=EOFError)
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+        keys.add("c-c")(self._interrupted)
+
+        @keys.add("escape", "enter")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        return keys
+
+    def _message(self) -> StyleAndTextTuples:
+        size = self._session.app.output.get_size()
+        rows = max(1, min(_LIVE_ROWS, size.rows // 3))
+        lines = self._live(rows * size.columns).expandtabs().split("\n")
+        pieces = [piece for line in lines for piece in chop_cells(line, size.columns) or [""]]
+        shown: StyleAndTextTuples = [("class:live", f"{piece}\n") for piece in pieces[-rows:]]
+        return [*(shown if any(pieces) else []), ("class:prompt", self._label())]
+
+
+def _private(history: Path) -> Path:
+    """The file, which nobody else can read: people type secrets."""
+    history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(history, os.O_CREAT | os.O_RDWR, 0o600))
+    return history
+
+
+class _History(FileHistory):
+    def __init__(self, path: Path, keeps: Callable[[], bool]) -> None:
+        super().__init__(str(path))
+        self._keeps = keeps
+
+    def append_string(self, string: str) -> None:
+        if self._keeps() and string.strip():
+            super().append_string(string)
+
+
+class _Words(Completer):
+    def __init__(self, complete: Callable[[str], Iterable[tuple[str, str]]]) -> None:
+        self._complete = complete
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Any:
+        before = document.text_before_cursor
+        typed = before.rpartition(" ")[2]
+        for word, remark in self._complete(before):
+            if word.startswith(typed):
+                yield Completion(word, -len(typed), display_meta=remark)

@@ -1,0 +1,314 @@
+"""Commands that run an agent: ``run``, ``resume`` and ``fork``.
+
+Ctrl-C once asks the run to stop, and it does so cleanly; a second one leaves at once. What the run
+had is in its log both times. Exit codes: 0 the model came to an end, 1 the run failed, 3 a limit
+ended it, 130 it was interrupted (128 + the signal).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import click
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.cli.app import PROGRAM, examples, is_debugging
+from clark_agent.cli.asking import find_person
+from clark_agent.cli.setup import (
+    Agent,
+    Approvals,
+    Given,
+    Log,
+    Settings,
+    agent_options,
+    approval_options,
+    find_run,
+    log_options,
+    make_agent,
+    make_gate,
+    read_system,
+    run_argument,
+    settings_from,
+    settings_of,
+    system_option,
+)
+from clark_agent.cli.view import JsonView, PlainScreen, View, make_screen, safe, show_log_messages
+from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
+from clark_agent.events import AgentEvent
+from clark_agent.loop import RunResult, check_continuation, start
+from clark_agent.run_log.records import RunBegan
+from clark_agent.running import Starter
+from clark_agent.trajectory import fork as fork_run
+from clark_agent.trajectory import resume as resume_run
+from clark_agent.types import AgentContext, RunIdentity, Usage
+
+__all__ = ["fork", "resume", "run"]
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Write one event a line.")
+prompt_argument = click.argument("prompt", nargs=-1)
+
+
+@click.command(
+    epilog=examples(
+        'clark-agent run "What is 17% of 2,340?"',
+        'clark-agent run -m anthropic:claude-sonnet-5 -t files,shell "Why do the tests fail?"',
+        'cat error.log | clark-agent run "What went wrong?"',
+        'clark-agent run --yes --json "Add a licence to every file in src" | jq .type',
+    )
+)
+@prompt_argument
+@agent_options
+@system_option
+@approval_options
+@json_option
+@log_options(can_be_off=True)
+def run(
+    *,
+    prompt: tuple[str, ...],
+    given: Given,
+    system: str | None,
+    approvals: Approvals,
+    as_json: bool,
+    log: Log | None,
+) -> int:
+    """Give an agent something to do, and watch it.
+
+    PROMPT is what to do. What is piped in is added to it; "-" takes all of it from there. What the
+    model says goes to stdout, what it does to stderr. Tools with side effects ask before they run;
+    without a terminal they are refused unless --yes or --allow says otherwise.
+
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 a limit was hit, 130 interrupted.
+    """
+    text = _read_prompt(prompt)
+    stage = Stage(as_json, log)
+    agent = stage.agent(settings_from(given), approvals)
+    context = AgentContext(read_system(system), identity=RunIdentity.root())
+    return stage.play(lambda sink, token: start(text, context, agent.config, token, sink=sink))
+
+
+@click.command(
+    epilog=examples(
+        "clark-agent resume last",
+        "clark-agent resume 3f2a --model openai:gpt-5.1",
+    )
+)
+@run_argument()
+@agent_options
+@approval_options
+@json_option
+@log_options()
+def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, log: Log) -> int:
+    """Go on with a run that was interrupted or has failed.
+
+    RUN is its id, the beginning of it, or "last". The run has the model, the tools and the folder
+    that it had, unless options say otherwise. Calls that have their result are not run again.
+    """
+    found = find_run(log, run_id)
+    stage = Stage(as_json, log)
+    agent = stage.agent(settings_from(given, _logged(log, found)), approvals)
+    return stage.play(
+        lambda sink, token: resume_run(log.store, found, agent.config, token, sink=sink)
+    )
+
+
+@click.command(
+    epilog=examples(
+        'clark-agent fork last "And now in French"',
+        "clark-agent fork 3f2a --turn 2 --model openai:gpt-5.1",
+    )
+)
+@run_argument()
+@prompt_argument
+@click.option("--turn", type=click.IntRange(min=0), metavar="N", help="Fork behind turn N.")
+@agent_options
+@approval_options
+@json_option
+@log_options()
+def fork(
+    *,
+    run_id: str,
+    prompt: tuple[str, ...],
+    turn: int | None,
+    given: Given,
+    approvals: Approvals,
+    as_json: bool,
+    log: Log,
+) -> int:
+    """Begin another run from the middle of one.
+
+    The new run has the history of RUN up to the end of a turn (all of it by default; 0 is before
+    the first) and goes on with PROMPT, or by itself where an answer is due.
+    """
+    found = find_run(log, run_id)
+    context = fork_run(log.store, found, turn=turn)
+    text = _read_prompt(prompt, needed=False)
+    if not text:
+        check_continuation(context)
+    stage = Stage(as_json, log)
+    agent = stage.agent(settings_from(given, _logged(log, found)), approvals)
+    return stage.play(
+        lambda sink, token: start(text or (), context, agent.config, token, sink=sink)
+    )
+
+
+def _logged(log: Log, run_id: str) -> Settings:
+    began = log.store.load(run_id).records[0].entry
+    return settings_of(began) if isinstance(began, RunBegan) else Settings()
+
+
+def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:
+    """The prompt: what was said, and what is piped in."""
+    text = " ".join(words).strip()
+    piped = ""
+    if text == "-" or _is_piped():
+        text = "" if text == "-" else text
+        piped = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
+    prompt = "\n\n".join([part for part in (text, piped) if part])
+    if needed and not prompt:
+        raise click.UsageError(f'there is no prompt: {PROGRAM} run "What is in this folder?"')
+    return prompt
+
+
+def _is_piped() -> bool:
+    """Whether stdin is a pipe or a file: somebody means it to be read."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+# --- a run, and whoever watches it ----------------------------------------------------------------
+
+
+class Stage:
+    """One run with its audience: events to a screen or as JSON, questions to a person, signals."""
+
+    def __init__(self, as_json: bool, log: Log | None) -> None:
+        self.screen = PlainScreen(sys.stderr) if as_json else make_screen()
+        self.view = View(self.screen)
+        self.person = find_person(self.screen)
+        self._json = JsonView() if as_json else None
+        self._log = log
+        self._token = CancellationToken()
+        self._signal: signal.Signals | None = None
+        self._pipe_broke = False
+        self._run_id: str | None = None
+
+    def agent(self, settings: Settings, approvals: Approvals) -> Agent:
+        """The agent, with this audience to ask."""
+        person = self.person
+        return make_agent(
+            settings,
+            log=self._log,
+            gate=make_gate(None if person is None else person.approve, approvals),
+            ask=None if person is None else person.answer,
+        )
+
+    def play(self, starter: Starter) -> int:
+        """Run it; the exit code."""
+        outcome: RunResult | LoopError
+
+        async def main() -> RunResult:
+            with self._signals():
+                return await starter(self._sink, self._token)
+
+        with show_log_messages(self.screen, debug=is_debugging()):
+            try:
+                outcome = asyncio.run(main())
+            except InvalidContinuationError:  # it has not even begun
+                raise
+            except LoopError as error:
+                outcome = error
+            except BaseException as error:
+                if (failure := failure_of(error)) is None:
+                    raise
+                outcome = failure
+            finally:
+                if not self._pipe_broke:
+                    self.screen.close()
+        if self._pipe_broke:
+            raise BrokenPipeError
+        return self._ended(outcome)
+
+    def _sink(self, event: AgentEvent) -> None:
+        self._run_id = getattr(getattr(event, "identity", None), "run_id", self._run_id)
+        try:
+            if self._pipe_broke:
+                return
+            if self._json is not None:
+                self._json(event)
+            else:
+                self.view(event)
+        except BrokenPipeError:
+            self._pipe_broke = True
+            self._token.cancel("nobody reads the output any more")
+
+    @contextmanager
+    def _signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._interrupt, number)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        if self._signal is None:
+            self._signal = number
+            self.screen.note("stopping; Ctrl-C again leaves at once")
+            self._token.cancel("interrupted")
+            return
+        self.screen.close()
+        self.screen.note(f"left in the middle{self._how_to_go_on()}", "error")
+        sys.stdout.flush()
+        os._exit(128 + number)  # whatever does not stop must not keep us: the log is on the disk
+
+    def _ended(self, outcome: RunResult | LoopError) -> int:
+        if isinstance(outcome, RunResult):
+            word, text = str(outcome.outcome), ""
+            code = 0 if outcome.outcome.is_complete else 3
+            if isinstance(outcome.output, str) and self._json is None:
+                self.screen.say(safe(outcome.output))
+                self.screen.end()
+        elif self._signal is not None:
+            word, text, code = "interrupted", f"stopped{self._how_to_go_on()}", 128 + self._signal
+        else:
+            word, code = "failed", 1
+            text = safe(f"{outcome}{self._how_to_go_on()}")
+        if self._json is not None:
+            self._json.write(_ending(outcome, word, self._run_id))
+        else:
+            run_id = None if self._log is None else self._run_id  # what is not kept needs no name
+            self.screen.note(self.view.summary(_usage(outcome), word, run_id))
+        if text:
+            self.screen.note(text, "error")
+        return code
+
+    def _how_to_go_on(self) -> str:
+        if self._log is None or self._run_id is None:
+            return ""
+        return f"; to go on: {PROGRAM} resume {self._run_id[:8]}"
+
+
+def _usage(outcome: RunResult | LoopError) -> Usage:
+    return outcome.tree_usage
+
+
+def _ending(outcome: RunResult | LoopError, word: str, run_id: str | None) -> dict[str, object]:
+    """The last line of ``--json``, which is no event: how the run ended."""
+    told: dict[str, object] = {"type": "run_result", "run_id": run_id, "outcome": word}
+    if isinstance(outcome, RunResult):
+        told |= {"text": outcome.text, "output": outcome.output}
+    else:
+        told |= {"error": type(outcome).__name__, "text": str(outcome)}
+    return {**told, "usage": _usage(outcome)}

@@ -1,0 +1,75 @@
+"""The command ``gateway``: models for other machines, while the keys stay on this one."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from clark_agent.cli.app import examples
+from clark_agent.cli.setup import without_password
+from clark_agent.errors import ConfigError
+from clark_agent.stream import StreamFn
+from clark_agent.transports.clients import load_sdk
+from clark_agent.transports.connect import connect
+from clark_agent.transports.gateway import gateway as make_gateway
+
+__all__ = ["gateway"]
+
+
+@click.command(
+    epilog=examples(
+        "clark-agent gateway fast=openai:gpt-5-mini good=anthropic:claude-sonnet-5",
+        "ALICE=… clark-agent gateway openai:gpt-5.1 --host 0.0.0.0 --token alice=ALICE",
+        "clark-agent run -m gateway+http://127.0.0.1:8000#fast Hello",
+    )
+)
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
+@click.option("--host", default="127.0.0.1", help="Where to listen; only this machine by default.")
+@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="8000 by default.")
+@click.option(
+    "--token",
+    "tokens",
+    multiple=True,
+    metavar="NAME=VARIABLE",
+    help="Who may use it: a name for the log, and the environment variable with their secret. "
+    "Without any only this very machine is answered.",
+)
+def gateway(*, models: tuple[str, ...], host: str, port: int, tokens: tuple[str, ...]) -> None:
+    """Serve MODELs to other machines; the keys of their providers stay here.
+
+    The first Ctrl-C lets running answers end, the second does not.
+    """
+    uvicorn = load_sdk("uvicorn", "gateway", "the gateway")
+    served = _models(models)
+    app = make_gateway(served, tokens=_tokens(tokens))
+    names = ", ".join(served)
+    click.echo(f"serving {names} at http://{host}:{port}; Ctrl-C stops", err=True)
+    uvicorn.run(app, host=host, port=port, log_level="warning")
+
+
+def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:
+    served: dict[str, StreamFn] = {}
+    for word in given:
+        name, is_named, model = word.partition("=")
+        if not is_named or ":" in name:  # an address may have a "=" in it
+            name, model = "default", word
+        if name in served:
+            raise ConfigError(
+                f"two models are named {name!r}: write NAME={without_password(model)}"
+            )
+        served[name] = connect(model)
+    return served
+
+
+def _tokens(given: tuple[str, ...]) -> dict[str, str] | None:
+    """The secrets come from the environment: a command line is for all to see."""
+    tokens: dict[str, str] = {}
+    for word in given:
+        name, _, variable = word.partition("=")
+        secret = os.environ.get(variable, "").strip()
+        if not secret:
+            what = f"the variable {variable!r} is not set" if variable else "it names no variable"
+            raise ConfigError(f"--token {word}: {what}; write NAME=VARIABLE")
+        tokens[name] = secret
+    return tokens or None

@@ -1,0 +1,431 @@
+"""From options to an agent: what a run on the command line is made of, and the config for it.
+
+`Settings` are the words of the person: a model, tools, a folder, a limit. They stand in the log of
+every run (`RunLog.notes`), so that `settings_of` finds them again and the run can be resumed,
+replayed and forked by its id alone. `make_agent` makes of them what a run needs.
+
+Decorators give commands the options: `agent_options` (one argument ``given``, the options that were
+said), `approval_options` (``approvals``) and `log_options` (``log``). Whatever cannot be is a
+`ConfigError`, which ends the command with 2.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+import msgspec
+from click.shell_completion import CompletionItem
+from msgspec import Struct
+from msgspec.structs import asdict, replace
+
+from clark_agent.argument_repair import close_match
+from clark_agent.base_tool import AgentTool
+from clark_agent.config import LoopConfig
+from clark_agent.errors import ConfigError
+from clark_agent.plugins import ChannelSteering, LoopDetector
+from clark_agent.run_log.jsonl import JsonlStore
+from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.records import RunBegan
+from clark_agent.run_log.sqlite import SqliteStore
+from clark_agent.run_log.store import RunNotFound, RunStore
+from clark_agent.steering import SteeringHandle
+from clark_agent.stream import StreamFn
+from clark_agent.testing import ScriptedStream
+from clark_agent.toolkit.approval import ApprovalGate, AskApproval
+from clark_agent.toolkit.ask import AskUser, ask_user_tool
+from clark_agent.toolkit.workspace import Workspace
+
+__all__ = [
+    "DEFAULT_SYSTEM",
+    "DEFAULT_TOOLS",
+    "TOOLS",
+    "Agent",
+    "Approvals",
+    "Given",
+    "Log",
+    "Settings",
+    "agent_options",
+    "approval_options",
+    "find_run",
+    "log_options",
+    "make_agent",
+    "make_gate",
+    "nobody",
+    "open_log",
+    "read_system",
+    "run_argument",
+    "settings_from",
+    "settings_of",
+    "state_folder",
+    "system_option",
+    "tool_names",
+    "without_password",
+]
+
+FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "search_files")
+DEFAULT_TOOLS = (*FILE_TOOLS, "calculator", "current_time")
+TOOLS = (*DEFAULT_TOOLS, "shell", "fetch_url", "ask_user", "finish")
+DEFAULT_MODEL = "local:"
+DEFAULT_TURNS = 50
+DEFAULT_SYSTEM = (
+    "You are an assistant on a command line. Be brief and exact. Use the tools where they help; "
+    "the files are those of the folder that the user works in. Say what you have done, and do not "
+    "claim what you have not."
+)
+_NOTE = "clark-agent"  # the key in the notes of a log
+
+
+# --- what was asked for ---------------------------------------------------------------------------
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What an agent on the command line is made of."""
+
+    model: str = DEFAULT_MODEL
+    """As `clark_agent.transports.connect` takes it."""
+    tools: tuple[str, ...] = DEFAULT_TOOLS
+    root: str = "."
+    """The folder of the tools; an absolute path once it comes from `settings_from`."""
+    max_iterations: int = DEFAULT_TURNS
+
+
+class Given(Struct, frozen=True, kw_only=True):
+    """The options that were said; None: not said."""
+
+    model: str | None = None
+    tools: tuple[str, ...] | None = None
+    root: str | None = None
+    max_iterations: int | None = None
+
+
+class Approvals(Struct, frozen=True, kw_only=True):
+    """What may run without asking."""
+
+    yes: bool = False
+    allow: tuple[str, ...] = ()
+
+
+def settings_from(given: Given, base: Settings | None = None) -> Settings:
+    """The settings with what was said in place of what was (or of the defaults).
+
+    ``CLARK_AGENT_MODEL`` is a default: a run that is taken up keeps the model that it had.
+    """
+    said = {name: value for name, value in asdict(given).items() if value is not None}
+    if base is None:
+        base = Settings(model=os.environ.get("CLARK_AGENT_MODEL", "").strip() or DEFAULT_MODEL)
+    settings = replace(base, **said)
+    return replace(settings, root=os.path.abspath(os.path.expanduser(settings.root)))
+
+
+def settings_of(began: RunBegan) -> Settings:
+    """The settings of a logged run; of one by another host what can be told."""
+    try:
+        return msgspec.convert(began.host_notes[_NOTE], Settings)
+    except (KeyError, msgspec.ValidationError):
+        known = tuple([name for name in TOOLS if name in began.tools])
+        return Settings(model=began.model_id or DEFAULT_MODEL, tools=known, root=os.getcwd())
+
+
+def tool_names(given: Iterable[str]) -> tuple[str, ...]:
+    """The tools that names (also several with commas, ``all``, ``none``, ``default``) mean."""
+    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    groups = {"all": TOOLS, "none": (), "default": DEFAULT_TOOLS, "files": FILE_TOOLS}
+    chosen: set[str] = set()
+    for word in words:
+        if word not in groups and word not in TOOLS:
+            near = close_match(word, [*TOOLS, *groups])
+            hint = f" Did you mean {near}?" if near else ""
+            raise ConfigError(
+                f"there is no tool {word!r}.{hint} There are {', '.join(TOOLS)}; "
+                "and all, none, default, files"
+            )
+        chosen.update(groups.get(word, (word,)))
+    return tuple([name for name in TOOLS if name in chosen])
+
+
+def read_system(text: str | None) -> str:
+    """The system prompt that ``--system`` means: the text, or with a ``@`` the file's."""
+    if text is None:
+        return DEFAULT_SYSTEM
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).expanduser().read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the system prompt cannot be read from {text[1:]}: {error}") from error
+
+
+# --- the agent ------------------------------------------------------------------------------------
+
+
+class Agent(Struct, frozen=True):
+    """Everything for a run: ``config`` to run with, ``steering`` to talk to it meanwhile."""
+
+    settings: Settings
+    config: LoopConfig
+    steering: SteeringHandle
+    gate: ApprovalGate
+
+
+def make_agent(
+    settings: Settings,
+    *,
+    log: Log | None,
+    gate: ApprovalGate | None = None,
+    ask: AskUser | None = None,
+    stream: StreamFn | None = None,
+) -> Agent:
+    """The agent that the settings describe. Raises `ConfigError`.
+
+    ``gate`` is asked before tools with side effects run (None: there is nobody, they are refused);
+    keep it when the settings change, it remembers what was allowed. ``ask`` answers the tool
+    ``ask_user``. ``stream`` stands in for the model.
+    """
+    gate = gate or ApprovalGate(None)
+    steering = ChannelSteering()
+    workspace = Workspace(settings.root, protected=log.files if log else ())
+    run_log = None
+    if log is not None:
+        public = replace(settings, model=without_password(settings.model))
+        run_log = RunLog(log.store, notes={_NOTE: msgspec.to_builtins(public)})
+    if stream is None:
+        from clark_agent.transports.connect import connect  # what it needs takes a while to import
+
+        stream = connect(settings.model)
+    config = LoopConfig(
+        stream=stream,
+        tools=_make_tools(settings.tools, workspace, ask),
+        plugins=[LoopDetector(), gate, steering],
+        model_id=without_password(settings.model),
+        max_iterations=settings.max_iterations,
+        run_log=run_log,
+    )
+    return Agent(settings, config, steering.handle, gate)
+
+
+def nobody(settings: Settings) -> Agent:
+    """The agent for a replay: nobody is asked, and the folder may be gone by now."""
+    if not os.path.isdir(settings.root):
+        settings = replace(settings, root=gettempdir())  # no tool runs
+    return make_agent(settings, log=None, stream=ScriptedStream([]))
+
+
+def make_gate(ask: AskApproval | None, approvals: Approvals) -> ApprovalGate:
+    """The gate for what needs approval; ``ask`` puts it to the person, None: there is none."""
+    return ApprovalGate(ask, always=TOOLS if approvals.yes else tool_names(approvals.allow))
+
+
+def _make_tools(names: Sequence[str], workspace: Workspace, ask: AskUser | None) -> list[AgentTool]:
+    """Only what is asked for is imported."""
+    made: dict[str, AgentTool] = {}
+    if not set(FILE_TOOLS).isdisjoint(names):
+        from clark_agent.toolkit.files import file_tools
+
+        made.update({tool.name: tool for tool in file_tools(workspace)})
+    if "calculator" in names:
+        from clark_agent.toolkit.calculator import calculator
+
+        made["calculator"] = calculator
+    if "current_time" in names:
+        from clark_agent.toolkit.clock_tool import current_time_tool
+
+        made["current_time"] = current_time_tool()
+    if "shell" in names:
+        from clark_agent.toolkit.shell import shell_tool
+
+        made["shell"] = shell_tool(workspace)
+    if "fetch_url" in names:
+        from clark_agent.toolkit.web import fetch_url_tool
+
+        made["fetch_url"] = fetch_url_tool()
+    if "ask_user" in names:
+        made["ask_user"] = ask_user_tool(ask)
+    if "finish" in names:
+        from clark_agent.toolkit.finish import finish
+
+        made["finish"] = finish
+    return [made[name] for name in names]
+
+
+def without_password(model: str) -> str:
+    """The model without what stands before the ``@`` of an address: it is shown and logged."""
+    if "://" not in model:
+        return model
+    parts = urlsplit(model)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+class Log(Struct, frozen=True):
+    """Where runs are kept."""
+
+    path: Path
+    store: RunStore
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What tools must not touch."""
+        name = self.path.name
+        return (self.path, *[self.path.with_name(name + end) for end in ("-wal", "-shm")])
+
+
+def state_folder() -> Path:
+    """Where the command line keeps what should last."""
+    home = os.environ.get("XDG_STATE_HOME", "")
+    base = Path(home) if os.path.isabs(home) else Path("~/.local/state").expanduser()
+    return base / "clark-agent"
+
+
+def open_log(path: str | None = None) -> Log:
+    """The log in a folder, or in a database if the path ends so; without one, the usual."""
+    where = Path(path or state_folder() / "runs").expanduser().absolute()
+    if where.suffix in (".db", ".sqlite"):
+        where.parent.mkdir(parents=True, exist_ok=True)
+        return Log(where, SqliteStore(where))
+    if where.exists() and not where.is_dir():
+        raise ConfigError(f"{where} is a file: --log takes a folder, or a path that ends in .db")
+    return Log(where, JsonlStore(where))
+
+
+def find_run(log: Log, given: str) -> str:
+    """The id of the run that is meant: its id, the beginning of it, or ``last``."""
+    known = [run.run_id for run in log.store.runs() if given != "last" or run.depth == 0]
+    if given == "last" and known:
+        return known[0]
+    found = [run_id for run_id in known if run_id.startswith(given)]
+    if given in found or len(found) == 1:
+        return given if given in found else found[0]
+    if found:
+        several = ", ".join(sorted(found)[:5])
+        raise ConfigError(f"{given!r} could be any of {len(found)} runs: {several}")
+    raise RunNotFound(f"there is no run {given!r} in {log.path}: see 'clark-agent runs'", given)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def agent_options(command: F) -> F:
+    """``--model``, ``--tools``, ``--root`` and ``--max-iterations``: the argument ``given``."""
+
+    @wraps(command)
+    def with_given(**options: Any) -> Any:
+        tools = options.pop("tools")
+        given = Given(
+            model=options.pop("model"),
+            tools=tool_names(tools) if tools else None,
+            root=options.pop("root"),
+            max_iterations=options.pop("max_iterations"),
+        )
+        return command(given=given, **options)
+
+    for option in reversed(_AGENT):
+        with_given = option(with_given)
+    return with_given  # type: ignore[return-value]
+
+
+def approval_options(command: F) -> F:
+    """``--yes`` and ``--allow``: the argument ``approvals``."""
+
+    @wraps(command)
+    def with_approvals(**options: Any) -> Any:
+        allowed = tool_names(options.pop("allow"))
+        return command(approvals=Approvals(yes=options.pop("yes"), allow=allowed), **options)
+
+    for option in reversed(_APPROVAL):
+        with_approvals = option(with_approvals)
+    return with_approvals  # type: ignore[return-value]
+
+
+def log_options(*, can_be_off: bool = False) -> Callable[[F], F]:
+    """``--log``, and ``--no-log`` where a run may do without: the argument ``log``."""
+
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_log(**options: Any) -> Any:
+            path, is_off = options.pop("log"), options.pop("no_log", False)
+            return command(log=None if is_off else open_log(path), **options)
+
+        if can_be_off:
+            with_log = click.option("--no-log", is_flag=True, help="Write no log.")(with_log)
+        return _LOG(with_log)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _complete_tools(_: Any, __: Any, incomplete: str) -> list[CompletionItem]:
+    before, comma, word = incomplete.rpartition(",")
+    choices = (*TOOLS, "all", "none", "default", "files")
+    return [CompletionItem(before + comma + name) for name in choices if name.startswith(word)]
+
+
+def _complete_runs(context: click.Context, _: Any, incomplete: str) -> list[CompletionItem]:
+    runs = open_log(context.params.get("log")).store.runs(limit=50)
+    found = [run.run_id for run in runs if run.run_id.startswith(incomplete)]
+    return [CompletionItem(run_id) for run_id in ["last", *found]]
+
+
+def run_argument(name: str = "run_id") -> Callable[[F], F]:
+    """The argument ``RUN``: give it to `find_run`."""
+    return click.argument(name, metavar="RUN", shell_complete=_complete_runs)
+
+
+_AGENT = (
+    click.option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Which model, such as openai:gpt-5.1; 'clark-agent models' lists the kinds. "
+        "Without it CLARK_AGENT_MODEL, or a small model on this machine.",
+    ),
+    click.option(
+        "-t",
+        "--tools",
+        metavar="NAMES",
+        multiple=True,
+        shell_complete=_complete_tools,
+        help=f"Which tools, with commas: {', '.join(TOOLS)}; or files, all, none, default.",
+    ),
+    click.option(
+        "-C",
+        "--root",
+        metavar="FOLDER",
+        type=click.Path(file_okay=False),
+        help="The folder that the tools work in; they cannot leave it. The current one by default.",
+    ),
+    click.option(
+        "--max-iterations",
+        metavar="N",
+        type=click.IntRange(min=1),
+        help=f"How many times the model may be asked; {DEFAULT_TURNS} by default.",
+    ),
+)
+_APPROVAL = (
+    click.option("-y", "--yes", is_flag=True, help="Run every tool without asking."),
+    click.option(
+        "--allow",
+        metavar="NAMES",
+        multiple=True,
+        shell_complete=_complete_tools,
+        help="Run these tools without asking.",
+    ),
+)
+_LOG = click.option(
+    "--log",
+    metavar="PATH",
+    type=click.Path(),
+    help="Where runs are kept: a folder, or a file that ends in .db.",
+)
+system_option = click.option(
+    "-s", "--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file."
+)

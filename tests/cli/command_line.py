@@ -1,0 +1,206 @@
+"""The real command in a child process, with a real server behind it and a folder of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Struct
+
+from clark_agent.trajectory import JsonlStore
+from tests.transports.servers.bytes_server import Answer, ByteServer, Script
+from tests.transports.wires_chat import DONE, chunk, piece, stream, usage
+
+PATIENCE = 60.0  # seconds until what does not come is an error
+SPENT = usage(prompt_tokens=100, completion_tokens=20)
+
+
+def says(*texts: str, **settings: Any) -> Answer:
+    return stream(*[chunk(content=text) for text in texts], chunk("stop"), SPENT, DONE, **settings)
+
+
+def hangs(text: str) -> Answer:
+    """Begins to speak and never ends."""
+    return stream(chunk(content=text), hold=True)
+
+
+def calls(tool: str, **arguments: Any) -> Answer:
+    call = piece(0, f"call_{tool}", tool, msgspec.json.encode(arguments).decode())
+    return stream(chunk(tool_calls=[call]), chunk("tool_calls"), SPENT, DONE)
+
+
+class Said(Struct, frozen=True):
+    """What a command has left."""
+
+    code: int
+    out: str
+    err: str
+
+
+class CommandLine:
+    """Starts ``clark-agent`` in a folder, with a log and an environment of its own."""
+
+    def __init__(self, home: Path, model: str | None = None) -> None:
+        self.root = home / "root"
+        self.root.mkdir(exist_ok=True)
+        self.store = JsonlStore(home / "clark-agent" / "runs")
+        kept = {name: os.environ[name] for name in ("PATH", "SSL_CERT_FILE") if name in os.environ}
+        self.env = {**kept, "XDG_STATE_HOME": str(home), "HOME": str(home), "LC_ALL": "C.UTF-8"}
+        if model is not None:
+            self.env["CLARK_AGENT_MODEL"] = model
+
+    async def start(
+        self, *words: str, stdin: int = subprocess.DEVNULL
+    ) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "clark_agent.cli", *words),
+            cwd=self.root,
+            env=self.env,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    async def __call__(self, *words: str, given: str | None = None) -> Said:
+        process = await self.start(
+            *words, stdin=subprocess.DEVNULL if given is None else subprocess.PIPE
+        )
+        async with asyncio.timeout(PATIENCE):
+            out, err = await process.communicate(None if given is None else given.encode())
+        assert process.returncode is not None
+        return Said(process.returncode, out.decode(), err.decode())
+
+    async def each(self, commands: Iterable[Sequence[str]]) -> list[Said]:
+        """Many commands in one process, one after the other: to start one takes a while."""
+        given = msgspec.json.encode([list(words) for words in commands]).decode()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _EACH, given),
+            cwd=self.root,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE):
+            out, _ = await process.communicate()
+        return msgspec.json.decode(out, type=list[Said])
+
+    @asynccontextmanager
+    async def terminal(self, *words: str) -> AsyncGenerator[Terminal]:
+        """The command on a terminal of its own."""
+        here, there = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "clark_agent.cli", *words),
+            cwd=self.root,
+            env={**self.env, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
+            stdin=there,
+            stdout=there,
+            stderr=there,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        )
+        os.close(there)
+        terminal = Terminal(here, process)
+        try:
+            yield terminal
+        finally:
+            terminal.close()
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+_EACH = """
+import io, json, sys
+from clark_agent.cli.app import run_command_line
+said = []
+for words in json.loads(sys.argv[1]):
+    streams = out, err = io.StringIO(), io.StringIO()
+    kept, (sys.stdout, sys.stderr) = (sys.stdout, sys.stderr), streams
+    code = run_command_line(words)
+    sys.stdout, sys.stderr = kept
+    said.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
+print(json.dumps(said))
+"""
+
+
+def _own_terminal() -> None:
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Terminal:
+    """What a person sees and types."""
+
+    def __init__(self, fd: int, process: asyncio.subprocess.Process) -> None:
+        self._fd = fd
+        self._process = process
+        self._raw = b""
+        self._changed = asyncio.Event()
+        os.set_blocking(fd, False)
+        asyncio.get_running_loop().add_reader(fd, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except OSError:  # the other end is closed
+            asyncio.get_running_loop().remove_reader(self._fd)
+            data = b""
+        self._raw += data
+        self._changed.set()
+
+    @property
+    def raw(self) -> str:
+        return self._raw.decode("utf-8", "replace")
+
+    @property
+    def text(self) -> str:
+        """What was shown, without what colours and moves it."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw)
+
+    async def sees(self, text: str, times: int = 1) -> str:
+        return await self.until(lambda: self.text.count(text) >= times, text)
+
+    async def until(self, is_so: Callable[[], bool], what: str) -> str:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not is_so():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pytest.fail(f"never came: {what}\n{self.text}")
+        return self.text
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def interrupt(self) -> None:
+        self.type("\x03")
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(PATIENCE):
+            return await self._process.wait()
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._fd)
+        with suppress(OSError):
+            os.close(self._fd)
+
+
+@asynccontextmanager
+async def command_line(
+    home: Path, script: Script
+) -> AsyncGenerator[tuple[CommandLine, ByteServer]]:
+    async with ByteServer(script) as server:
+        yield CommandLine(home, f"{server.url}/v1#m"), server

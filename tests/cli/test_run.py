@@ -1,0 +1,183 @@
+"""``clark-agent run`` without a terminal: what comes out, what is asked, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+
+from clark_agent.cli.setup import DEFAULT_TOOLS
+from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
+from tests.transports.servers.bytes_server import Answer
+from tests.transports.wires_chat import bodies
+
+
+async def test_the_answer_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="17% * 2340"), says("It is ", "397.8.")]
+    async with command_line(tmp_path, script) as (run, server):
+        said = await run("run", "What", "is", "17%?")
+    assert (said.code, said.out) == (0, "It is 397.8.\n")
+    assert said.err.splitlines()[:2] == ["● calculator(expression='17% * 2340')", "  397.8"]
+    assert "done · 2 turns · 1 tool call · 200 tokens in, 40 out" in said.err
+    assert "\x1b" not in said.out + said.err
+    request = bodies(server)[0]
+    assert request["messages"][-1]["content"] == "What is 17%?"
+    assert {tool["function"]["name"] for tool in request["tools"]} == set(DEFAULT_TOOLS)
+    [logged] = run.store.runs()
+    assert logged.outcome == "done"
+    assert f"run {logged.run_id[:8]}" in said.err
+
+
+async def test_options_and_piped_text_reach_the_model(tmp_path: Path) -> None:
+    (tmp_path / "system.txt").write_text("Be a pirate.")
+    async with command_line(tmp_path, [says("Aye."), says("Aye again.")]) as (run, server):
+        options = ("--system", f"@{tmp_path}/system.txt", "-t", "none", "--no-log")
+        first = await run("run", *options, "Sum it up", given="a long text\n")
+        second = await run("run", "-t", "calculator,finish", "-", given="all of it")
+    assert (first.code, second.code) == (0, 0)
+    said, again = bodies(server)
+    assert [m["content"] for m in said["messages"]] == ["Be a pirate.", "Sum it up\n\na long text"]
+    assert "tools" not in said
+    assert again["messages"][-1]["content"] == "all of it"
+    assert [t["function"]["name"] for t in again["tools"]] == ["calculator", "finish"]
+    assert len(run.store.runs()) == 1  # the first had --no-log
+
+
+async def test_what_changes_something_needs_leave(tmp_path: Path) -> None:
+    write = calls("write_file", path="note.txt", content="hello")
+    script = [write, says("No?"), write, says("Yes."), write, says("Yes.")]
+    async with command_line(tmp_path, script) as (run, server):
+        refused = await run("run", "Write it")
+        assert not (run.root / "note.txt").exists()
+        allowed, trusted = await run.each(
+            [("run", "--allow", "write_file", "Write it"), ("run", "--yes", "Write it")]
+        )
+        assert (run.root / "note.txt").read_text() == "hello"
+    assert (refused.code, allowed.code, trusted.code) == (0, 0, 0)
+    assert "Created note.txt" in bodies(server)[3]["messages"][-1]["content"]
+    assert "note.txt" in bodies(server)[5]["messages"][-1]["content"]
+    assert "nobody to ask" in bodies(server)[1]["messages"][-1]["content"]
+    assert "to allow it: --allow write_file, or --yes" in refused.err
+
+
+async def test_tools_cannot_touch_the_log(tmp_path: Path) -> None:
+    look = [calls("list_files"), calls("read_file", path="log/x.jsonl"), says("Nothing.")]
+    async with command_line(tmp_path, look) as (run, server):
+        (run.root / "log").mkdir()
+        (run.root / "log" / "x.jsonl").write_text("{}")
+        said = await run("run", "--log", "log", "Look around")
+    listed, read = [bodies(server)[n]["messages"][-1]["content"] for n in (1, 2)]
+    assert said.code == 0
+    assert "log" not in listed
+    assert "protected" in read
+
+
+async def test_json_is_an_event_a_line_and_then_the_result(tmp_path: Path) -> None:
+    script = [calls("current_time"), says("Late\x9b. \u202e")]
+    async with command_line(tmp_path, script) as (run, _):
+        said = await run("run", "--json", "How late is it?")
+    rows = [json.loads(line) for line in said.out.splitlines()]
+    kinds = [row["type"] for row in rows]
+    assert (kinds[0], kinds[-2], kinds[-1]) == ("agent_start", "agent_end", "run_result")
+    assert kinds.count("tool_execution_end") == 1
+    assert rows[-1]["outcome"] == "done"
+    assert rows[-1]["text"] == "Late\x9b. \u202e"
+    assert rows[-1]["run_id"] == run.store.runs()[0].run_id
+    assert not {"\x9b", "\u202e"} & set(said.out)
+    assert said.err == ""
+
+
+async def test_limits_and_failures_have_exit_codes(tmp_path: Path) -> None:
+    fails = Answer(status=401, body=b'{"error": {"message": "no such key"}}')
+    script = [calls("calculator", expression="1"), calls("calculator", expression="2"), fails]
+    async with command_line(tmp_path, script) as (run, _):
+        limit, failure = await run.each(
+            [("run", "--max-iterations", "2", "Go on and on"), ("run", "Go on")]
+        )
+    assert (limit.code, failure.code) == (3, 1)
+    assert "hit_max_iterations · 2 turns" in limit.err
+    last = failure.err.splitlines()[-1]
+    assert "no such key" in last
+    assert f"clark-agent resume {run.store.runs()[0].run_id[:8]}" in last
+    assert "Traceback" not in failure.err
+
+
+async def test_what_a_model_says_cannot_move_the_terminal(tmp_path: Path) -> None:
+    evil = says("a\x1b[2J", "\x1b]0;title\x07b\r", "c\x9b31m\u202e")
+    async with command_line(tmp_path, [evil]) as (run, _):
+        said = await run("run", "Hi")
+    assert said.out == "a\\x1b[2J\\x1b]0;title\\x07bc\\x9b31m\\u202e\n"
+
+
+async def test_an_interrupt_stops_it_cleanly_and_it_can_be_resumed(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [hangs("Once upon "), says("The end.")]) as (run, server):
+        process = await run.start("run", "Tell a story")
+        assert process.stdout is not None
+        assert await process.stdout.read(5) == b"Once "
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+        assert process.returncode == 130
+        assert b"stopping" in err
+        await server.client_gone()
+        [logged] = run.store.runs()
+        assert logged.outcome == "failed"
+        resumed, again = await run.each([("resume", "last")] * 2)
+    assert (resumed.code, resumed.out) == (0, "The end.\n")
+    assert run.store.runs()[0].outcome == "done"
+    assert again.code == 2
+    assert "nothing to resume" in again.err
+
+
+async def test_a_second_interrupt_leaves_at_once_and_the_log_stands(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="6*7"), calls("shell", command="sleep 100 & sleep 99")]
+    async with command_line(tmp_path, [*script, says("It was stopped.")]) as (run, server):
+        process = await run.start("run", "--yes", "-t", "calculator,shell", "Work")
+        assert process.stderr is not None
+        seen = b""
+        async with asyncio.timeout(60):
+            while b"shell(" not in seen:
+                seen += await process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        assert process.returncode == 130
+        resumed = await run("resume", "last", "--yes")
+    assert (resumed.code, resumed.out) == (0, "It was stopped.\n")
+    results = [m for m in bodies(server)[-1]["messages"] if m["role"] == "tool"]
+    assert results[0]["content"] == "42"  # it was not computed again, and nothing is lost
+    assert len(results) == 2
+
+
+async def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [says(*["line\n"] * 5_000)]) as (run, _):
+        process = await run.start("run", "Talk")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        await process.stdout.readline()
+        process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+        assert await process.stderr.read() == b""
+        assert await process.wait() == 141
+
+
+async def test_wrong_usage_is_one_sentence_and_2(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path, "openai:gpt-5.1")
+    wrong = {
+        ("run",): "there is no prompt",
+        ("run", "Hi"): "set OPENAI_API_KEY",
+        ("run", "-m", "opnai:x", "Hi"): "Did you mean openai:?",
+        ("run", "-t", "shel", "Hi"): "Did you mean shell?",
+        ("run", "-C", "nowhere", "Hi"): "there is no folder",
+        ("run", "--log", "/dev/null", "Hi"): "is a file",
+        ("rnu", "Hi"): "Did you mean run?",
+        ("show", "nobody"): "there is no run 'nobody'",
+        ("models", "opnai"): "Did you mean openai?",
+        ("gateway", "openai:x"): "set OPENAI_API_KEY",
+        ("gateway", "ollama:x", "--token", "a=NOT_SET"): "is not set",
+    }
+    said = await run.each(wrong)
+    for words, left in zip(wrong, said, strict=True):
+        assert left.code == 2, (words, left)
+        assert wrong[words] in left.err, (words, left)
+        assert "Traceback" not in left.err
+        assert left.out == ""

@@ -1,0 +1,83 @@
+"""``clark-agent run`` on a terminal: what a person sees, is asked, and interrupts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clark_agent.cli.asking import CHOICES
+from tests.cli.command_line import calls, command_line, hangs, says
+from tests.transports.wires_chat import bodies
+
+QUESTION = f"{CHOICES}\r\n? "
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+
+
+async def test_markdown_is_rendered_and_calls_are_shown(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="6*7"), says("It is **42**", ".\n\n- a\n- b\n")]
+    async with (
+        command_line(tmp_path, script) as (run, _),
+        run.terminal("run", "Compute") as terminal,
+    ):
+        assert await terminal.ended() == 0
+        text = await terminal.sees("done · 2 turns")
+    assert "● calculator(expression='6*7')" in text
+    assert "It is 42." in text
+    assert " • a" in text
+    assert "\x1b[1m42" in terminal.raw
+    assert terminal.raw.count(HIDE_CURSOR) == terminal.raw.count(SHOW_CURSOR) > 0
+
+
+async def test_a_person_is_asked_and_what_they_say_counts(tmp_path: Path) -> None:
+    write = [calls("write_file", path=f"{n}.txt", content="x") for n in range(4)]
+    async with (
+        command_line(tmp_path, [*write, says("Done.")]) as (run, server),
+        run.terminal("run", "Write") as terminal,
+    ):
+        terminal.type("y\n")  # before the question, so it is no answer
+        await terminal.sees(QUESTION)
+        assert "May it run?  write_file(path='0.txt', content='x')" in terminal.text
+        terminal.type("y\n")
+        await terminal.sees(QUESTION, times=2)
+        terminal.type("use another name\n")
+        await terminal.sees(QUESTION, times=3)
+        terminal.type("always\n")  # and nothing is asked any more
+        assert await terminal.ended() == 0
+    assert sorted(path.name for path in run.root.iterdir()) == ["0.txt", "2.txt", "3.txt"]
+    assert "use another name" in bodies(server)[2]["messages"][-1]["content"]
+
+
+async def test_the_agent_asks_a_question(tmp_path: Path) -> None:
+    script = [calls("ask_user", question="Which colour?", choices=["red", "blue"]), says("Fine.")]
+    async with (
+        command_line(tmp_path, script) as (run, server),
+        run.terminal("run", "-t", "ask_user", "Paint") as terminal,
+    ):
+        await terminal.sees("  2. blue\r\n? ")
+        terminal.type("2\n")
+        assert await terminal.ended() == 0
+    assert bodies(server)[1]["messages"][-1]["content"] == "blue"
+
+
+async def test_ctrl_c_takes_a_question_back(tmp_path: Path) -> None:
+    async with (
+        command_line(tmp_path, [calls("write_file", path="a", content="")]) as (run, _),
+        run.terminal("run", "Write") as terminal,
+    ):
+        await terminal.sees(QUESTION)
+        terminal.interrupt()
+        assert await terminal.ended() == 130
+        await terminal.sees("to go on: clark-agent resume")
+    assert not (run.root / "a").exists()
+    assert run.store.runs()[0].outcome == "failed"
+
+
+async def test_ctrl_c_gives_the_cursor_back(tmp_path: Path) -> None:
+    async with (
+        command_line(tmp_path, [hangs("Once upon a time")]) as (run, _),
+        run.terminal("run", "Tell") as terminal,
+    ):
+        await terminal.sees("Once upon")
+        terminal.interrupt()
+        assert await terminal.ended() == 130
+        await terminal.sees("interrupted · 1 turn")
+    assert terminal.raw.rindex(SHOW_CURSOR) > terminal.raw.rindex(HIDE_CURSOR)
