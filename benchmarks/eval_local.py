@@ -51,10 +51,8 @@ async def tried(task: Task, model: LocalModel) -> Outcome:
     calls = _calls(result)
     is_tool = [name for name, _ in calls] == [expected.name for expected in task.calls]
     fits = is_tool and all(
-        [
-            arguments_match(expected, arguments)
-            for expected, (_, arguments) in zip(task.calls, calls, strict=True)
-        ]
+        arguments_match(expected, arguments)
+        for expected, (_, arguments) in zip(task.calls, calls, strict=True)
     )
     shown = tuple([f"{name} {arguments}" for name, arguments in calls])
     is_right = answers(task, result.text)

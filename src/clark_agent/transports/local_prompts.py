@@ -164,13 +164,17 @@ def _signature(tool: ToolSchema) -> str:
 def _example(tool: ToolSchema) -> tuple[str, str]:
     """A request for the tool in the words of its description, and the call that it asks for."""
     wanted = tool.parameters.get("required") or ()
-    arguments = {
-        name: _value(name, schema) for name, schema in _parameters(tool).items() if name in wanted
-    }
-    values = ", ".join([_shown(value) for value in arguments.values()])
+    arguments: dict[str, Any] = {}
+    for name, schema in _parameters(tool).items():
+        if name in wanted:
+            values = _values(name, schema)
+            # Two alike would teach that all are.
+            fresh = [value for value in values if value not in arguments.values()]
+            arguments[name] = (fresh or values)[0]
+    shown = ", ".join([_shown(value) for value in arguments.values()])
     asked = _summary(tool).rstrip(".")
     written = msgspec.json.encode(arguments).decode()
-    return (f"{asked}: {values}" if values else asked), f"call {tool.name} {_spaced(written)}"
+    return (f"{asked}: {shown}" if shown else asked), f"call {tool.name} {_spaced(written)}"
 
 
 def _spaced(text: str) -> str:
@@ -220,24 +224,29 @@ _VALUES = {
 }  # fmt: skip
 
 
-def _value(name: str, schema: Any) -> Any:
+_NAMES = ("Alpha", "Beta", "Gamma", "Delta")
+
+
+def _values(name: str, schema: Any) -> list[Any]:
+    """What an argument might be."""
     known = _plain(schema)
     for given in (known.get("examples"), known.get("enum")):
         if isinstance(given, list) and given:
-            return given[0]
+            return given
     match known.get("type"):
         case "integer":
-            return 5
+            return [5, 2, 9]
         case "number":
-            return 12
+            return [12, 7, 30]
         case "boolean":
-            return True
+            return [True]
         case "array":
-            return [_value(name, known.get("items"))]
+            return [[value] for value in _values(name, known.get("items"))]
         case "object":
-            return {}
+            return [{}]
         case _:
-            return _VALUES.get(name) or _VALUES.get(re.split(r"[_-]", name)[-1], "Alpha")
+            usual = _VALUES.get(name) or _VALUES.get(re.split(r"[_-]", name)[-1])
+            return [usual, *_NAMES] if usual else list(_NAMES)
 
 
 def _shown(value: Any) -> str:

@@ -53,8 +53,8 @@ _SHARED_WORD = 2.5
 _RELEVANCE = 0.4
 _THRESHOLD = 0.0
 _NO_QUESTIONS = ("N/A", "...", "Do something.")
-# So many of the likeliest next tokens are looked at, and so many of the best tools are tried, behind
-# a result more than before it.
+# So many of the likeliest next tokens are looked at, and so many of the best tools are tried: more
+# behind a result than before one.
 _TOKENS = 2000
 _TRIED = 3
 _TRIED_BEHIND = 6
