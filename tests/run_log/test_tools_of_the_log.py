@@ -36,6 +36,7 @@ from clark_agent import (
     ToolResult,
     ToolResultMessage,
     UserMessage,
+    agent_tool,
     check_events,
     dump_transcript,
     repair_history,
@@ -990,3 +991,34 @@ async def test_a_log_will_do_where_a_store_is_due() -> None:
     not_a_store: Any = "runs"
     with pytest.raises(ConfigError, match="a store of runs is needed"):
         fork(not_a_store, "x")
+
+
+# --- what a host wants to know later ------------------------------------------------------------
+
+
+async def test_notes_of_the_host_stand_in_the_first_record_of_a_run_and_nowhere_else() -> None:
+    store = MemoryStore()
+    helper = LoopConfig(stream=ScriptedStream(["found"]))
+    tools = [agent_tool("ask", "Ask a helper.", helper)]
+    model = ScriptedStream([call("ask", task="look"), "done"])
+    notes = {"command": ["run", "--fast"], "root": "here"}
+    config = LoopConfig(stream=model, tools=tools, run_log=RunLog(store, notes=notes))
+    await run("go", AgentContext(), config)
+    began = {
+        summary.depth: [
+            record.entry.host_notes
+            for record in store.load(summary.run_id).records
+            if isinstance(record.entry, RunBegan)
+        ]
+        for summary in store.runs()
+    }
+    assert began == {0: [notes], 1: [{}]}
+
+
+async def test_notes_are_no_difference_between_two_runs() -> None:
+    store = MemoryStore()
+    for number in range(2):
+        log = RunLog(store, notes={"number": number})
+        await run("go", AgentContext(), LoopConfig(stream=ScriptedStream(["done"]), run_log=log))
+    one, other = [summary.run_id for summary in store.runs()]
+    assert diff(store, one, other) is None

@@ -7,9 +7,8 @@ it finds likely is asked for, step by step, and the steps are put together here.
                 and more for each word that question and tool share
     call?       how much likelier than an answer a call is, and the relevance of the best tool
     arguments   written by the model, held to the tool's schema by a grammar
-    put off     a call whose arguments nobody has said waits while another can be made; if none
-                can, its texts are copied from the question. Optional arguments that nobody has
-                said are left out
+    put off     a call whose arguments nobody has said (see local_arguments) waits while another
+                can be made; if none can, its texts are copied from the question
     go on?      behind a result there is another call only if it takes something from the result,
                 and either was put off or takes from the question what no call has taken yet
     answer      one line, which holds the last result if that is short
@@ -21,16 +20,23 @@ see ``make eval-local``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from clark_agent.stream import ToolSchema
 from clark_agent.transports.answer import ProviderFailure
 from clark_agent.transports.failures import failure_told
+from clark_agent.transports.local_arguments import (
+    copying,
+    is_said,
+    with_choices_said,
+    without_unsaid,
+    words,
+    words_of,
+)
 from clark_agent.transports.local_engine import Engine
 from clark_agent.transports.local_prompts import (
     COMMON_WORDS,
@@ -60,13 +66,9 @@ _TRIED = 3
 _TRIED_BEHIND = 6
 # Of a name that is the only one to begin so, the rest follows by itself.
 _TELLING = 4
-# A text that is copied from the question has at most so many words, and comes from so many.
-_LONGEST_SPAN = 6
-_MOST_WORDS = 60
 _SHORT_RESULT = 100
 _LONGEST_TEXT = 64
 _LONGEST_ARGUMENTS = 512
-_NOT_SAID = "\0"
 _GRAMMAR = "%llguidance {{}}\nstart: {}"
 
 
@@ -155,35 +157,30 @@ class Thinker:
         return tools[best[0]] if case.must_call else None
 
     def _first_possible(self, case: Case, tools: Sequence[ToolSchema]) -> ToolSchema:
-        said = set(_words(case.turn.question))
+        question = case.turn.question
+        said = set(words(question))
         for tool in tools:
-            arguments = self._arguments(case, tool)
-            fitting = _without_unsaid(tool, arguments, said)
-            wanted = _values(fitting, arguments)
-            if said.issuperset(wanted) and (wanted or not _takes_anything(tool)):
+            narrow = with_choices_said(tool, said)
+            arguments = self._arguments(case, narrow)
+            fitting = without_unsaid(narrow, arguments, said)
+            if is_said(fitting, arguments, said):
                 return fitting
-        return _copying(_without_unsaid(tools[0], {}, said), case.turn.question)
+        return copying(without_unsaid(with_choices_said(tools[0], said), {}, said), question)
 
     def _leading_on(self, case: Case, tool: ToolSchema, *, was_put_off: bool) -> ToolSchema | None:
         """The tool, if it makes something of the last result."""
         turn = case.turn
-        known = {each.name: each for each in case.tools}
-        asked = set(_words(turn.question))
-        told = {word for step in turn.steps for word in _words(step.result)}
-        taken = {
-            word
-            for step in turn.steps
-            if step.name in known
-            for word in _values(known[step.name], step.arguments)
-        }
-        arguments = self._arguments(case, tool)
-        fitting = _without_unsaid(tool, arguments, asked | told)
-        wanted = set(_values(fitting, arguments))
-        is_possible = wanted <= asked | told
-        takes_result = bool(wanted & (set(_words(turn.steps[-1].result)) - asked) - COMMON_WORDS)
-        takes_more = bool(wanted & (asked - taken) - COMMON_WORDS)
-        leads_on = is_possible and takes_result and (was_put_off or takes_more)
-        return fitting if leads_on else None
+        asked = set(words(turn.question))
+        said = asked | {word for step in turn.steps for word in words(step.result)}
+        narrow = with_choices_said(tool, said)
+        arguments = self._arguments(case, narrow)
+        fitting = without_unsaid(narrow, arguments, said)
+        if not is_said(fitting, arguments, said):
+            return None
+        wanted = set(words_of(arguments)) - COMMON_WORDS
+        takes_result = wanted & (set(words(turn.steps[-1].result)) - asked)
+        takes_more = wanted & (asked - _used_up(case))
+        return fitting if takes_result and (was_put_off or takes_more) else None
 
     def _relevance(self, tools: Sequence[ToolSchema], question: str) -> Relevance:
         asked = self._look(tools, question)
@@ -354,84 +351,20 @@ def _call_request(case: Case, tool: ToolSchema) -> tuple[str, dict[str, Any]]:
     return f"{call_prompt(case.tools, asked)} call {tool.name}", settings
 
 
+def _used_up(case: Case) -> set[str]:
+    """The words that the calls so far have taken, and those of their tools: they said which."""
+    tools = {tool.name: tool for tool in case.tools}
+    used: set[str] = set()
+    for step in case.turn.steps:
+        used.update(words_of(step.arguments))
+        if tool := tools.get(step.name):
+            used.update(words(f"{tool.name} {tool.description}"))
+    return used
+
+
 def _literal(text: str) -> str:
     """The text as part of a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")
-
-
-# --- what is said in a call ---------------------------------------------------------------------
-
-
-def _values(tool: ToolSchema, arguments: Mapping[str, Any]) -> list[str]:
-    """The words of the arguments that somebody must have said: all but choices and switches."""
-    known = tool.parameters.get("properties") or {}
-    words: list[str] = []
-    for name, value in arguments.items():
-        if _is_free(known.get(name)):
-            said = list(_words_of(value))
-            # A lake called lake: that is nothing that anybody has said.
-            words += [_NOT_SAID] if said and set(said) <= set(_words(name)) else said
-    return words
-
-
-def _without_unsaid(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> ToolSchema:
-    """The tool with no optional arguments but those that somebody has said something of."""
-    required = tool.parameters.get("required") or ()
-    kept = {
-        name
-        for name, value in arguments.items()
-        if name in required or ((words := set(_words_of(value))) and words <= said)
-    }
-    known = tool.parameters.get("properties") or {}
-    left = {name: schema for name, schema in known.items() if name in kept or name in required}
-    return replace(tool, parameters={**tool.parameters, "properties": left})
-
-
-def _copying(tool: ToolSchema, question: str) -> ToolSchema:
-    """The tool with texts that can only be words of the question."""
-    words = [word.strip(".,;:!?\"'()") for word in question.split()]
-    spans = [
-        " ".join(words[start : start + length])
-        for length in range(1, _LONGEST_SPAN + 1)
-        for start in range(min(len(words) - length + 1, _MOST_WORDS))
-    ]
-    choices = list(dict.fromkeys([span for span in spans if span]))
-    known = tool.parameters.get("properties") or {}
-    held = {
-        name: {**schema, "enum": choices} if choices and _is_text(schema) else schema
-        for name, schema in known.items()
-    }
-    return replace(tool, parameters={**tool.parameters, "properties": held})
-
-
-def _takes_anything(tool: ToolSchema) -> bool:
-    known = tool.parameters.get("properties") or {}
-    return any(_is_free(schema) for schema in known.values())
-
-
-def _is_text(schema: Any) -> bool:
-    return isinstance(schema, dict) and schema.get("type") == "string" and "enum" not in schema
-
-
-def _is_free(schema: Any) -> bool:
-    return isinstance(schema, dict) and "enum" not in schema and schema.get("type") != "boolean"
-
-
-def _words_of(value: Any) -> Iterator[str]:
-    match value:
-        case None | bool():
-            pass
-        case dict() | list():
-            for part in value.values() if isinstance(value, dict) else value:
-                yield from _words_of(part)
-        case float() if value.is_integer():
-            yield from _words(str(int(value)))
-        case _:
-            yield from _words(str(value))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[^\W_]+", text.lower())
 
 
 # --- events of llama.cpp ------------------------------------------------------------------------
