@@ -1,0 +1,138 @@
+"""The packaged model, for real: a loop, tools, an answer; stopping it, filling it, sharing it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from clark_agent import (
+    AgentContext,
+    AgentTool,
+    CancellationToken,
+    LoopConfig,
+    RunResult,
+    ToolResultMessage,
+    UserMessage,
+    run,
+    tool,
+)
+from clark_agent.stream import Chunk, Done, Error, StreamErrorKind, StreamRequest
+from clark_agent.transports import LocalModel, check_stream_fn, connect
+
+FILES = {"price.txt": "The price is 14 dollars.", "stock.txt": "There are 30 chairs."}
+
+
+@tool
+def read_file(path: str) -> str:
+    """Read a text file."""
+    return FILES.get(path, f"there is no {path}")
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression."""
+    left, right = expression.split("*")
+    return str(int(left) * int(right))
+
+
+@tool
+def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return f"17 degrees in {city}"
+
+
+TOOLS: list[AgentTool] = [read_file, calculator, weather]
+
+
+@pytest.fixture(scope="module")
+def model() -> LocalModel:
+    made = connect("local:")
+    assert isinstance(made, LocalModel)
+    return made
+
+
+async def asked(question: str, model: LocalModel) -> RunResult:
+    return await run(question, AgentContext(), LoopConfig(stream=model, tools=TOOLS))
+
+
+def results(result: RunResult) -> list[str]:
+    found = [m for m in result.messages if isinstance(m, ToolResultMessage)]
+    return [message.plain_text for message in found]
+
+
+async def test_it_is_a_transport_by_the_book(model: LocalModel) -> None:
+    report = await check_stream_fn(model, cancel_within=10)
+    assert report.error is None
+    assert report.message.plain_text
+    assert report.message.usage is not None
+    assert report.message.usage.output_tokens > 0
+
+
+async def test_it_calls_a_tool_and_tells_what_the_tool_said(model: LocalModel) -> None:
+    result = await asked("What's the weather like in Oslo?", model)
+    assert results(result) == ["17 degrees in Oslo"]
+    assert "17 degrees in Oslo" in result.text
+    assert result.usage.cache_read_input_tokens > result.usage.input_tokens
+
+
+async def test_it_takes_what_one_tool_says_to_the_next(model: LocalModel) -> None:
+    result = await asked("Read price.txt and multiply the number in it by 3.", model)
+    assert results(result) == ["The price is 14 dollars.", "42"]
+    assert "42" in result.text
+
+
+async def test_two_runs_at_once_do_not_get_mixed_up(model: LocalModel) -> None:
+    oslo, lima = await asyncio.gather(
+        asked("What's the weather like in Oslo?", model),
+        asked("What's the weather like in Lima?", model),
+    )
+    assert results(oslo) == ["17 degrees in Oslo"]
+    assert results(lima) == ["17 degrees in Lima"]
+
+
+async def test_cancelled_in_the_middle_it_ends_and_answers_again(model: LocalModel) -> None:
+    signal = CancellationToken()
+    request = StreamRequest(
+        system_prompt="", messages=(UserMessage("Tell me about the sea."),), max_output_tokens=2000
+    )
+    events = []
+    async for event in model(request, signal):
+        events.append(event)
+        if isinstance(event, Chunk):
+            signal.cancel("enough")
+    assert isinstance(events[-1], Error)
+    assert events[-1].kind is StreamErrorKind.ABORTED
+    for thread in threading.enumerate():
+        if thread.name == "clark-agent local model":
+            await asyncio.to_thread(thread.join)  # it ends by itself, at the next token
+    assert results(await asked("What's the weather like in Rome?", model)) == ["17 degrees in Rome"]
+
+
+async def test_what_does_not_fit_is_an_overflow(model: LocalModel) -> None:
+    request = StreamRequest(system_prompt="", messages=(UserMessage("word " * 9000),))
+    events = [event async for event in model(request, CancellationToken())]
+    assert isinstance(events[-1], Error)
+    assert events[-1].kind is StreamErrorKind.CONTEXT_OVERFLOW
+
+
+async def test_the_loop_goes_on_while_the_model_works(model: LocalModel) -> None:
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.ensure_future(tick())
+    request = StreamRequest(system_prompt="", messages=(UserMessage("Hi!"),))
+    between = [
+        ticks
+        async for event in model(request, CancellationToken())
+        if isinstance(event, (Chunk, Done))
+    ]
+    ticking.cancel()
+    assert len(between) > 2
+    assert len(set(between)) == len(between)  # something happened between any two
