@@ -8,12 +8,12 @@ import shutil
 import stat
 import subprocess
 import sys
+import textwrap
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from clark_agent.cli.chat_session import Chat
@@ -21,30 +21,12 @@ from clark_agent.cli.setup import Approvals, Settings
 from clark_agent.cli.view import Style
 from clark_agent.trajectory import JsonlStore
 from clark_agent.types import AgentContext
+from tests.cli.command_line import calls, hangs, says
 from tests.transports.servers.bytes_server import Answer, ByteServer
-from tests.transports.wires_chat import DONE, bodies, chunk, piece, stream, usage
+from tests.transports.wires_chat import bodies
 
 PATIENCE = 20.0  # seconds until a screen that does not come is an error
 ENV = {"OPENAI_API_KEY": "none", "LC_ALL": "C.UTF-8"}
-
-
-# --- the model --------------------------------------------------------------------------------
-
-SPENT = usage(prompt_tokens=100, completion_tokens=20)
-
-
-def says(*texts: str, **settings: Any) -> Answer:
-    return stream(*[chunk(content=text) for text in texts], chunk("stop"), SPENT, DONE, **settings)
-
-
-def hangs(text: str) -> Answer:
-    """Begins to speak and never ends."""
-    return stream(chunk(content=text), hold=True)
-
-
-def calls(tool: str, **arguments: Any) -> Answer:
-    call = piece(0, "call_1", tool, msgspec.json.encode(arguments).decode())
-    return stream(chunk(tool_calls=[call]), chunk("tool_calls"), SPENT, DONE)
 
 
 def last_message(server: ByteServer) -> dict[str, Any]:
@@ -76,10 +58,13 @@ class Terminal:
 
     async def start(self, *options: str) -> None:
         options = options or ("-m", f"{self.url}/v1#m", "-t", "default,shell,ask_user")
-        words = [sys.executable, "-m", "clark_agent.cli", "chat", *options]
-        then = "echo left: $? $(stty -a | grep -o '.icanon')"
-        await self.tmux("respawn-pane", "-k", f"{subprocess.list2cmdline(words)}; {then}")
+        await self.command("chat", *options)
         await self.sees("/help helps")
+
+    async def command(self, *words: str) -> None:
+        line = subprocess.list2cmdline([sys.executable, "-m", "clark_agent.cli", *words])
+        then = "echo left: $? $(stty -a | grep -o '.icanon')"
+        await self.tmux("respawn-pane", "-k", f"{line}; {then}")
 
     async def tmux(self, *words: str) -> str:
         command = ("tmux", "-f", os.devnull, "-S", str(self._socket), *words)
@@ -101,6 +86,10 @@ class Terminal:
 
     async def screen(self) -> str:
         return await self.tmux("capture-pane", "-p", "-S", "-")
+
+    async def shown(self) -> str:
+        """What the screen shows now, without what has left it at the top."""
+        return await self.tmux("capture-pane", "-p")
 
     async def sees(self, text: str, times: int = 1) -> str:
         return await self.until(lambda screen: screen.count(text) >= times, text)
@@ -125,19 +114,25 @@ class Terminal:
 
 
 @asynccontextmanager
-async def chatting(
-    home: Path, *answers: Answer
-) -> AsyncGenerator[tuple[Terminal, ByteServer], None]:
+async def opened(home: Path, *answers: Answer) -> AsyncGenerator[tuple[Terminal, ByteServer], None]:
     if shutil.which("tmux") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("tmux is not installed")
     async with ByteServer(answers) as server:
         terminal = Terminal(home, server.url)
         try:
             await terminal.open()
-            await terminal.start()
             yield terminal, server
         finally:
             await terminal.tmux("kill-server")
+
+
+@asynccontextmanager
+async def chatting(
+    home: Path, *answers: Answer
+) -> AsyncGenerator[tuple[Terminal, ByteServer], None]:
+    async with opened(home, *answers) as (terminal, server):
+        await terminal.start()
+        yield terminal, server
 
 
 # --- talking ----------------------------------------------------------------------------------
@@ -224,6 +219,22 @@ async def test_tools_ask_in_the_same_line(tmp_path: Path) -> None:
         await terminal.sees("done · 2 turns", 5)
         assert last_message(server)["content"] == "blue"
     assert "+use ls" not in (tmp_path / "clark-agent" / "history").read_text()
+
+
+async def test_a_narrower_window_keeps_nothing_of_what_was_drawn(tmp_path: Path) -> None:
+    story = "Once upon a time there was a fox. " * 8
+    async with opened(tmp_path, hangs("A title.\n\n" * 6 + story)) as (terminal, _):
+        await terminal.command("run", "-m", f"{terminal.url}/v1#m", "Tell")
+        for columns in (100, 60):
+            await terminal.tmux("resize-window", "-x", str(columns))
+            await terminal.until(drawn_for(story, columns), f"{columns} columns")
+        assert (await terminal.shown()).count("fox") == 8
+        assert (await terminal.screen()).count("A title.") == 6
+
+
+def drawn_for(story: str, columns: int) -> Callable[[str], bool]:
+    lines = set(textwrap.wrap(story, columns))
+    return lambda screen: lines <= {line.strip() for line in screen.splitlines()}
 
 
 # --- stopping ---------------------------------------------------------------------------------
@@ -335,6 +346,7 @@ async def test_commands(tmp_path: Path) -> None:
         await terminal.sees("200 tokens in, 40 out since this chat began")
         await check_branches(terminal, server)
         await terminal.keys("-l", "/qu")
+        await terminal.sees("/quit  leave")  # the menu: a Tab before it is there does nothing
         await terminal.keys("Tab")
         await terminal.sees("> /quit")
         await terminal.keys("Enter")

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from clark_agent.cli.setup import DEFAULT_TOOLS
-from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
+from tests.cli.command_line import PATIENCE, CommandLine, calls, command_line, hangs, says
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import bodies
 
@@ -45,19 +45,24 @@ async def test_options_and_piped_text_reach_the_model(tmp_path: Path) -> None:
 
 
 async def test_what_changes_something_needs_leave(tmp_path: Path) -> None:
-    write = calls("write_file", path="note.txt", content="hello")
-    script = [write, says("No?"), write, says("Yes."), write, says("Yes.")]
+    script = [
+        answer
+        for name in ("refused", "allowed", "trusted")
+        for answer in (calls("write_file", path=name, content="hello"), says("Well."))
+    ]
     async with command_line(tmp_path, script) as (run, server):
-        refused = await run("run", "Write it")
-        assert not (run.root / "note.txt").exists()
-        allowed, trusted = await run.each(
-            [("run", "--allow", "write_file", "Write it"), ("run", "--yes", "Write it")]
+        refused, allowed, trusted = await run.each(
+            [
+                ("run", "Write it"),
+                ("run", "--allow", "write_file", "Write it"),
+                ("run", "--yes", "Write it"),
+            ]
         )
-        assert (run.root / "note.txt").read_text() == "hello"
+    assert sorted(path.name for path in run.root.iterdir()) == ["allowed", "trusted"]
     assert (refused.code, allowed.code, trusted.code) == (0, 0, 0)
-    assert "Created note.txt" in bodies(server)[3]["messages"][-1]["content"]
-    assert "note.txt" in bodies(server)[5]["messages"][-1]["content"]
     assert "nobody to ask" in bodies(server)[1]["messages"][-1]["content"]
+    assert "Created allowed" in bodies(server)[3]["messages"][-1]["content"]
+    assert "Created trusted" in bodies(server)[5]["messages"][-1]["content"]
     assert "to allow it: --allow write_file, or --yes" in refused.err
 
 
@@ -129,19 +134,33 @@ async def test_an_interrupt_stops_it_cleanly_and_it_can_be_resumed(tmp_path: Pat
     assert "nothing to resume" in again.err
 
 
+async def test_a_service_manager_can_stop_it(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [hangs("Once upon ")]) as (run, server):
+        process = await run.start("run", "Tell a story")
+        assert process.stdout is not None
+        assert await process.stdout.read(5) == b"Once "
+        process.send_signal(signal.SIGTERM)
+        _, err = await process.communicate()
+        await server.client_gone()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert b"interrupted" in err
+    assert run.store.runs()[0].outcome == "failed"
+
+
 async def test_a_second_interrupt_leaves_at_once_and_the_log_stands(tmp_path: Path) -> None:
-    script = [calls("calculator", expression="6*7"), calls("shell", command="sleep 100 & sleep 99")]
+    stubborn = calls("shell", command="trap '' INT TERM; sleep 100 & sleep 99")
+    script = [calls("calculator", expression="6*7"), stubborn]
     async with command_line(tmp_path, [*script, says("It was stopped.")]) as (run, server):
         process = await run.start("run", "--yes", "-t", "calculator,shell", "Work")
         assert process.stderr is not None
-        seen = b""
-        async with asyncio.timeout(60):
-            while b"shell(" not in seen:
-                seen += await process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGINT)
-        await process.communicate()
+        async with asyncio.timeout(PATIENCE):
+            await process.stderr.readuntil(b"shell(")
+            process.send_signal(signal.SIGINT)
+            await process.stderr.readuntil(b"stopping")
+            process.send_signal(signal.SIGINT)
+            _, err = await process.communicate()
         assert process.returncode == 130
+        assert b"left in the middle; to go on: clark-agent resume" in err
         resumed = await run("resume", "last", "--yes")
     assert (resumed.code, resumed.out) == (0, "It was stopped.\n")
     results = [m for m in bodies(server)[-1]["messages"] if m["role"] == "tool"]
@@ -181,3 +200,11 @@ async def test_wrong_usage_is_one_sentence_and_2(tmp_path: Path) -> None:
         assert wrong[words] in left.err, (words, left)
         assert "Traceback" not in left.err
         assert left.out == ""
+
+
+async def test_where_an_error_came_from_is_shown_on_request(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    said = await run("show", "nobody", "--debug")
+    assert said.code == 1
+    assert "Traceback" in said.err
+    assert "RunNotFound: there is no run 'nobody'" in said.err

@@ -41,7 +41,7 @@ ROOMS: dict[str, Any] = {"type": "string", "enum": ["Oak", "Elm tree", "Birch"]}
         ({"amount": 15}, "Take 14 of them", False),
         ({"path": "14*3"}, "14 times 3", True),
         ({"path": "a", "amount": 3}, "a and 3", True),
-        ({"path": "a", "amount": 3}, "a and 4", False),
+        ({"path": "a", "amount": 3}, "a and 4", True),  # the optional one is left out
     ],
 )
 def test_arguments_are_said_word_by_word(
@@ -53,6 +53,14 @@ def test_arguments_are_said_word_by_word(
 
 def test_a_tool_without_arguments_needs_nothing_said() -> None:
     assert is_said(schema([]), {}, {"hello"})
+
+
+def test_of_a_tool_that_takes_something_something_must_have_been_said() -> None:
+    tool = schema([], path=TEXT, limit=NUMBER)
+    said = set(words("Read apples.txt"))
+    assert not is_said(tool, {}, said)
+    assert not is_said(tool, {"path": "pears.txt"}, said)  # which would be left out
+    assert is_said(tool, {"path": "apples.txt", "limit": 10}, said)
 
 
 def test_a_choice_that_was_said_is_the_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib.util import find_spec
 
@@ -17,6 +18,7 @@ def main() -> None:
             f"clark-agent: the command line needs {names}: pip install 'clark-agent[cli]'\n"
         )
         sys.exit(2)
+    gc.set_threshold(50_000)  # the SDKs make many objects at their start, and none are garbage
     from clark_agent.cli.app import run_command_line
 
     sys.exit(run_command_line())

@@ -49,6 +49,25 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join([f"  {line}" for line in lines])
 
 
+class _State:
+    debug = False
+
+
+def _set_debug(context: click.Context, _: click.Parameter, debug: bool) -> None:
+    if debug and isinstance(context.obj, _State):
+        context.obj.debug = True
+        logging.basicConfig(level=logging.DEBUG)
+
+
+_DEBUG = click.Option(  # before the command and behind it
+    ["--debug"],
+    is_flag=True,
+    expose_value=False,
+    callback=_set_debug,
+    help="Show everything that is logged, and tracebacks.",
+)
+
+
 class _Commands(click.Group):
     """The commands of the table."""
 
@@ -60,6 +79,8 @@ class _Commands(click.Group):
             return None
         module = import_module(f"clark_agent.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
+        if _DEBUG not in command.params:
+            command.params.append(_DEBUG)
         return command
 
     def resolve_command(
@@ -76,10 +97,6 @@ class _Commands(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-class _State:
-    debug = False
-
-
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -91,17 +108,15 @@ class _State:
         "clark-agent doctor",
     ),
 )
-@click.option("--debug", is_flag=True, help="Show everything that is logged, and tracebacks.")
 @click.version_option(__version__, prog_name=PROGRAM)
-@click.pass_obj
-def cli(state: _State, debug: bool) -> None:
+def cli() -> None:
     """An agent on the command line.
 
     'clark-agent COMMAND --help' tells more of each command.
     """
-    state.debug = debug
-    if debug:
-        logging.basicConfig(level=logging.DEBUG)
+
+
+cli.params.append(_DEBUG)
 
 
 def is_debugging() -> bool:

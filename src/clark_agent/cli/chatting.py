@@ -8,7 +8,7 @@ import sys
 import click
 from rich.console import RenderableType
 
-from clark_agent.cli.app import PROGRAM, is_debugging
+from clark_agent.cli.app import PROGRAM, examples, is_debugging
 from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.commands import complete, is_command, obey
 from clark_agent.cli.prompting import ChatPrompt
@@ -16,26 +16,30 @@ from clark_agent.cli.setup import (
     Approvals,
     Given,
     Log,
-    Settings,
     agent_options,
     approval_options,
     find_run,
     log_options,
     read_system,
     settings_from,
-    settings_of,
+    settings_of_run,
     state_folder,
     system_option,
 )
 from clark_agent.cli.view import RichScreen, has_terminal, one_line, show_log_messages, usage_text
 from clark_agent.errors import ClarkAgentError, ConfigError
-from clark_agent.run_log.records import RunBegan
 from clark_agent.types import AgentContext
 
 __all__ = ["chat"]
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "clark-agent chat",
+        "clark-agent chat -m anthropic:claude-sonnet-5 -t files,shell",
+        "clark-agent chat --resume last",
+    )
+)
 @agent_options
 @system_option
 @approval_options
@@ -54,21 +58,16 @@ def chat(
     Enter sends. What you type while the agent works is put before it with its next turn. Ctrl-C
     stops it, twice aborts it; Ctrl-D leaves. /help lists the commands. Tools with side effects ask
     before they run.
-
-    \b
-    Examples:
-      clark-agent chat
-      clark-agent chat -m anthropic:claude-sonnet-5 -t files,shell
-      clark-agent chat --resume last
-    """  # noqa: D301 - the backspace keeps click from filling the lines
+    """
     if not (has_terminal() and sys.stdin.isatty()):
         raise ConfigError(f'chat needs a terminal; without one use {PROGRAM} run "…"')
-    run_id = None
+    run_id, before = None, None
     if resume is not None:
         if log is None:
             raise ConfigError("--resume needs the log that --no-log turns off")
         run_id = find_run(log, resume)
-    settings = settings_from(given, None if log is None else _logged(log, run_id))
+        before = settings_of_run(log, run_id)
+    settings = settings_from(given, before)
     screen = ChatScreen()
     talk = Chat(
         settings, screen, log=log, approvals=approvals, context=AgentContext(read_system(system))
@@ -78,13 +77,6 @@ def chat(
     if log is not None and talk.run_id is not None:
         screen.note(f"to go on: {PROGRAM} chat --resume {talk.run_id[:8]}")
     return 0
-
-
-def _logged(log: Log, run_id: str | None) -> Settings | None:
-    if run_id is None:
-        return None
-    began = log.store.load(run_id).records[0].entry
-    return settings_of(began) if isinstance(began, RunBegan) else None
 
 
 async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
@@ -139,14 +131,9 @@ class ChatScreen(RichScreen):
         super().__init__()
         self.prompt: ChatPrompt | None = None
 
-    @property
-    def under_way(self) -> str:
-        """What the agent is doing."""
-        return self._status
-
     def live(self, characters: int) -> str:
         """The end of what the model is saying."""
-        return self._blocks.tail(characters)
+        return self.blocks.tail(characters)
 
     def print(self, shown: RenderableType) -> None:
         """Print something above the line."""
@@ -158,6 +145,7 @@ class ChatScreen(RichScreen):
         else:
             self.prompt.write(text)
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """Let the prompt draw it."""
         if self.prompt is not None:
             self.prompt.refresh()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -216,7 +218,11 @@ def doctor(*, offline: bool, log: Log) -> int:
 
 def _print(finding: Finding) -> None:
     mark = "ok " if finding.is_there else "-- "
-    click.echo(f"{mark}  {finding.what:<24} {one_line(finding.about, 300)}")
+    line = f"{mark}  {finding.what:<24} {one_line(finding.about, 300)}"
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        line = textwrap.fill(line, max(width, 60), subsequent_indent=" " * 30)
+    click.echo(line)
 
 
 def _findings(log: Log) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -29,10 +30,12 @@ from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.styles import Style
-from rich.cells import chop_cells
+from rich.console import Console
+from rich.text import Text
 
 __all__ = ["ChatPrompt"]
 
+_ANYWHERE = Console(file=StringIO())  # rich wants one to wrap a text; nothing is printed there
 _LIVE_ROWS = 8
 _REDRAWS_APART = 0.05
 _LEAVE = (signal.SIGTERM, signal.SIGHUP)
@@ -147,7 +150,8 @@ class ChatPrompt:
         size = self._session.app.output.get_size()
         rows = max(1, min(_LIVE_ROWS, size.rows // 3))
         lines = self._live(rows * size.columns).expandtabs().split("\n")
-        pieces = [piece for line in lines for piece in chop_cells(line, size.columns) or [""]]
+        wrapped = [Text(line).wrap(_ANYWHERE, size.columns) for line in lines]
+        pieces = [piece.plain for line in wrapped for piece in line]
         shown: StyleAndTextTuples = [("class:live", f"{piece}\n") for piece in pieces[-rows:]]
         return [*(shown if any(pieces) else []), ("class:prompt", self._label())]
 

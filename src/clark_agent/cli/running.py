@@ -35,14 +35,13 @@ from clark_agent.cli.setup import (
     read_system,
     run_argument,
     settings_from,
-    settings_of,
+    settings_of_run,
     system_option,
 )
 from clark_agent.cli.view import JsonView, PlainScreen, View, make_screen, safe, show_log_messages
 from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
 from clark_agent.events import AgentEvent
 from clark_agent.loop import RunResult, check_continuation, start
-from clark_agent.run_log.records import RunBegan
 from clark_agent.running import Starter
 from clark_agent.trajectory import fork as fork_run
 from clark_agent.trajectory import resume as resume_run
@@ -111,7 +110,7 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
     """
     found = find_run(log, run_id)
     stage = Stage(as_json, log)
-    agent = stage.agent(settings_from(given, _logged(log, found)), approvals)
+    agent = stage.agent(settings_from(given, settings_of_run(log, found)), approvals)
     return stage.play(
         lambda sink, token: resume_run(log.store, found, agent.config, token, sink=sink)
     )
@@ -151,15 +150,10 @@ def fork(
     if not text:
         check_continuation(context)
     stage = Stage(as_json, log)
-    agent = stage.agent(settings_from(given, _logged(log, found)), approvals)
+    agent = stage.agent(settings_from(given, settings_of_run(log, found)), approvals)
     return stage.play(
         lambda sink, token: start(text or (), context, agent.config, token, sink=sink)
     )
-
-
-def _logged(log: Log, run_id: str) -> Settings:
-    began = log.store.load(run_id).records[0].entry
-    return settings_of(began) if isinstance(began, RunBegan) else Settings()
 
 
 def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:

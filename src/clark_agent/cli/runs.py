@@ -61,7 +61,14 @@ __all__ = ["diff", "export", "replay", "runs", "show"]
 
 
 @click.command(epilog=examples("clark-agent runs", "clark-agent runs -n 100 --json | jq .outcome"))
-@click.option("-n", "--limit", default=20, type=click.IntRange(min=1), help="How many; 20.")
+@click.option(
+    "-n",
+    "--limit",
+    metavar="N",
+    default=20,
+    type=click.IntRange(min=1),
+    help="How many; 20 by default.",
+)
 @click.option("--all", "children", is_flag=True, help="Those that other runs started, too.")
 @click.option("--json", "as_json", is_flag=True, help="One run a line, as JSON.")
 @log_options()
@@ -73,27 +80,26 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
             JsonView().write(run)
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
-    for run in found:
-        click.echo(_line(run, log, width))
+    rows = [_row(run, log) for run in found]
+    columns = [max([len(cell) for cell in column]) for column in zip(*rows, strict=True)]
+    for row in rows:
+        *cells, said = [cell.ljust(size) for cell, size in zip(row, columns, strict=True)]
+        line = "  ".join([*cells, said.rstrip()])
+        click.echo(line if len(line) <= width else line[: width - 1] + "…")
     if not found:
         click.echo(f"there are no runs in {log.path}", err=True)
 
 
-def _line(run: RunSummary, log: Log, width: int) -> str:
+def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
+    """Its id, when it was and how it ended, the model, and what it was asked."""
     when = datetime.fromtimestamp(run.began_at / 1000).strftime("%Y-%m-%d %H:%M")
-    outcome = run.outcome or "not ended"
-    line = f"{safe(run.run_id)[:8]:8}  {when}  {one_line(outcome, 18):18}  {_about(run, log)}"
-    return line if len(line) <= width else line[: width - 1] + "…"
-
-
-def _about(run: RunSummary, log: Log) -> str:
-    """The model, and what it was asked."""
+    start = (safe(run.run_id)[:8], when, one_line(run.outcome or "not ended", 18))
     records = log.store.load(run.run_id).records
     began = records[0].entry if records else None
     if not isinstance(began, RunBegan):
-        return "(its beginning cannot be read)"
+        return (*start, "-", "(its beginning cannot be read)")
     said = " ".join([message.plain_text for message in began.prompts])
-    return f"{one_line(began.model_id or '-', 28):28}  {one_line(said)}"
+    return (*start, one_line(began.model_id or "-", 28), one_line(said))
 
 
 # --- show -----------------------------------------------------------------------------------------

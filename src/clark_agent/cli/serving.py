@@ -25,8 +25,15 @@ __all__ = ["gateway"]
     )
 )
 @click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
-@click.option("--host", default="127.0.0.1", help="Where to listen; only this machine by default.")
-@click.option("--port", default=8000, type=click.IntRange(0, 65535), help="8000 by default.")
+@click.option(
+    "--host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    help="Where to listen; only this machine by default.",
+)
+@click.option(
+    "--port", metavar="N", default=8000, type=click.IntRange(0, 65535), help="8000 by default."
+)
 @click.option(
     "--token",
     "tokens",

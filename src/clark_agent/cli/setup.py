@@ -63,6 +63,7 @@ __all__ = [
     "run_argument",
     "settings_from",
     "settings_of",
+    "settings_of_run",
     "state_folder",
     "system_option",
     "tool_names",
@@ -131,6 +132,12 @@ def settings_of(began: RunBegan) -> Settings:
     except (KeyError, msgspec.ValidationError):
         known = tuple([name for name in TOOLS if name in began.tools])
         return Settings(model=began.model_id or DEFAULT_MODEL, tools=known, root=os.getcwd())
+
+
+def settings_of_run(log: Log, run_id: str) -> Settings:
+    """The settings of a run by its id."""
+    began = log.store.load(run_id).records[0].entry
+    return settings_of(began) if isinstance(began, RunBegan) else Settings()
 
 
 def tool_names(given: Iterable[str]) -> tuple[str, ...]:
@@ -371,8 +378,8 @@ def _complete_tools(_: Any, __: Any, incomplete: str) -> list[CompletionItem]:
 
 def _complete_runs(context: click.Context, _: Any, incomplete: str) -> list[CompletionItem]:
     runs = open_log(context.params.get("log")).store.runs(limit=50)
-    found = [run.run_id for run in runs if run.run_id.startswith(incomplete)]
-    return [CompletionItem(run_id) for run_id in ["last", *found]]
+    names = ["last", *[run.run_id for run in runs]]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def run_argument(name: str = "run_id") -> Callable[[F], F]:

@@ -21,13 +21,21 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TextIO, TypeAlias
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    ConsoleRenderable,
+    Group,
+    RenderableType,
+    RenderResult,
+)
+from rich.control import Control
 from rich.live import Live
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.spinner import Spinner
 from rich.text import Text
 
@@ -63,6 +71,7 @@ __all__ = [
 Style: TypeAlias = Literal["user", "tool", "ok", "error", "info"]
 """What a line is about."""
 
+_PART = " · "  # between the parts of a line
 _STYLES: dict[str, tuple[str, str]] = {  # what stands before the line, and its look
     "user": ("> ", "bold"),
     "tool": ("● ", "cyan"),
@@ -181,9 +190,10 @@ class RichScreen:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
-        self._blocks = MarkdownBlocks()
-        self._status = ""
-        self._live: Live | None = None
+        self.blocks = MarkdownBlocks()
+        """What the model is saying, as far as it is not printed."""
+        self.under_way = ""
+        self._live: _Drawing | None = None
         self._is_quiet = False
 
     def print(self, shown: RenderableType) -> None:
@@ -192,66 +202,107 @@ class RichScreen:
 
     def say(self, text: str) -> None:
         """Print the blocks that are complete, draw the last."""
-        self._print_blocks(self._blocks.feed(text))
-        self._draw()
+        self._print_blocks(self.blocks.feed(text))
+        self.draw()
 
     def end(self) -> None:
         """Print the last block."""
-        blocks = self._blocks.close()
-        self._draw()
+        blocks = self.blocks.close()
+        self.draw()
         self._print_blocks(blocks)
 
     def note(self, text: str, style: Style = "info") -> None:
         """Print a line."""
         before, look = _STYLES[style]
+        if style == "info":
+            text = _by_parts(text, self.console.width)
         self.print(Text(before + text, look))
 
     def status(self, text: str) -> None:
         """Draw it below."""
-        self._status = text
-        self._draw()
+        self.under_way = text
+        self.draw()
 
     def close(self) -> None:
         """Nothing moves any more, and the cursor is back."""
-        self._status = ""
+        self.under_way = ""
         self.end()
 
     @contextmanager
     def quiet(self) -> Generator[None]:
         """Draw nothing meanwhile: a person types."""
         self._is_quiet = True
-        self._draw()
+        self.draw()
         try:
             yield
         finally:
             self._is_quiet = False
-            self._draw()
+            self.draw()
 
     def _print_blocks(self, blocks: list[str]) -> None:
         for block in blocks:
             self.print(rendered(block))
             self.print("")
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
         """Draw what may still change: the end of the model's text, and what is under way."""
-        tail = self._blocks.tail(_MOST_DRAWN)
-        if self._is_quiet or not (tail.strip() or self._status):
+        tail = self.blocks.tail(_MOST_DRAWN)
+        if self._is_quiet or not (tail.strip() or self.under_way):
             if self._live is not None:
                 live, self._live = self._live, None
                 live.stop()
             return
         parts: list[RenderableType] = [_LastLines(tail)] if tail.strip() else []
-        if self._status:
-            status = Text(self._status, "dim", overflow="ellipsis", no_wrap=True)
+        if self.under_way:
+            status = Text(self.under_way, "dim", overflow="ellipsis", no_wrap=True)
             parts.append(Spinner("dots", status))
         if self._live is None:
-            self._live = Live(console=self.console, transient=True, refresh_per_second=12)
+            self._live = _Drawing(console=self.console, transient=True, refresh_per_second=12)
             self._live.start()
-        self._live.update(Group(*parts))
+        self._live.update(_Measured(Group(*parts), self._live))
 
 
 _MOST_DRAWN = 4_000
-_MOST_LINES = 12  # what is drawn when a window is made narrower stays there, by halves
+_MOST_LINES = 12
+
+
+class _Drawing(Live):
+    """A live display that also goes away when the window has been made narrower meanwhile.
+
+    Terminals break the lines that no longer fit, so that what was drawn has more rows than rich
+    believes, which takes away only as many as it has drawn.
+    """
+
+    widths: Sequence[int] = ()
+    """Of the lines that were drawn last."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Take away the rows that rich does not know of, and then as always."""
+        columns = max(1, self.console.width)
+        broken = sum([max(0, width - 1) // columns for width in self.widths])
+        row = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
+        return [Control(*(row * broken)), *super().process_renderables(renderables)]
+
+
+class _Measured:
+    """Something to draw; tells how wide its lines have become."""
+
+    def __init__(self, shown: RenderableType, drawing: _Drawing) -> None:
+        self._shown = shown
+        self._drawing = drawing
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [_trimmed(line) for line in console.render_lines(self._shown, options, pad=False)]
+        self._drawing.widths = [Segment.get_line_length(line) for line in lines]
+        for number, line in enumerate(lines):
+            yield from [Segment.line(), *line] if number else line
+
+
+def _trimmed(line: list[Segment]) -> list[Segment]:
+    """The line without blanks at its end: a narrower window would give them rows of their own."""
+    while line and not line[-1].text.strip() and not (line[-1].style and line[-1].style.bgcolor):
+        line = line[:-1]
+    return line
 
 
 class _LastLines:
@@ -302,9 +353,9 @@ class View:
                 self._began, self._turns, self._calls = time.monotonic(), 0, 0
             case ev.TurnStart():
                 self._turns += 1
+                screen.status("thinking")
             case ev.MessageStart(message=AssistantMessage()):
                 self._has_said = False
-                screen.status("thinking")
             case ev.MessageUpdate(chunk=TextChunk(delta)):
                 self._has_said = True
                 screen.say(safe(delta))
@@ -371,7 +422,18 @@ class View:
         parts += [usage_text(usage), f"{time.monotonic() - self._began:.1f} s"]
         if run_id is not None:
             parts.append(f"run {run_id[:8]}")
-        return " · ".join(parts)
+        return _PART.join(parts)
+
+
+def _by_parts(text: str, width: int) -> str:
+    """The text, broken between its parts where it is too long."""
+    lines: list[str] = []
+    for part in text.split(_PART):
+        if lines and len(lines[-1] + _PART + part) <= width:
+            lines[-1] += _PART + part
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def _count(number: int, noun: str) -> str:
@@ -379,10 +441,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def _result_line(narration: str | None, text: str, is_error: bool) -> tuple[str, Style]:
-    line = one_line(narration or text) or "(nothing)"
-    more = len(text.strip().splitlines()) - 1
-    if narration is None and more > 0 and not is_error:
-        line += f"  (+{more} line{'s' * (more != 1)})"
+    if narration or is_error:
+        line = one_line(narration or text)
+    else:
+        first, *others = text.strip().splitlines() or [""]
+        line = one_line(first) + (f"  (+{_count(len(others), 'line')})" if others else "")
+    line = line or "(nothing)"
     return line, "error" if is_error else "ok"
 
 

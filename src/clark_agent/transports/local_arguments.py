@@ -48,15 +48,16 @@ def words_of(value: Any) -> Iterator[str]:
 
 
 def is_said(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> bool:
-    """Whether all of the arguments were said that must be, and anything at all if there are any."""
+    """Whether the arguments were said that must be, and anything at all if the tool takes any."""
     known = _properties(tool)
-    for name, value in arguments.items():
+    kept = {name: arguments[name] for name in _kept(tool, arguments, said)}
+    for name, value in kept.items():
         if name in known and _is_free(known[name]):
             given = set(words_of(value))
             # A lake called lake: that is nothing that anybody has said.
             if not given <= said or (given and given <= set(words(name))):
                 return False
-    return not known or bool(set(words_of(arguments)) & said)
+    return not known or bool(set(words_of(kept)) & said)
 
 
 def with_choices_said(tool: ToolSchema, said: set[str]) -> ToolSchema:
@@ -75,17 +76,19 @@ def with_choices_said(tool: ToolSchema, said: set[str]) -> ToolSchema:
 def without_unsaid(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> ToolSchema:
     """The tool with no optional arguments but those that somebody has said something of."""
     required = list(tool.parameters.get("required") or ())
-    kept = [
+    kept = {*required, *_kept(tool, arguments, said)}
+    left = {name: schema for name, schema in _properties(tool).items() if name in kept}
+    return _changed(tool, left, required)
+
+
+def _kept(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> list[str]:
+    """The names of the arguments that are required or were said."""
+    required = tool.parameters.get("required") or ()
+    return [
         name
         for name, value in arguments.items()
-        if (given := set(words_of(value))) and given <= said
+        if name in required or ((given := set(words_of(value))) and given <= said)
     ]
-    left = {
-        name: schema
-        for name, schema in _properties(tool).items()
-        if name in required or name in kept
-    }
-    return _changed(tool, left, required)
 
 
 def copying(tool: ToolSchema, question: str) -> ToolSchema:

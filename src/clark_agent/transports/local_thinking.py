@@ -162,9 +162,8 @@ class Thinker:
         for tool in tools:
             narrow = with_choices_said(tool, said)
             arguments = self._arguments(case, narrow)
-            fitting = without_unsaid(narrow, arguments, said)
-            if is_said(fitting, arguments, said):
-                return fitting
+            if is_said(narrow, arguments, said):
+                return without_unsaid(narrow, arguments, said)
         return copying(without_unsaid(with_choices_said(tools[0], said), {}, said), question)
 
     def _leading_on(self, case: Case, tool: ToolSchema, *, was_put_off: bool) -> ToolSchema | None:
@@ -174,13 +173,13 @@ class Thinker:
         said = asked | {word for step in turn.steps for word in words(step.result)}
         narrow = with_choices_said(tool, said)
         arguments = self._arguments(case, narrow)
-        fitting = without_unsaid(narrow, arguments, said)
-        if not is_said(fitting, arguments, said):
+        if not is_said(narrow, arguments, said):
             return None
         wanted = set(words_of(arguments)) - COMMON_WORDS
         takes_result = wanted & (set(words(turn.steps[-1].result)) - asked)
         takes_more = wanted & (asked - _used_up(case))
-        return fitting if takes_result and (was_put_off or takes_more) else None
+        leads_on = takes_result and (was_put_off or takes_more)
+        return without_unsaid(narrow, arguments, said) if leads_on else None
 
     def _relevance(self, tools: Sequence[ToolSchema], question: str) -> Relevance:
         asked = self._look(tools, question)
