@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
+from clark_agent.schema import portable_schema
 from clark_agent.stream import StreamErrorKind, StreamRequest
 from clark_agent.transports.answer import Answer, Failure
 from clark_agent.transports.base import Transport
@@ -45,6 +47,8 @@ from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage,
 __all__ = ["LocalModel"]
 
 _SMALLEST_WINDOW = 512
+_LARGEST_WINDOW = 16 * 1024 * 1024
+_MOST_THREADS = 512  # as many as llama.cpp takes; with more it ends the process
 
 
 class LocalModel(Transport[bytes]):
@@ -67,10 +71,11 @@ class LocalModel(Transport[bytes]):
         timeouts: Timeouts | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if not _is_count(window, _SMALLEST_WINDOW):
-            raise ConfigError(f"window must be at least {_SMALLEST_WINDOW} tokens, not {window!r}")
-        if not _is_count(threads, 1):
-            raise ConfigError(f"threads must be at least 1, not {threads!r}")
+        _check("window", window, _SMALLEST_WINDOW, _LARGEST_WINDOW)
+        _check("threads", threads, 1, _MOST_THREADS)
+        template: Any = chat_template
+        if template is not None and not (isinstance(template, str) and template.strip()):
+            raise ConfigError(f"chat_template must be a Jinja template, not {template!r}")
         weights = packaged_weights() if path is None else _weights_at(path)
         name = PACKAGED if path is None else weights.stem
         super().__init__(name, provider="local model", retry=retry, timeouts=timeouts, clock=clock)
@@ -182,7 +187,9 @@ def _case(messages: Any, request: StreamRequest) -> Case:
         request.system_prompt,
         tuple(turns[:-1]),
         turns[-1],
-        tuple(request.tools),
+        tuple(
+            [replace(tool, parameters=portable_schema(tool.parameters)) for tool in request.tools]
+        ),
         must_call=request.force_tool_call,
         cap=request.max_output_tokens,
         temperature=request.temperature or 0.0,
@@ -219,7 +226,10 @@ def _turns(messages: Any) -> list[Turn]:
 
 
 def _weights_at(given: str | Path) -> Path:
-    path = Path(given).expanduser()
+    try:
+        path = Path(given).expanduser()
+    except (TypeError, RuntimeError) as error:  # no path, or nobody's home
+        raise ConfigError(f"{given!r} is not the path of a GGUF file: {error}") from None
     if not path.is_file():
         raise ConfigError(
             f"there is no file {str(given)!r}: name the path of a GGUF file, or nothing for the "
@@ -228,5 +238,6 @@ def _weights_at(given: str | Path) -> Path:
     return path.resolve()
 
 
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _check(name: str, value: Any, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{name} must be a number from {least} to {most}, not {value!r}")

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from clark_agent.stream import ToolSchema
 
-__all__ = ["copying", "is_said", "with_choices_said", "without_unsaid", "words", "words_of"]
+__all__ = ["copying", "held", "is_said", "with_choices_said", "without_unsaid", "words", "words_of"]
 
 # A text that is copied from the question has at most so many words, and comes from so many.
 _LONGEST_SPAN = 6
 _MOST_WORDS = 60
+_LARGEST = 10**15
 
 
 def words(text: str) -> list[str]:
@@ -63,7 +64,7 @@ def is_said(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> b
 def with_choices_said(tool: ToolSchema, said: set[str]) -> ToolSchema:
     """The tool with only the choices that were said, where any was; a single one must be taken."""
     narrow: dict[str, Any] = {}
-    required = list(tool.parameters.get("required") or ())
+    required = _required(tool)
     for name, schema in _properties(tool).items():
         choices = schema.get("enum") if isinstance(schema, dict) else None
         named = [each for each in choices or () if isinstance(each, str) and _is_named(each, said)]
@@ -75,7 +76,7 @@ def with_choices_said(tool: ToolSchema, said: set[str]) -> ToolSchema:
 
 def without_unsaid(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> ToolSchema:
     """The tool with no optional arguments but those that somebody has said something of."""
-    required = list(tool.parameters.get("required") or ())
+    required = _required(tool)
     kept = {*required, *_kept(tool, arguments, said)}
     left = {name: schema for name, schema in _properties(tool).items() if name in kept}
     return _changed(tool, left, required)
@@ -83,7 +84,7 @@ def without_unsaid(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str
 
 def _kept(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> list[str]:
     """The names of the arguments that are required or were said."""
-    required = tool.parameters.get("required") or ()
+    required = _required(tool)
     return [
         name
         for name, value in arguments.items()
@@ -100,11 +101,37 @@ def copying(tool: ToolSchema, question: str) -> ToolSchema:
         for start in range(min(len(parts) - length + 1, _MOST_WORDS))
     ]
     choices = list(dict.fromkeys([span for span in spans if span]))
-    held = {
-        name: {**schema, "enum": choices} if choices and _is_text(schema) else schema
+    narrow = {
+        name: {"type": "string", "enum": fitting}
+        if _is_text(schema) and (fitting := [text for text in choices if _fits(text, schema)])
+        else schema
         for name, schema in _properties(tool).items()
     }
-    return _changed(tool, held, list(tool.parameters.get("required") or ()))
+    return _changed(tool, narrow, _required(tool))
+
+
+def held(schema: Any, *, is_top: bool = True) -> Any:
+    """The schema without what a small model loses itself in: properties that nobody named, and
+    integers without end.
+    """
+    if isinstance(schema, list):
+        return [held(part, is_top=False) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {
+        key: held(schema[key], is_top=False)
+        for key in ("items", "anyOf", "additionalProperties")
+        if key in schema
+    }
+    named = {name: held(part, is_top=False) for name, part in _named(schema).items()}
+    if is_top:
+        return {**schema, "type": "object", "properties": named, "additionalProperties": False}
+    if named:
+        inner = {"additionalProperties": False, **inner, "properties": named}
+    if schema.get("type") == "integer" and "enum" not in schema:
+        low, high = schema.get("minimum", -_LARGEST), schema.get("maximum", _LARGEST)
+        return {**schema, "minimum": low, "maximum": high} if low <= high else schema
+    return {**schema, **inner}
 
 
 def _changed(tool: ToolSchema, properties: dict[str, Any], required: list[str]) -> ToolSchema:
@@ -112,8 +139,17 @@ def _changed(tool: ToolSchema, properties: dict[str, Any], required: list[str]) 
     return replace(tool, parameters=changed)
 
 
+def _required(tool: ToolSchema) -> list[str]:
+    found: Any = tool.parameters.get("required")
+    return list(found) if found else []
+
+
 def _properties(tool: ToolSchema) -> dict[str, Any]:
-    found = tool.parameters.get("properties")
+    return _named(tool.parameters)
+
+
+def _named(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
     return found if isinstance(found, dict) else {}
 
 
@@ -126,5 +162,18 @@ def _is_free(schema: Any) -> bool:
     return isinstance(schema, dict) and "enum" not in schema and schema.get("type") != "boolean"
 
 
+def _fits(text: str, schema: Mapping[str, Any]) -> bool:
+    if not schema.get("minLength", 0) <= len(text) <= schema.get("maxLength", len(text)):
+        return False
+    try:
+        return re.search(schema.get("pattern", ""), text) is not None
+    except re.error:  # it is another language's
+        return False
+
+
 def _is_text(schema: Any) -> bool:
-    return isinstance(schema, dict) and schema.get("type") == "string" and "enum" not in schema
+    return (
+        isinstance(schema, dict)
+        and schema.get("type") == "string"
+        and schema.keys().isdisjoint(("enum", "format"))
+    )

@@ -2,7 +2,9 @@
 
 `xllamacpp` brings llama.cpp with its server, which keeps the prompts it has read: a prompt that
 begins like an earlier one is read from there on. Several calls may be under way at once, each in a
-thread of its own; the model takes them by turns, token by token.
+thread of its own; the model takes them by turns, token by token. They share one window, and one
+that outgrew it would make others fail: a call for which there may be no room waits for those before
+it.
 
 What has to be known about it:
 
@@ -40,6 +42,7 @@ from msgspec import Struct
 
 from clark_agent.errors import ConfigError
 from clark_agent.transports.clients import load_sdk
+from clark_agent.transports.outgoing import with_extras
 
 __all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine", "packaged_weights"]
 
@@ -52,6 +55,7 @@ _NEEDED_BY = "the local model"
 _BATCH = 128
 _SLOTS = 4
 _EXIT_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 0.1
 # A file's description of itself, vocabulary included, is in its first few megabytes.
 _HEADER_BYTES = 64 * 1024 * 1024
 
@@ -78,14 +82,16 @@ class Engine:
         self.memory: dict[str, Any] = {}
         """For whoever leads the model, to remember what it made of a prompt."""
         self._idle = threading.Condition()
-        self._calls = 0
+        self._needs: list[int] = []  # how many tokens each of the calls under way may need
         self._is_closing = False
         try:
             with _signals_kept():
                 self._server = xllamacpp.Server(_parameters(xllamacpp, settings))
         except RuntimeError as error:
+            also = " or is chat_template wrong," if settings.chat_template else ""
             raise ConfigError(
-                f"llama.cpp cannot load {settings.path}: is it a GGUF file that is whole? ({error})"
+                f"llama.cpp cannot load {settings.path}: is it no GGUF file, or not whole,{also} "
+                f"or is there no memory for a window of {settings.window}? ({error})"
             ) from None
         # Its loop may not run yet, and would not hear that it should end. An answer is a proof.
         self.complete({"prompt": "Hi", "max_tokens": 1}, lambda _: False)
@@ -103,23 +109,36 @@ class Engine:
         """Stop all calls and wait until they have gone."""
         with self._idle:
             self._is_closing = True
-            self._idle.wait_for(lambda: not self._calls, _EXIT_SECONDS)
+            self._idle.wait_for(lambda: not self._needs, _EXIT_SECONDS)
 
     def _ask(self, method: str, body: dict[str, Any], tell: Tell) -> None:
-        with self._idle:
-            if self._is_closing:
-                return
-            self._calls += 1
+        asked = msgspec.json.encode(with_extras(body, None))
 
         def hear(event: bytes) -> bool:
             return tell(event) or self._is_closing
 
+        # No token is shorter than a byte. An answer without a limit may need all that there is.
+        window = self.settings.window
+        prompt = body["prompt"].encode(errors="replace") if "prompt" in body else asked
+        need = min(len(prompt) + body.get("max_tokens", window), window)
+        if not self._waits_for_room(need, hear):
+            return
         try:
-            getattr(self._server, method)(msgspec.json.encode(body), hear)
+            getattr(self._server, method)(asked, hear)
         finally:
             with self._idle:
-                self._calls -= 1
+                self._needs.remove(need)
                 self._idle.notify_all()
+
+    def _waits_for_room(self, need: int, hear: Tell) -> bool:
+        """Take so much of the window as soon as it is free. False: nobody wants it any more."""
+        with self._idle:
+            while not hear(b"{}"):
+                if not self._needs or sum(self._needs) + need <= self.settings.window:
+                    self._needs.append(need)
+                    return True
+                self._idle.wait(_LOOK_AGAIN_SECONDS)
+        return False
 
 
 def _parameters(xllamacpp: Any, settings: EngineSettings) -> Any:
@@ -231,8 +250,10 @@ def has_chat_template(path: Path) -> bool:
     key = b"tokenizer.chat_template"
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data[:4] != b"GGUF":
-                raise ConfigError(f"{path} is not a GGUF file: it does not begin like one")
-            return data.find(struct.pack("<Q", len(key)) + key, 0, _HEADER_BYTES) >= 0
+            is_model = data[:4] == b"GGUF"
+            found = data.find(struct.pack("<Q", len(key)) + key, 0, _HEADER_BYTES) >= 0
     except (OSError, ValueError) as error:
         raise ConfigError(f"the model {path} cannot be read: {error}") from None
+    if not is_model:
+        raise ConfigError(f"{path} is not a GGUF file: it does not begin like one")
+    return found

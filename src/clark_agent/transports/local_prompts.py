@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import zip_longest
+from math import inf
+from sys import maxsize
 from typing import Any
 
 import msgspec
@@ -143,8 +145,8 @@ def with_facts(question: str, facts: Iterable[str], *, longest: int = 600) -> st
 
 
 def quoted(text: str) -> str:
-    """The text on one line: a line break would end it."""
-    return " ".join(text.split())
+    """The text on one line: a line break would end it, and a NUL all that comes behind it."""
+    return " ".join(text.replace("\0", " ").split())
 
 
 def _written(turn: Turn) -> str:
@@ -157,24 +159,32 @@ def _written(turn: Turn) -> str:
 
 
 def _signature(tool: ToolSchema) -> str:
-    parameters = [f"{name}: {_type(schema)}" for name, schema in _parameters(tool).items()]
+    parameters = [f"{quoted(name)}: {_type(schema)}" for name, schema in _parameters(tool).items()]
     return f"{tool.name}({', '.join(parameters)}): {_summary(tool)}"
 
 
 def _example(tool: ToolSchema) -> tuple[str, str]:
     """A request for the tool in the words of its description, and the call that it asks for."""
-    wanted = tool.parameters.get("required") or ()
-    arguments: dict[str, Any] = {}
-    for name, schema in _parameters(tool).items():
-        if name in wanted:
-            values = _values(name, schema)
-            # Two alike would teach that all are.
-            fresh = [value for value in values if value not in arguments.values()]
-            arguments[name] = (fresh or values)[0]
+    arguments = _object(tool.parameters)
     shown = ", ".join([_shown(value) for value in arguments.values()])
     asked = _summary(tool).rstrip(".")
     written = msgspec.json.encode(arguments).decode()
     return (f"{asked}: {shown}" if shown else asked), f"call {tool.name} {_spaced(written)}"
+
+
+def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties that are required, each with a value; more if it must have more."""
+    known, wanted = _named(schema), schema.get("required") or ()
+    more = schema.get("additionalProperties")
+    asked = {name: part for name, part in known.items() if name in wanted}
+    spare = {name: known.get(name, more) for name in (*known, *_NAMES) if name not in asked}
+    missing = max(0, schema.get("minProperties", 0) - len(asked))
+    found: dict[str, Any] = {}
+    for name, part in (*asked.items(), *list(spare.items())[:missing]):
+        values = _values(name, part)
+        # Two alike would teach that all are.
+        found[name] = next((value for value in values if value not in found.values()), values[0])
+    return found
 
 
 def _spaced(text: str) -> str:
@@ -183,7 +193,11 @@ def _spaced(text: str) -> str:
 
 
 def _parameters(tool: ToolSchema) -> dict[str, Any]:
-    found = tool.parameters.get("properties")
+    return _named(tool.parameters)
+
+
+def _named(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
     return found if isinstance(found, dict) else {}
 
 
@@ -235,22 +249,37 @@ def _values(name: str, schema: Any) -> list[Any]:
             return given
     match known.get("type"):
         case "integer":
-            return [5, 2, 9]
+            return _within(known, [5, 2, 9])
         case "number":
-            return [12, 7, 30]
+            return _within(known, [12, 7, 30])
         case "boolean":
             return [True]
         case "array":
-            return [[value] for value in _values(name, known.get("items"))]
+            count = max(known.get("minItems", 0), min(1, known.get("maxItems", 1)))
+            return [[value] * count for value in _values(name, known.get("items"))]
         case "object":
-            return [{}]
+            return [_object(known)]
+        case "null":
+            return [None]
         case _:
             usual = _VALUES.get(name) or _VALUES.get(re.split(r"[_-]", name)[-1])
-            return [usual, *_NAMES] if usual else list(_NAMES)
+            return _long_enough(known, [usual, *_NAMES] if usual else list(_NAMES))
+
+
+def _within(schema: Mapping[str, Any], usual: list[Any]) -> list[Any]:
+    least, most = schema.get("minimum", -inf), schema.get("maximum", inf)
+    fitting = [value for value in usual if least <= value <= most]
+    return fitting or [least if least > usual[0] else most]
+
+
+def _long_enough(schema: Mapping[str, Any], usual: list[str]) -> list[str]:
+    shortest, longest = schema.get("minLength", 0), schema.get("maxLength", maxsize)
+    fitting = [text for text in usual if shortest <= len(text) <= longest]
+    return fitting or [(usual[0] * (shortest // len(usual[0]) + 1))[:longest]]
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return quoted(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 # --- what a question and a tool have in common --------------------------------------------------

@@ -31,6 +31,7 @@ from clark_agent.transports.answer import ProviderFailure
 from clark_agent.transports.failures import failure_told
 from clark_agent.transports.local_arguments import (
     copying,
+    held,
     is_said,
     with_choices_said,
     without_unsaid,
@@ -70,6 +71,16 @@ _SHORT_RESULT = 100
 _LONGEST_TEXT = 64
 _LONGEST_ARGUMENTS = 512
 _GRAMMAR = "%llguidance {{}}\nstart: {}"
+# Blanks where the examples have them, or it might write nothing else. A keyword that is not known
+# is left out: a grammar that is refused holds nothing at all, and nobody says so.
+_AS_SHOWN = {
+    "x-guidance": {
+        "whitespace_flexible": False,
+        "item_separator": ", ",
+        "key_separator": ": ",
+        "lenient": True,
+    }
+}
 
 
 class Stopped(Exception):
@@ -115,18 +126,21 @@ class Thinker:
         self._tell = tell
         self._is_wanted = is_wanted
         self._usage = Usage()
+        self._written = 0
 
     def think(self, case: Case) -> None:
         """Tell a call or an answer. Raises `ProviderFailure` and `Stopped`."""
         chosen = self._choose(case) if case.tools else None
         finish = self._answer(case) if chosen is None else self._call(case, chosen)
         used = self._usage
+        # What it wrote to find out is no part of the answer, and does not count against its cap.
+        read = used.input_tokens + used.cache_read_input_tokens + used.output_tokens
         self._tell(
             {
                 "choices": [{"index": 0, "delta": {}, "finish_reason": finish}],
                 "usage": {
-                    "prompt_tokens": used.input_tokens + used.cache_read_input_tokens,
-                    "completion_tokens": used.output_tokens,
+                    "prompt_tokens": read - self._written,
+                    "completion_tokens": self._written,
                     "prompt_tokens_details": {"cached_tokens": used.cache_read_input_tokens},
                 },
             }
@@ -213,7 +227,7 @@ class Thinker:
     def _likelihoods(self, prompt: str, texts: Sequence[str]) -> dict[str, float]:
         """How likely each text is to come next, token by token, in nats."""
         tokens = self._next_tokens(prompt)
-        lowest = min(tokens.values())
+        lowest = min(tokens.values(), default=0.0)  # half a character is not told
         beginnings: dict[str, list[str]] = {}
         found: dict[str, float] = {}
         for text in texts:
@@ -255,14 +269,15 @@ class Thinker:
     def _answer(self, case: Case) -> str:
         steps = case.turn.steps
         result = quoted(steps[-1].result) if steps else ""
-        line = r" ?[^ \n][^\n]*"
+        line, longest = r" ?[^ \n][^\n]*", _LONGEST_TEXT
         if 0 < len(result) <= _SHORT_RESULT:
+            longest += len(result.encode())
             openings = "|".join([_literal(opening) for opening in OPENINGS])
             line = rf" ({openings})?{_literal(result)}[.!]?"
         settings = {
             "grammar": _GRAMMAR.format(rf"/{line}\n/"),
             "stop": ["\n"],
-            "max_tokens": case.cap or _LONGEST_TEXT,
+            "max_tokens": case.cap or longest,
             "temperature": case.temperature,
         }
         prompt = answer_prompt(case.system, case.earlier, case.turn)
@@ -322,6 +337,9 @@ class Thinker:
                     raise ProviderFailure(failure_told(event.error))
                 if event.usage is not None:
                     self._usage += event.usage.counted
+                    self._written = event.usage.completion_tokens
+                if event.prompt_progress is not None:
+                    self._tell({})  # a sign of life: it reads
                 for choice in event.choices:
                     hear(choice)
             except Exception as error:  # it must not go through llama.cpp
@@ -341,9 +359,10 @@ class Thinker:
 def _call_request(case: Case, tool: ToolSchema) -> tuple[str, dict[str, Any]]:
     """What asks for the arguments of a call, and holds them to the schema."""
     asked = with_facts(case.turn.question, [step.result for step in case.turn.steps])
-    schema = msgspec.json.encode({**tool.parameters, "additionalProperties": False}).decode()
+    schema = msgspec.json.encode({**held(tool.parameters), **_AS_SHOWN}).decode()
     settings = {
         "grammar": _GRAMMAR.format(f'" " arguments\narguments: %json {schema}'),
+        "stop": ["\n"],  # there is none in it, unless the grammar was refused
         "max_tokens": min(case.cap or _LONGEST_ARGUMENTS, _LONGEST_ARGUMENTS),
         "temperature": case.temperature,
     }
@@ -409,6 +428,7 @@ class _Event(Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    prompt_progress: Any = None
 
 
 _EVENTS = msgspec.json.Decoder(_Event)
