@@ -21,7 +21,7 @@ SHELL := /bin/sh
 
 help: ## list the targets
 	@echo "usage: make <target>"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
 test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run the tests with branch coverage
 	@$(PY) -m pytest --cov --cov-report=term

@@ -101,7 +101,7 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
-        'clark-agent run "What is in this folder?"',
+        'clark-agent run "Read notes.txt."',
         'clark-agent run --model openai:gpt-5.1 --tools files,shell "Why do the tests fail?"',
         'git diff | clark-agent run "Write a commit message for this."',
         "clark-agent chat",

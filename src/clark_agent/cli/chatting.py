@@ -13,6 +13,8 @@ from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.commands import complete, is_command, obey
 from clark_agent.cli.prompting import ChatPrompt
 from clark_agent.cli.setup import (
+    DEFAULT_MODEL,
+    TOO_SMALL,
     Approvals,
     Given,
     Log,
@@ -92,6 +94,8 @@ async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
     screen.prompt = prompt
     with prompt.owning():
         try:
+            if talk.agent.settings.model == DEFAULT_MODEL:
+                screen.note(TOO_SMALL)
             screen.note(f"{talk.agent.config.model_id} in {talk.agent.settings.root}; /help helps")
             if resume is not None:
                 await _obeyed(talk, f"/resume {resume}")

@@ -21,6 +21,8 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.cli.app import PROGRAM, examples, is_debugging
 from clark_agent.cli.asking import find_person
 from clark_agent.cli.setup import (
+    DEFAULT_MODEL,
+    TOO_SMALL,
     Agent,
     Approvals,
     Given,
@@ -165,7 +167,7 @@ def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:
         piped = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
     prompt = "\n\n".join([part for part in (text, piped) if part])
     if needed and not prompt:
-        raise click.UsageError(f'there is no prompt: {PROGRAM} run "What is in this folder?"')
+        raise click.UsageError(f'there is no prompt: {PROGRAM} run "Read notes.txt."')
     return prompt
 
 
@@ -198,6 +200,8 @@ class Stage:
     def agent(self, settings: Settings, approvals: Approvals) -> Agent:
         """The agent, with this audience to ask."""
         person = self.person
+        if settings.model == DEFAULT_MODEL:
+            self.screen.note(TOO_SMALL)
         return make_agent(
             settings,
             log=self._log,

@@ -43,9 +43,11 @@ from clark_agent.toolkit.ask import AskUser, ask_user_tool
 from clark_agent.toolkit.workspace import Workspace
 
 __all__ = [
+    "DEFAULT_MODEL",
     "DEFAULT_SYSTEM",
     "DEFAULT_TOOLS",
     "TOOLS",
+    "TOO_SMALL",
     "Agent",
     "Approvals",
     "Given",
@@ -74,6 +76,7 @@ FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "search_file
 DEFAULT_TOOLS = (*FILE_TOOLS, "calculator", "current_time")
 TOOLS = (*DEFAULT_TOOLS, "shell", "fetch_url", "ask_user", "finish")
 DEFAULT_MODEL = "local:"
+TOO_SMALL = "local: is a very small model, to see things work; --model names one that can do work"
 DEFAULT_TURNS = 50
 DEFAULT_SYSTEM = (
     "You are an assistant on a command line. Be brief and exact. Use the tools where they help; "
