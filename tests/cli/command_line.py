@@ -21,7 +21,7 @@ from clark_agent.trajectory import JsonlStore
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 from tests.transports.wires_chat import DONE, chunk, piece, stream, usage
 
-PATIENCE = 60.0  # seconds until what does not come is an error
+PATIENCE = 180.0  # seconds until what does not come is an error
 SPENT = usage(prompt_tokens=100, completion_tokens=20)
 
 
