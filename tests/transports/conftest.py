@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clark_agent.transports import LocalModel, RetryPolicy
 from tests.transports.servers import aimock as aimock_module
 from tests.transports.servers import llama as llama_module
 from tests.transports.servers.aimock import Aimock
@@ -62,3 +63,10 @@ def llama_server() -> Iterator[LlamaServer]:
     _need(llama_module.missing())
     with LlamaServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def local_model() -> LocalModel:
+    """The packaged model, inside this process. It never asks twice: a failure is to be seen."""
+    _need(llama_module.missing())
+    return LocalModel(retry=RetryPolicy(attempts=1))

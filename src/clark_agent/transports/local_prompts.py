@@ -238,6 +238,15 @@ _VALUES = {
 }  # fmt: skip
 
 
+_FORMATS = {
+    "date": "2024-05-17",
+    "date-time": "2024-05-17T10:30:00Z",
+    "time": "10:30:00Z",
+    "duration": "PT5M",
+    "email": "anna@example.com",
+    "uri": "https://example.com",
+    "uuid": "0d4a1185-6c1f-4e2a-9b57-31c0e5f2a1bc",
+}
 _NAMES = ("Alpha", "Beta", "Gamma", "Delta")
 
 
@@ -261,6 +270,8 @@ def _values(name: str, schema: Any) -> list[Any]:
             return [_object(known)]
         case "null":
             return [None]
+        case _ if (form := known.get("format")) in _FORMATS:
+            return [_FORMATS[form]]
         case _:
             usual = _VALUES.get(name) or _VALUES.get(re.split(r"[_-]", name)[-1])
             return _long_enough(known, [usual, *_NAMES] if usual else list(_NAMES))

