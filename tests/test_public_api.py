@@ -134,6 +134,7 @@ PUBLIC_NAMES = [
     "ToolAborted",
     "ToolCall",
     "ToolContext",
+    "ToolContractError",
     "ToolDefinitionError",
     "ToolError",
     "ToolExecutionError",

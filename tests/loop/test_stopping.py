@@ -46,8 +46,8 @@ from clark_agent import events as ev
 from clark_agent._threads import run_in_thread
 from clark_agent.emitter import Audience, Emitter
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
+from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
-from clark_agent.tool_run import left_behind
 from tests.loop.support import (
     CONTEXT,
     FINISH,

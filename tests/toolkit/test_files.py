@@ -30,8 +30,8 @@ from clark_agent import (
     encode_json,
     run,
 )
+from clark_agent.supervised import left_behind
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.tool_run import left_behind
 from clark_agent.toolkit import _regex_worker
 from clark_agent.toolkit._edits import EditRefused, replace_text
 from clark_agent.toolkit._glob import Glob

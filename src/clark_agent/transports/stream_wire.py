@@ -83,7 +83,7 @@ class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag
     details: Any = None
 
 
-class ChunkRecord(Struct, frozen=True, gc=False, tag_field="type", tag="chunk"):
+class ChunkRecord(Struct, frozen=True, tag_field="type", tag="chunk"):
     """A delta of the message."""
 
     chunk: StreamChunk
