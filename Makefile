@@ -71,8 +71,8 @@ soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills; SECONDS_GIVEN=
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
 
-mutants: $(VENV)/.stamp-test ## break promises on purpose, one at a time: the tests must notice
-	@$(PY) -m tests.model.mutants
+mutants: $(VENV)/.stamp-test ## break promises on purpose: the tests must notice; ONLY=name for one
+	@$(PY) -m tests.model.mutants $(if $(ONLY),--only "$(ONLY)")
 
 clean: ## remove .venv and everything generated
 	@rm -rf $(VENV) .bench .cache site dist htmlcov .coverage .coverage.* .hypothesis \
