@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
 import sys
 from itertools import count
 from pathlib import Path
@@ -107,10 +109,7 @@ def fork(kind: str, folder: str) -> None:
             append(appender, numbered("parent", [said("from the child")], 1))
         except RunStoreError:
             say("refused")
-        try:
-            appender.close()
-        except RunStoreError:
-            say("refused")
+        appender.close()
         own = store.create("child")
         append(own, some_records("child", 3))
         own.close()
@@ -123,6 +122,20 @@ def fork(kind: str, folder: str) -> None:
         say("still locked")
     append(appender, numbered("parent", [said("from the parent")], 1))
     appender.close()
+
+
+def leave_a_helper(kind: str, folder: str, how: str) -> None:
+    """Begin the run "left", start a process that outlives this one, and say its id."""
+    appender = open_store(kind, Path(folder)).create("left")
+    append(appender, some_records("left", 2))
+    if how == "fork":
+        helper = os.fork()
+        if helper == 0:
+            signal.pause()
+    else:
+        helper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
+    say(helper)
+    signal.pause()
 
 
 def read_at_once(kind: str, folder: str) -> None:
@@ -144,7 +157,7 @@ def read_at_once(kind: str, folder: str) -> None:
     say(counts)
 
 
-TASKS = (append_forever, contend, fill, many, fork, read_at_once)
+TASKS = (append_forever, contend, fill, many, fork, leave_a_helper, read_at_once)
 
 if __name__ == "__main__":
     chosen = {task.__name__: task for task in TASKS}

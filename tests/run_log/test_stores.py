@@ -3,6 +3,7 @@ the disk full."""
 
 from __future__ import annotations
 
+import os
 import signal
 from contextlib import closing
 from itertools import count
@@ -182,12 +183,64 @@ def test_a_forked_process_writes_its_own_runs_only(kind: str, tmp_path: Path) ->
     with child("fork", kind, tmp_path) as process:
         output = process.communicate()[0].splitlines()
         assert process.returncode == 0
-    assert output == ["refused", "refused", "1", "still locked"]
+    assert output == ["refused", "1", "still locked"]
     store = open_store(kind, tmp_path)
     texts = [record.entry for record in store.load("parent").records]
     assert texts[1:] == [said("from the parent")]
     assert len(store.load("child").records) == 3
     store.reopen("parent").close()
+
+
+@both
+@pytest.mark.parametrize("how", ["fork", "subprocess"])
+def test_a_helper_that_outlives_its_process_has_no_share_in_the_lock(
+    kind: str, how: str, tmp_path: Path
+) -> None:
+    """A tool may start one that goes on when the agent is killed."""
+    store = open_store(kind, tmp_path)
+    with child("leave_a_helper", kind, tmp_path, how) as process:
+        helper = int(line_from(process))
+        try:
+            with pytest.raises(RunBusy):
+                store.reopen("left")
+            process.kill()
+            process.wait()
+            os.kill(helper, 0)  # it is still there
+            store.reopen("left").close()
+        finally:
+            os.kill(helper, signal.SIGKILL)
+
+
+@both
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+def test_what_is_made_is_for_its_owner_alone(kind: str, umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        store = open_store(kind, tmp_path / "new" / "folder")
+        appender = store.create("r")
+        append(appender, some_records("r", 2))
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(made) == (1 if kind == "jsonl" else 4)  # the database, -wal, -shm and the lock
+    assert {oct(path.stat().st_mode & 0o777) for path in made} == {"0o600"}
+    assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}
+    appender.close()
+
+
+@both
+def test_what_exists_keeps_its_mode(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" if kind == "jsonl" else tmp_path
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o750)
+    with closing(open_store(kind, tmp_path).create("r")) as appender:
+        append(appender, some_records("r", 1))
+    file = tmp_path / ("runs/r.jsonl" if kind == "jsonl" else "runs.db")
+    file.chmod(0o640)
+    with closing(open_store(kind, tmp_path).reopen("r")) as appender:
+        append(appender, numbered("r", [said("more")], 1))
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o750, 0o640)
 
 
 @both

@@ -25,6 +25,7 @@ from click.shell_completion import CompletionItem
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from clark_agent._private_files import make_folder
 from clark_agent.argument_repair import close_match
 from clark_agent.base_tool import AgentTool
 from clark_agent.config import LoopConfig
@@ -299,7 +300,7 @@ def open_log(path: str | None = None) -> Log:
     """The log in a folder, or in a database if the path ends so; without one, the usual."""
     where = Path(path or state_folder() / "runs").expanduser().absolute()
     if where.suffix in (".db", ".sqlite"):
-        where.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(where.parent)
         return Log(where, SqliteStore(where))
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file: --log takes a folder, or a path that ends in .db")

@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
+from clark_agent._private_files import make_folder, open_file
 from clark_agent.run_log._files import LockFile
 from clark_agent.run_log.store import RunStoreError
 
@@ -65,6 +66,9 @@ _MIGRATIONS = (
 
 _left_behind: list[sqlite3.Connection] = []
 """Of a parent process: to close them here would be to meddle with its files."""
+
+
+_making = Lock()
 
 
 class Connections:
@@ -148,7 +152,7 @@ class Connections:
                 connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_file()
         connection = sqlite3.connect(
             self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
         )
@@ -161,6 +165,16 @@ class Connections:
             connection.close()
             raise
         return connection
+
+    def _make_file(self) -> None:
+        """Make the database for its owner alone; the files beside it get the mode that it has.
+
+        One thread at a time: to close a database is to drop the locks that the process has on it.
+        """
+        with _making:
+            if not self._path.exists():
+                make_folder(self._path.parent)
+                os.close(open_file(self._path, os.O_RDWR))
 
     def _version_of(self, connection: sqlite3.Connection) -> int:
         """The version of the tables; 0 if there are none. Both are read at the same moment."""

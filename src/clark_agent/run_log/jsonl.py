@@ -30,8 +30,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from clark_agent._private_files import make_folder
 from clark_agent.errors import DecodeError
-from clark_agent.run_log._files import open_file, sync_file, sync_folder, try_lock
+from clark_agent.run_log._files import create_file, open_file, sync_file, sync_folder, try_lock
 from clark_agent.run_log._reading import FAILED, is_json, read_records
 from clark_agent.run_log.records import Record
 from clark_agent.run_log.store import (
@@ -64,8 +65,8 @@ class JsonlStore:
 
     def create(self, run_id: str) -> RunAppender:
         """Begin a run. Raises `RunExists`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = open_file(self.path_of(run_id), os.O_CREAT)
+        make_folder(self._folder)
+        file = create_file(self.path_of(run_id))
         with _closed_on_failure(file):
             # A file that is empty and that nobody holds was left by a run that never wrote.
             if not try_lock(file) or os.fstat(file.fileno()).st_size:
@@ -75,7 +76,7 @@ class JsonlStore:
     def reopen(self, run_id: str) -> RunAppender:
         """Go on with a run; a torn last record is cut off. Raises `RunNotFound` or `RunBusy`."""
         try:
-            file = open_file(self.path_of(run_id), 0)
+            file = open_file(self.path_of(run_id))
         except FileNotFoundError:
             raise _not_found(run_id) from None
         with _closed_on_failure(file):

@@ -35,6 +35,7 @@ from weakref import finalize
 
 from msgspec import Struct
 
+from clark_agent._private_files import make_folder
 from clark_agent.errors import ConfigError, DecodeError
 from clark_agent.run_log._database import Connections, Statement
 from clark_agent.run_log._files import LockFile
@@ -220,7 +221,7 @@ class SqliteStore:
         try:
             return LockFile.take(path)
         except FileNotFoundError:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             return LockFile.take(path)
 
 
@@ -388,6 +389,8 @@ class _Appender:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._process != os.getpid():  # what is left to do is its parent's
+            return
         try:
             self._commit(sync=False)
         finally:
