@@ -190,7 +190,7 @@ async def start(
         try:
             outcome = await _run(state, messages)
             await state.end()
-            return _result(state, outcome)
+            return await _result(state, outcome)
         except GeneratorExit:  # thrown away by an event loop that is gone: nothing can be awaited
             raise
         except BaseException as error:
@@ -201,7 +201,9 @@ async def start(
             failure = _failure(error, state.signal)
             state.carry(failure, await state.close(error))
             if state.log is not None:
-                state.log.write(_failed(failure))
+                if not state.log.has_ended:
+                    state.log.write(_failed(failure))
+                await state.log.settle(config.cancel_grace if state.is_cancelled() else None)
             ending = _ending(error, failure, state)
             raise ending from ending.__cause__
         finally:
@@ -210,7 +212,7 @@ async def start(
                 state.log.close()
 
 
-def _result(state: Run, outcome: LoopOutcome) -> RunResult:
+async def _result(state: Run, outcome: LoopOutcome) -> RunResult:
     limit = state.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
     if state.log is not None:
         state.log.write(
@@ -222,6 +224,7 @@ def _result(state: Run, outcome: LoopOutcome) -> RunResult:
             ),
             ends_turn=True,
         )
+        await state.log.barrier()
     return RunResult(
         messages=tuple(state.messages),
         outcome=outcome,
@@ -397,13 +400,13 @@ async def _without_tools(state: Run, answer: ModelAnswer, fallback: PlainTextFal
     decision = ask_policy(state, lambda: fallback.decide(answer.message, answer.allowlist))
     match decision:
         case Nudge():
-            await state.say(_nudge(state, answer))
+            await state.say(_nudge(state, answer), "nudge")
             return _Then.ANSWER
         case Deliver(text):
             fallback.reset()
             result = _delivered(state, text)
             state.turn_results = [result]
-            await state.say(result)
+            await state.say(result, "final_answer")
             return _Then.END
         case _:
             return _Then.STOP

@@ -98,11 +98,11 @@ else:
 class LockFile:
     """A file that is there to be locked, and is removed when it no longer is."""
 
-    __slots__ = ("_file", "_path", "_process")
+    __slots__ = ("_held", "_path", "_process")
 
     def __init__(self, path: str, file: FileIO) -> None:
         self._path = path
-        self._file = file
+        self._held = [file]
         self._process = os.getpid()
 
     @classmethod
@@ -123,11 +123,18 @@ class LockFile:
             file.close()
 
     def release(self) -> None:
-        """Remove the file and let others lock it. A forked process leaves it to its parent."""
-        if not self._file.closed and self._process == os.getpid():
+        """Remove the file and let others lock it; once, whichever thread does it.
+
+        A forked process leaves it to its parent.
+        """
+        try:
+            file = self._held.pop()
+        except IndexError:
+            return
+        if self._process == os.getpid():
             with suppress(OSError):
                 os.unlink(self._path)
-        self._file.close()
+        file.close()
 
 
 def _is_at(path: str, file: FileIO) -> bool:
