@@ -4,6 +4,7 @@
     ├── ConfigError               a setting, a plugin or a tool makes no sense
     │   └── ToolDefinitionError   a function or class cannot be made a tool
     ├── DecodeError               stored or received JSON is not what it should be
+    │   └── LogDamaged            a run log is not what was written
     ├── EventOrderError           an event is where the grammar of events has none
     ├── TransportError            why a transport gave up; the cause of a StreamError
     │   ├── ReplayRefused         the history lacks what its provider wants back
@@ -13,8 +14,13 @@
     │   ├── RunAborted            the caller cancelled, or a tool did
     │   ├── ToolFatalError        a tool said that the run cannot go on
     │   ├── HookError             a gate, a policy, a provider or a recovery raised
+    │   ├── RunLogError           the run log could not be written
     │   ├── InvalidContinuationError
     │   └── EmptyOutcomeError     the model kept stopping without calling a tool
+    ├── RunStoreError             a store of runs cannot do what it was asked
+    │   ├── RunNotFound           it has no such run
+    │   ├── RunExists             it has a run of that id already
+    │   └── RunBusy               another process, thread or task writes to the run
     └── ToolError                 raised by tools
         ├── ToolExecutionError    this call failed; the model is told and goes on
         ├── ToolAborted           end the run as aborted
@@ -25,7 +31,8 @@
             └── MissingFieldError
 
 A failing tool is no error of the run: its result says so and the model decides. Only the branches
-under `LoopError` leave `run`.
+under `LoopError` leave `run`. `clark_agent.trajectory.resume` also raises `LogDamaged` and the
+branches under `RunStoreError`.
 """
 
 from __future__ import annotations
@@ -47,10 +54,16 @@ __all__ = [
     "HookError",
     "InvalidArgumentsError",
     "InvalidContinuationError",
+    "LogDamaged",
     "LoopError",
     "MissingFieldError",
     "ReplayRefused",
     "RunAborted",
+    "RunBusy",
+    "RunExists",
+    "RunLogError",
+    "RunNotFound",
+    "RunStoreError",
     "StreamError",
     "StreamTimeout",
     "ToolAborted",
@@ -118,6 +131,24 @@ class DecodeError(ClarkAgentError, ValueError):
         super().__init__(f"{reason} (at {path})")
         self.path = path
         self.reason = reason
+
+
+class LogDamaged(DecodeError):
+    """A run log is not what was written: ``at`` is the number of the first record that is not.
+
+    What comes before that record is intact. ``path`` says where it stands: its line and byte in a
+    file, its number in a database.
+    """
+
+    def __init__(self, run_id: str, at: int, reason: str, *, path: str) -> None:
+        super().__init__(f"the log of run {run_id!r} is damaged: {reason}", path=path)
+        self.run_id = run_id
+        self.at = at
+        if at:
+            self.add_note(
+                f"What to do: fork(store, {run_id!r}, before={at}) gives a context with what is "
+                "intact, to start another run from."
+            )
 
 
 class EventOrderError(ClarkAgentError, AssertionError):
@@ -265,6 +296,10 @@ class HookError(LoopError):
         self.name = name
 
 
+class RunLogError(LoopError):
+    """The run log could not be written, so the run was stopped. ``__cause__`` says why."""
+
+
 class InvalidContinuationError(LoopError):
     """`run_continue` has nothing that a model could answer."""
 
@@ -286,6 +321,55 @@ def failure_of(error: BaseException) -> LoopError | None:
     if isinstance(error, LoopError):
         return error
     return error.__cause__ if isinstance(error.__cause__, LoopError) else None
+
+
+# --- errors of a store ------------------------------------------------------------------------
+
+
+class RunStoreError(ClarkAgentError):
+    """A store of runs cannot do what it was asked; ``run_id`` says for which run."""
+
+    def __init__(self, text: str, run_id: str | None = None) -> None:
+        super().__init__(text)
+        self.run_id = run_id
+
+
+class RunNotFound(RunStoreError):
+    """The store has no such run."""
+
+    def __init__(self, run_id: str, text: str | None = None) -> None:
+        super().__init__(text or f"there is no run {run_id!r}", run_id)
+
+
+class RunExists(RunStoreError):
+    """The store has a run of that id already."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"there is a run {run_id!r} already", run_id)
+
+
+class RunBusy(RunStoreError):
+    """The run has another writer, or had one since its log was read.
+
+    Whoever gets this must not go on with the run: the other one does.
+    """
+
+    def __init__(self, run_id: str, text: str | None = None) -> None:
+        super().__init__(
+            text
+            or f"the run {run_id!r} is being written: another process, thread or task has begun "
+            "or resumed it and has not ended it yet",
+            run_id,
+        )
+
+    @classmethod
+    def changed(cls, run_id: str, last: int, after: int) -> RunBusy:
+        """The log has grown, or shrunk, since it was read."""
+        return cls(
+            run_id,
+            f"the run {run_id!r} has changed since its log was read: it ends with record {last}, "
+            f"not {after}; another process, thread or task has gone on with it",
+        )
 
 
 # --- errors of a tool -------------------------------------------------------------------------

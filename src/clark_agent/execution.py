@@ -14,16 +14,18 @@ import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from inspect import isawaitable
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
+from clark_agent._finished import FINISHED
 from clark_agent._text import describe, message_of
 from clark_agent.config import ExecutionMode
 from clark_agent.errors import (
     HookError,
     LoopError,
     RunAborted,
+    RunLogError,
     ToolAborted,
     ToolContractError,
     ToolFatal,
@@ -35,7 +37,7 @@ from clark_agent.intake import accept_result
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
 from clark_agent.preparation import PendingCall, accept, prepare
 from clark_agent.run_log.log import RunWriter
-from clark_agent.run_log.records import ToolEnded, ToolStarted
+from clark_agent.run_log.records import RuntimeResult, ToolEnded, ToolStarted
 from clark_agent.run_state import Run
 from clark_agent.steering import SteerWhen
 from clark_agent.supervised import as_coroutine, step
@@ -195,7 +197,7 @@ class Batch:
             pending.has_begun = result is None
             if result is not None:
                 pending.result = result
-                pending.was_logged = pending.is_ours = True
+                pending.was_logged = True
                 self._sibling_failed = self._sibling_failed or _fails_siblings(pending)
                 if tool is not None and tool.takes_output:
                     pending.has_run = accept(tool, pending, pending.call.arguments) is None
@@ -241,7 +243,7 @@ class Batch:
             ):
                 pass
             elif self._sibling_failed:
-                pending.answer_ourselves(ToolResult.error(_SIBLING_FAILED_BEFORE))
+                pending.answer_ourselves(_SIBLING_FAILED_BEFORE)
             elif pending.result is None:
                 await prepare(run, answer, pending)
                 if pending.result is None:
@@ -371,6 +373,11 @@ class Batch:
                     arguments=None if pending.args is call.arguments else pending.args,
                 )
             )
+            waiting = run.log.barrier()
+            if waiting is not FINISHED:
+                await waiting
+                if self._comes_too_late(pending):
+                    return
         context = ToolContext(tool_call_id=call.id, tool_name=call.name, run=run)
         context.position = pending.position
         tool_run: ToolRun | None = None
@@ -391,6 +398,8 @@ class Batch:
                 result = await tool_run
             pending.result = accept_result(result, f"the tool {tool.name!r}")
             pending.has_run = True
+            if run.replays is not None:
+                pending.by_runtime = run.replays.by_runtime(pending.position)
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
             cancelled = error if isinstance(error, asyncio.CancelledError) else None
@@ -458,12 +467,15 @@ class Batch:
                 text = message_of(error)
                 self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {text}"), error)
                 pending.result = ToolResult.error(f"The tool aborted the run: {text}")
-                pending.raised = "aborted"
+                pending.raised, pending.raised_text = "aborted", text
             case ToolFatal():
                 text = message_of(error)
                 self._fail(ToolFatalError(tool.name, text), error)
                 pending.result = ToolResult.error(f"The tool ended the run: {text}")
-                pending.raised = "fatal"
+                pending.raised, pending.raised_text = "fatal", text
+            case RunLogError():  # of a child: what happens below is not written down any more
+                self._fail(RunLogError(f"in the tool {tool.name!r}: {error}"), error)
+                pending.result = ToolResult.error(f"The run log could not be written: {error}")
             case ToolContractError():
                 logger.error("a bug in the tool %r: %s", tool.name, error, exc_info=error)
                 pending.exception = error
@@ -530,9 +542,13 @@ class Batch:
         """The call is over: its result stays as it is from now on. The event that says so."""
         result = pending.result
         if result is None:
-            result = _not_executed("aborted", _NOT_STARTED)
-        elif self._run.hooks.after_tool_call and not (pending.checked or pending.is_ours):
-            result = ToolResult.error(_UNCHECKED)
+            pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
+        elif self._run.hooks.after_tool_call and not (
+            pending.checked or pending.was_logged or pending.by_runtime is not None
+        ):
+            pending.answer_ourselves((ToolResult.error(_UNCHECKED), RuntimeResult("unchecked")))
+        result = pending.result
+        assert result is not None
         if pending.decisions:
             pending.given = pending.given or result
             result = _with_decisions(result, pending.decisions)
@@ -554,7 +570,10 @@ class Batch:
                 tool_name=None if name == self._given[pending.position].name else name,
                 result=result,
                 given=pending.given,
+                by_runtime=pending.by_runtime,
                 raised=pending.raised,
+                raised_text=pending.raised_text,
+                hook_raised=pending.hook_raised,
                 decisions=tuple(pending.decisions),
             )
         )
@@ -584,9 +603,15 @@ _HELD_BACK = {
     "out_of_time": "Not executed: the time for this run is over.",
 }
 _SIBLING_FAILED_BEFORE = (
-    "The call was not run: an earlier call of the same batch failed. Deal with that first, then "
-    "send this call again if it is still wanted."
+    ToolResult.error(
+        "The call was not run: an earlier call of the same batch failed. Deal with that first, "
+        "then send this call again if it is still wanted."
+    ),
+    RuntimeResult("not_executed", "sibling"),
 )
+
+_Made: TypeAlias = tuple[ToolResult, RuntimeResult]
+"""A result of the runtime's own, and why it is."""
 
 
 def _takes_a_slot(tool: AgentTool | None) -> bool:
@@ -606,7 +631,7 @@ def _fails_siblings(pending: PendingCall) -> bool:
     )
 
 
-def _over_cap(total: int, counted: int, cap: int) -> ToolResult:
+def _over_cap(total: int, counted: int, cap: int) -> _Made:
     calls = f"{counted} calls that count, of {total}" if counted != total else f"{total} calls"
     details = {
         "kind": "tool_call_not_executed",
@@ -619,31 +644,33 @@ def _over_cap(total: int, counted: int, cap: int) -> ToolResult:
         f"The call was not run: the message has {calls}, and one turn runs the first {cap}. "
         "Send this call again in a later turn if it is still wanted."
     )
-    return ToolResult.error(text, details=details)
+    why = RuntimeResult("not_executed", "max_tool_calls_per_turn")
+    return ToolResult.error(text, details=details), why
 
 
-def _uncertain() -> ToolResult:
+def _uncertain() -> _Made:
     """The result of a call that had begun when its process died."""
-    return ToolResult.error(
+    text = (
         "The call had begun when the program was interrupted. It may or may not have happened: "
-        "look before you send it again.",
-        details={"kind": "tool_call_uncertain", "reason": "interrupted"},
+        "look before you send it again."
     )
+    details = {"kind": "tool_call_uncertain", "reason": "interrupted"}
+    return ToolResult.error(text, details=details), RuntimeResult("uncertain", "interrupted")
 
 
-def _not_executed(reason: str, text: str) -> ToolResult:
+def _not_executed(reason: str, text: str) -> _Made:
     details = {"kind": "tool_call_not_executed", "reason": reason}
-    return ToolResult.error(text, details=details)
+    return ToolResult.error(text, details=details), RuntimeResult("not_executed", reason)
 
 
-def _stopped(why: str | None, timeout: float | None, *, still_running: bool = False) -> ToolResult:
+def _stopped(why: str | None, timeout: float | None, *, still_running: bool = False) -> _Made:
     """The result of a call that was running when it was stopped."""
+    made = RuntimeResult("stopped", why or "cancelled_itself", still_running)
     match why:
         case "sibling":
             text = "The call was stopped because another call of the same batch failed."
-            return ToolResult.error(
-                text, details={"still_running": True} if still_running else None
-            )
+            details: Any = {"still_running": True} if still_running else None
+            return ToolResult.error(text, details=details), made
         case "timeout":
             text = f"The call took longer than {timeout} seconds and was stopped."
         case "steered":
@@ -661,7 +688,7 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
         "reason": why or "cancelled_itself",
         "still_running": still_running,
     }
-    return ToolResult.error(text, details=details)
+    return ToolResult.error(text, details=details), made
 
 
 def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:

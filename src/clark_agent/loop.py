@@ -194,7 +194,7 @@ async def start(
         try:
             outcome = await _run(state, messages)
             await state.end()
-            return _result(state, outcome)
+            return await _result(state, outcome)
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not state.scope.is_running():
                 raise  # thrown away by an event loop that is gone: nothing can be awaited
@@ -205,7 +205,9 @@ async def start(
             failure = _failure(error, state.signal)
             state.carry(failure, await _closed(state, error))
             if state.log is not None:
-                state.log.write(_failed(failure))
+                if not state.log.has_ended:
+                    state.log.write(_failed(failure))
+                await state.log.settle(config.cancel_grace if state.is_cancelled() else None)
             ending = _ending(state.exit or error, failure, state)
             raise ending from ending.__cause__
         finally:
@@ -225,7 +227,7 @@ async def _closed(state: Run, error: BaseException) -> AssistantMessage | None:
         return None
 
 
-def _result(state: Run, outcome: LoopOutcome) -> RunResult:
+async def _result(state: Run, outcome: LoopOutcome) -> RunResult:
     limit = state.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
     if state.log is not None:
         state.log.write(
@@ -237,6 +239,7 @@ def _result(state: Run, outcome: LoopOutcome) -> RunResult:
             ),
             ends_turn=True,
         )
+        await state.log.barrier()
     return RunResult(
         messages=tuple(state.messages),
         outcome=outcome,
@@ -413,13 +416,13 @@ async def _without_tools(state: Run, answer: ModelAnswer, fallback: PlainTextFal
     decision = ask_policy(state, lambda: fallback.decide(answer.message, answer.allowlist))
     match decision:
         case Nudge():
-            await state.say(_nudge(state, answer))
+            await state.say(_nudge(state, answer), "nudge")
             return _Then.ANSWER
         case Deliver(text):
             fallback.reset()
             result = _delivered(state, text)
             state.turn_results = [result]
-            await state.say(result)
+            await state.say(result, "final_answer")
             return _Then.END
         case _:
             return _Then.STOP

@@ -25,6 +25,7 @@ from clark_agent.protocol import (
     generic_hidden_tool_error,
     hidden_tool_details,
 )
+from clark_agent.run_log.records import RuntimeResult
 from clark_agent.run_state import Run
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.turn import ModelAnswer
@@ -55,10 +56,14 @@ class PendingCall(Struct, eq=False):
     """What the tool itself has given, if the hooks have changed it."""
     raised: Literal["fatal", "aborted"] | None = None
     """Whether the tool has ended the run."""
-    is_ours: bool = False
-    """Whether the result is in the runtime's own words."""
     exception: Exception | None = None
     """What the tool, or its check of the arguments, has raised."""
+    raised_text: str | None = None
+    """What it said."""
+    hook_raised: tuple[str, str] | None = None
+    """The type and the text of the exception for which it was not run."""
+    by_runtime: RuntimeResult | None = None
+    """Why the result is the runtime's own, if it is."""
     checked: bool = False
     """Whether the hooks after the call have seen the result."""
     has_run: bool = False
@@ -71,10 +76,9 @@ class PendingCall(Struct, eq=False):
     """Whether somebody has intervened before it could."""
     ended: bool = False
 
-    def answer_ourselves(self, result: ToolResult) -> None:
-        """Give the call a result in the runtime's own words."""
-        self.result = result
-        self.is_ours = True
+    def answer_ourselves(self, made: tuple[ToolResult, RuntimeResult]) -> None:
+        """Give the call a result of the runtime's own."""
+        self.result, self.by_runtime = made
 
     def decided(self, plugin: str, decision: str, **more: Any) -> None:
         """Note that a plugin has changed what becomes of the call."""
@@ -190,6 +194,7 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> Non
         except Exception as error:
             logger.exception("the hook %r failed; the call is blocked", hook.name)
             pending.decided(hook.name, "failed")
+            pending.hook_raised = (type(error).__name__, message_of(error))
             pending.result = ToolResult.error(
                 f"The call was not run: the hook {hook.name!r} that checks it raised "
                 + describe(error)

@@ -46,7 +46,16 @@ from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import BUDGET_WRAP_UP
 from clark_agent.run_log.log import LoggedClock, RunLog, RunWriter
 from clark_agent.run_log.pieces import cut
-from clark_agent.run_log.records import Answered, RunBegan, RunResumed, ToolProgress
+from clark_agent.run_log.records import (
+    Answered,
+    Purpose,
+    Record,
+    RunBegan,
+    RunResumed,
+    RuntimeResult,
+    ToolProgress,
+)
+from clark_agent.run_log.store import RunAppender
 from clark_agent.steering import SteeringReceipt, SteerWhen
 from clark_agent.stream import MessageAssembler, StreamChunk
 from clark_agent.tokens import CachingEstimator
@@ -78,8 +87,10 @@ _CHILDS_SHARE_OF_GRACE = 0.4
 class Resumption(Struct, frozen=True, kw_only=True):
     """Where a run goes on that another process has begun."""
 
-    next_seq: int
-    """The number of the next record."""
+    last: Record
+    """The last record of its log."""
+    appender: RunAppender | None = None
+    """What goes on with its log, if that is taken already."""
     turns: int
     """How many turns have their answer."""
     messages: tuple[AgentMessage, ...] = ()
@@ -96,6 +107,8 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """The newest answer, if its calls have all their results and nothing came behind them."""
     was_delivered: bool = False
     """Whether a text was taken for the final answer."""
+    told: frozenset[str] = frozenset()
+    """The purposes of the messages that were added."""
     calls: Mapping[int, ToolResult | None] = {}
     """Its calls by position: those with a result, and those (None) that had begun without one."""
     waiting: tuple[tuple[int, AgentMessage, str], ...] = ()
@@ -129,6 +142,10 @@ class ReplayScript(Protocol):
 
         Raises if the plugin has failed there.
         """
+        ...
+
+    def by_runtime(self, position: int) -> RuntimeResult | None:
+        """Why the result that was recorded for a call of the newest answer was the runtime's."""
         ...
 
 
@@ -166,6 +183,7 @@ class Run:
         "_left_follow_ups",
         "_open",
         "_parent",
+        "_pending_follow_ups",
         "_streaming",
         "_timers",
         "_turn_due",
@@ -272,6 +290,8 @@ class Run:
         """How many turns have begun."""
         self.pending: list[AgentMessage] = []
         """Messages for the next turn."""
+        self._pending_follow_ups = False
+        """Whether these are follow-ups."""
         self.follow_ups: list[AgentMessage] = []
         """What follow-up sources have given, before it is decided what becomes of it."""
         self._left: list[SteeringReceipt] = []
@@ -289,8 +309,9 @@ class Run:
         self._streaming = False
         self._was_announced = True
         self._details: Any = None
-        self.failure: tuple[str, str] | None = None
-        """The kind and the text of the failure that the open answer ended with."""
+        self.failure: tuple[str, str, BaseException | None] | None = None
+        """The kind and the text of the failure that the open answer ended with, and what the
+        transport raised."""
         self._discard: str | None = None
         self._discarded: AssistantMessage | None = None
         self._begun = False
@@ -326,6 +347,7 @@ class Run:
     def pend(self, follow_ups: list[AgentMessage]) -> None:
         """Put follow-ups before the model with the next turn."""
         self.pending = follow_ups
+        self._pending_follow_ups = True
         self._left += self._left_follow_ups
         self._left_follow_ups = []
         for channel in self.channels:
@@ -334,16 +356,18 @@ class Run:
     def add_follow_ups(self, messages: Sequence[AgentMessage]) -> Awaitable[None]:
         """Append what no turn is left to answer."""
         if self.log is not None and messages:
-            self.log.added("follow_up", messages, [*self._left_follow_ups, *self._taken()])
+            purposes: list[Purpose] = ["follow_up"] * len(messages)
+            receipts = [*self._left_follow_ups, *self._taken()]
+            self.log.added("follow_up", messages, purposes, receipts)
         self._left_follow_ups = []
         for channel in self.channels:
             channel.appended()
         return self.add(messages)
 
-    def say(self, message: AgentMessage) -> Awaitable[None]:
+    def say(self, message: AgentMessage, purpose: Purpose) -> Awaitable[None]:
         """Append a message in the loop's own words."""
         if self.log is not None:
-            self.log.added("loop", [message])
+            self.log.added("loop", [message], [purpose])
         return self.add([message])
 
     def add_results(self, batch: OpenBatch) -> Awaitable[None]:
@@ -405,7 +429,7 @@ class Run:
         identity, clock = self.identify(), self.clock
         assert isinstance(clock, LoggedClock)
         if (resumption := self.resumption) is not None:
-            self.log = run_log.go_on(identity.run_id, clock, resumption.next_seq)
+            self.log = run_log.go_on(identity.run_id, clock, resumption.last, resumption.appender)
             self._take_over_steering(self.log, resumption)
             self.log.write(RunResumed(resumption.turns))
             for channel in self.channels:
@@ -455,15 +479,14 @@ class Run:
         self.iterations = resumption.turns
         self.usage = resumption.usage
         self.children_usage = resumption.children_usage
-        said = {m.content for m in resumption.messages if isinstance(m, SystemMessage)}
         for meter in self.meters:
             for turns, usage, model_id in resumption.spent:
                 meter.take_over(turns, usage, model_id)
-            if said.intersection((meter.budget.message, *BUDGET_WRAP_UP.values())):
-                self.was_told_to_wrap_up = True
+        self.was_told_to_wrap_up = "budget" in resumption.told
         for plugin in self.hooks.plugins:
             if isinstance(plugin, GracefulTurnLimit):
-                plugin.take_over(resumption.turns - (resumption.answer is not None), said)
+                turns = resumption.turns - (resumption.answer is not None)
+                plugin.take_over(turns, fired="wrap_up" in resumption.told)
 
     async def tell_again(self, message: AssistantMessage) -> None:
         """The answer that another process got. It is in the log already."""
@@ -485,6 +508,13 @@ class Run:
             except RuntimeError:
                 logger.debug("steered after the event loop of the run was closed")
 
+    def _purpose(self, message: AgentMessage) -> Purpose:
+        """Why a message comes with a turn."""
+        for plugin in self.hooks.plugins:
+            if isinstance(plugin, GracefulTurnLimit) and plugin.message is message:
+                return "wrap_up"
+        return "follow_up" if self._pending_follow_ups else "steering"
+
     def _taken(self) -> list[SteeringReceipt]:
         return [receipt for channel in self.channels for receipt in channel.taken]
 
@@ -492,7 +522,7 @@ class Run:
         self, log: RunWriter, message: AssistantMessage, discarded: str | None = None
     ) -> None:
         failure, self.failure = self.failure, None
-        kind, text = failure or (None, None)
+        kind, text, raised = failure or (None, None, None)
         # The record that a tool is about to run follows at once, and takes this one along.
         follows = bool(message.tool_calls) and discarded is None
         log.write(
@@ -503,6 +533,7 @@ class Run:
                 discarded=discarded,
                 error=kind,
                 error_text=text,
+                raised=None if raised is None else (type(raised).__name__, message_of(raised)),
             ),
             hand_on=not follows or bool(self.hooks.before_tool_call),
         )
@@ -651,6 +682,8 @@ class Run:
         """Open the run and its first turn."""
         if self.run_log is not None:
             self._open_log(self.run_log, prompts)
+            if self.log is not None:
+                await self.log.barrier()
         self._append(prompts)
         self._begun = self._turn_due = True
         await self.emit(AgentStart())
@@ -680,9 +713,13 @@ class Run:
             self._turn_open = True
             await self.emit(TurnStart())
         pending, self.pending = self.pending, []
-        messages = [*pending, *self._warning()]
+        warning = self._warning()
+        messages = [*pending, *warning]
         if self.log is not None and messages:
-            self.log.added("turn", messages, [*self._left, *self._taken()])
+            warned: list[Purpose] = ["budget"] * len(warning)
+            purposes = [*map(self._purpose, pending), *warned]
+            self.log.added("turn", messages, purposes, [*self._left, *self._taken()])
+        self._pending_follow_ups = False
         self._left = []
         for channel in self.channels:
             channel.delivered(self.iterations)

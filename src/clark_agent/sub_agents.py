@@ -16,7 +16,13 @@ from msgspec import to_builtins
 from clark_agent.base_tool import check_tool_name
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.errors import ConfigError, LoopError, RunAborted, ToolExecutionError
+from clark_agent.errors import (
+    ConfigError,
+    LoopError,
+    RunAborted,
+    RunLogError,
+    ToolExecutionError,
+)
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
 from clark_agent.loop import LoopOutcome, RunResult, check_arguments, prompt_messages, start
 from clark_agent.run_state import Replayed, Run
@@ -123,8 +129,9 @@ def agent_tool(
     """A tool that gives a task to an agent and returns what it says last.
 
     When the child runs out of turns or budget, its result is what it has so far, and says so; when
-    it fails or is stopped, an error with what it has. If the child has a `finish_tool`, that answer
-    is the result. A run more than ``max_depth`` levels below the outermost one is refused.
+    it fails or is stopped, an error with what it has, except that a run log that cannot be written
+    ends the run above too. If the child has a `finish_tool`, that answer is the result. A run more
+    than ``max_depth`` levels below the outermost one is refused.
     """
     check_tool_name(name, "agent_tool")
     if not isinstance(config, LoopConfig):
@@ -146,6 +153,8 @@ def agent_tool(
             result = await run_child(
                 ctx, task, config, system_prompt=system_prompt, max_depth=max_depth
             )
+        except RunLogError:  # what cannot be written down must not go on, here or above
+            raise
         except LoopError as error:
             return _failed(error, ctx.signal)
         return _answer(result)

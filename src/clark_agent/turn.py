@@ -88,6 +88,8 @@ class _Failure(Struct, frozen=True):
     kind: StreamErrorKind
     text: str
     cause: BaseException | None = None
+    raised: BaseException | None = None
+    """What the transport raised, if that is how it failed."""
 
 
 class _Attempts(Struct):
@@ -314,6 +316,7 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
             StreamErrorKind.FATAL,
             f"the transport raised {describe(error)}",
             error,
+            error,
         )
 
 
@@ -453,7 +456,7 @@ async def _break_off(run: Run) -> None:
 async def _asks_again(run: Run, iteration: int, failure: _Failure, attempts: _Attempts) -> bool:
     """Prepare the next attempt after a failed one. False: there is no budget for it."""
     run.spend(failure.message)
-    run.failure = (str(failure.kind), failure.text)
+    run.failure = (str(failure.kind), failure.text, failure.raised)
     is_last = run.limit is not None
     reason = "out_of_budget" if is_last else str(failure.kind)
     await run.discard_answer(failure.message, reason)

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
 import sys
-from itertools import count
 from pathlib import Path
 from threading import Barrier, Thread
 
+from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log.records import RunEnded
-from clark_agent.run_log.store import RunBusy, RunExists, RunNotFound, RunStoreError
-from tests.run_log.storing import append, numbered, open_store, said, some_records
+from tests.run_log.storing import (
+    append,
+    close,
+    numbered,
+    open_store,
+    said,
+    some_records,
+    wait_for,
+)
 
 
 def say(text: object) -> None:
@@ -21,10 +30,13 @@ def say(text: object) -> None:
 def append_forever(kind: str, folder: str) -> None:
     """Write to the run "killed", and say the number of each record when it was flushed."""
     appender = open_store(kind, Path(folder)).create("killed")
-    append(appender, some_records("killed", 1))
-    for seq in count(1, 2):
-        append(appender, numbered("killed", [said("x" * 300), said("y")], seq))
-        say(seq + 1)
+    [last] = some_records("killed", 1)
+    append(appender, [last])
+    while True:
+        records = numbered("killed", [said("x" * 300), said("y")], after=last)
+        append(appender, records)
+        last = records[-1]
+        say(last.seq)
 
 
 def contend(kind: str, folder: str) -> None:
@@ -38,18 +50,17 @@ def contend(kind: str, folder: str) -> None:
     else:
         say("won")
         append(appender, some_records("contended", 1))
-        appender.close()
+        close(appender)
     written = 0
     while written < 6:
         try:
-            appender = store.reopen("contended")
-        except (RunBusy, RunNotFound):  # a run is there from its first flush on
+            last = store.load("contended").records[-1]
+            appender = store.reopen("contended", after=last.seq)
+        except (RunBusy, RunNotFound):  # a run is there from its first record on
             continue
-        records = store.load("contended").records
-        if records:
-            append(appender, numbered("contended", [said(str(os.getpid()))], records[-1].seq + 1))
-            written += 1
-        appender.close()
+        append(appender, numbered("contended", [said(str(os.getpid()))], after=last))
+        written += 1
+        close(appender)
 
 
 def fill(kind: str, folder: str) -> None:
@@ -69,7 +80,7 @@ def fill(kind: str, folder: str) -> None:
     say(flushed)
     for _ in range(2):
         try:
-            appender.flush(sync=False)
+            wait_for(appender)
             say("flushed")
         except (OSError, RunStoreError):
             say("failed again")
@@ -77,7 +88,7 @@ def fill(kind: str, folder: str) -> None:
         say(f"{len(loaded.records)} {loaded.is_torn} {len(loaded.problems)}")
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     append(appender, records[flushed + 3 :])
-    appender.close()
+    close(appender)
 
 
 def many(folder: str, name: str) -> None:
@@ -91,8 +102,9 @@ def many(folder: str, name: str) -> None:
             for run_id, appender in zip(names, appenders, strict=True):
                 append(appender, some_records(run_id, 3)[step : step + 1])
         for run_id, appender in zip(names, appenders, strict=True):
-            append(appender, numbered(run_id, [RunEnded(outcome=name)], 3))
-            appender.close()
+            last = some_records(run_id, 3)[-1]
+            append(appender, numbered(run_id, [RunEnded(outcome=name)], after=last))
+            close(appender)
     say("done")
 
 
@@ -100,29 +112,41 @@ def fork(kind: str, folder: str) -> None:
     """Fork while a run is open: the new process may write its own run, and not this one."""
     store = open_store(kind, Path(folder))
     appender = store.create("parent")
-    append(appender, some_records("parent", 1))
+    [first] = some_records("parent", 1)
+    append(appender, [first])
     new = os.fork()
     if new == 0:
         try:
-            append(appender, numbered("parent", [said("from the child")], 1))
+            append(appender, numbered("parent", [said("from the child")], after=first))
         except RunStoreError:
             say("refused")
-        try:
-            appender.close()
-        except RunStoreError:
-            say("refused")
+        appender.close()
         own = store.create("child")
         append(own, some_records("child", 3))
-        own.close()
+        close(own)
         say(len(store.load("parent").records))
         sys.exit()
     os.waitpid(new, 0)
     try:
-        open_store(kind, Path(folder)).reopen("parent")
+        open_store(kind, Path(folder)).reopen("parent", after=0)
     except RunBusy:
         say("still locked")
-    append(appender, numbered("parent", [said("from the parent")], 1))
-    appender.close()
+    append(appender, numbered("parent", [said("from the parent")], after=first))
+    close(appender)
+
+
+def leave_a_helper(kind: str, folder: str, how: str) -> None:
+    """Begin the run "left", start a process that outlives this one, and say its id."""
+    appender = open_store(kind, Path(folder)).create("left")
+    append(appender, some_records("left", 2))
+    if how == "fork":
+        helper = os.fork()
+        if helper == 0:
+            signal.pause()
+    else:
+        helper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
+    say(helper)
+    signal.pause()
 
 
 def read_at_once(kind: str, folder: str) -> None:
@@ -144,7 +168,7 @@ def read_at_once(kind: str, folder: str) -> None:
     say(counts)
 
 
-TASKS = (append_forever, contend, fill, many, fork, read_at_once)
+TASKS = (append_forever, contend, fill, many, fork, leave_a_helper, read_at_once)
 
 if __name__ == "__main__":
     chosen = {task.__name__: task for task in TASKS}

@@ -210,8 +210,8 @@ class Probing:
         self._probe()
         return ProbingAppender(self._store.create(run_id), self._probe)
 
-    def reopen(self, run_id: str) -> ProbingAppender:
-        return ProbingAppender(self._store.reopen(run_id), self._probe)
+    def reopen(self, run_id: str, *, after: int) -> ProbingAppender:
+        return ProbingAppender(self._store.reopen(run_id, after=after), self._probe)
 
 
 class ProbingAppender:
@@ -224,6 +224,11 @@ class ProbingAppender:
     def flush(self, *, sync: bool) -> None:
         self._probe()
         self._appender.flush(sync=sync)
+        self._probe()
+
+    async def barrier(self) -> None:
+        self._probe()
+        await self._appender.barrier()
         self._probe()
 
 
@@ -354,8 +359,6 @@ class Life:
         if isinstance(details, dict) and details.get("kind") == "tool_call_uncertain":
             assert name != "again", "it could have been run again"
             return
-        if name == "helper" and "run log could not be" in message.plain_text:
-            return  # the disk was full there
         assert not message.is_error, message
         if name != "helper":
             assert here.get(call_id, 0) >= 1, (call_id, "is said to have happened")

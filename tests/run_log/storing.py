@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clark_agent import AssistantMessage, RunIdentity, UserMessage
+from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
@@ -19,7 +21,7 @@ from clark_agent.run_log.records import (
     RunBegan,
 )
 from clark_agent.run_log.sqlite import SqliteStore
-from clark_agent.run_log.store import RunAppender
+from clark_agent.run_log.store import RunAppender, RunStore
 from clark_agent.wire import encode_json
 
 KINDS = ("jsonl", "sqlite")
@@ -30,11 +32,17 @@ def open_store(kind: str, folder: Path) -> JsonlStore | SqliteStore:
     return JsonlStore(folder / "runs") if kind == "jsonl" else SqliteStore(folder / "runs.db")
 
 
-def numbered(run_id: str, entries: Iterable[Entry], start: int = 0) -> list[Record]:
-    return [
+def numbered(
+    run_id: str, entries: Iterable[Entry], start: int = 0, *, after: Record | None = None
+) -> list[Record]:
+    """Records with these entries, from a number on, or behind another record."""
+    start = start if after is None else after.seq + 1
+    records = [
         Record(RUN_LOG_VERSION, seq, run_id, 1_000 + seq, entry)
         for seq, entry in enumerate(entries, start)
     ]
+    seal_all(records, after)
+    return records
 
 
 def began(run_id: str, prompt: str = "go") -> RunBegan:
@@ -51,9 +59,40 @@ def some_records(run_id: str, count: int, text: str = "Ein Wört – 字") -> li
 
 
 def append(appender: RunAppender, records: Iterable[Record], *, sync: bool = False) -> None:
+    """Append records, and wait until the store has them."""
     for record in records:
         appender.append(record, encode_json(record))
     appender.flush(sync=sync)
+    wait_for(appender)
+
+
+def close(appender: RunAppender) -> None:
+    """Close an appender, and wait until all of it is there."""
+    appender.close()
+    wait_for(appender)
+
+
+@contextmanager
+def writing(appender: RunAppender) -> Generator[RunAppender]:
+    """Close an appender in the end, and wait until all of it is there."""
+    try:
+        yield appender
+    finally:
+        close(appender)
+
+
+def wait_for(appender: RunAppender) -> None:
+    """Pass a barrier, in an event loop of its own."""
+
+    async def wait() -> None:
+        await appender.barrier()
+
+    asyncio.run(wait())
+
+
+def last_of(store: RunStore, run_id: str) -> int:
+    """The number of a run's last record, to reopen the run behind it."""
+    return store.load(run_id).records[-1].seq
 
 
 @contextmanager

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from clark_agent.errors import LogDamaged, RunBusy, RunExists, RunNotFound
 from clark_agent.run_log import jsonl
+from clark_agent.run_log._checksums import seal, seal_all
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.kit import ODD_IDS
 from clark_agent.run_log.records import Record, RunEnded
-from clark_agent.run_log.store import LoadedRun, RunNotFound
+from clark_agent.run_log.store import LoadedRun
 from clark_agent.wire import encode_json
 from tests.run_log.storing import append, began, numbered, said, some_records
 
@@ -42,10 +45,11 @@ def test_a_record_is_a_line_of_json(tmp_path: Path) -> None:
     assert data == lines_of(*records)
     rows = [json.loads(line) for line in data.splitlines()]
     assert [(row["v"], row["seq"], row["run"], row["entry"]["kind"]) for row in rows] == [
-        (1, 0, "r", "run_began"),
-        (1, 1, "r", "answered"),
-        (1, 2, "r", "answered"),
+        (2, 0, "r", "run_began"),
+        (2, 1, "r", "answered"),
+        (2, 2, "r", "answered"),
     ]
+    assert [list(row)[-1] for row in rows] == ["crc"] * 3
 
 
 def test_every_id_has_a_file_of_its_own_in_the_folder(tmp_path: Path) -> None:
@@ -102,7 +106,7 @@ def test_syncing_syncs_the_file_and_once_the_folder(
     appender.flush(sync=True)
     assert synced == ["r.jsonl", "runs", "r.jsonl"]
     appender.close()
-    reopened = store.reopen("r")
+    reopened = store.reopen("r", after=2)
     reopened.flush(sync=True)  # of what somebody else may have left to the system
     reopened.close()
     assert synced == ["r.jsonl", "runs", "r.jsonl", "r.jsonl"]
@@ -122,25 +126,61 @@ def expect_torn(store: JsonlStore, path: Path, data: bytes, whole: list[Record])
     """That of this file the whole records are there, and a writer goes on behind them."""
     path.write_bytes(data)
     assert store.load("r") == LoadedRun("r", tuple(whole), is_torn=True)
-    listed = [(run.run_id, run.records, run.last_at) for run in store.runs()]
-    assert listed == ([("r", len(whole), whole[-1].at)] if whole else [])
+    assert listed(store) == [("r", len(whole), whole[-1].at)]
     assert path.read_bytes() == data
-    more = numbered("r", [said("on")], len(whole))
-    appender = store.reopen("r")
+    more = numbered("r", [said("on")], after=whole[-1])
+    appender = store.reopen("r", after=whole[-1].seq)
     assert path.read_bytes() == lines_of(*whole)
     append(appender, more)
     appender.close()
     assert store.load("r") == LoadedRun("r", (*whole, *more))
 
 
+def listed(store: JsonlStore) -> list[tuple[str, int, int]]:
+    return [(run.run_id, run.records, run.last_at) for run in store.runs()]
+
+
+def test_a_write_may_be_torn_at_any_byte(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    records = some_records("r", 3)
+    data = written(store, records)
+    last = len(lines_of(*records[:-1]))
+    for end in range(last + 1, len(data) - 1):
+        expect_torn(store, store.path_of("r"), data[:end], records[:-1])
+
+
+def test_a_run_that_was_torn_at_its_first_write_can_be_begun(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    records = some_records("r", 1)
+    data = written(store, records)
+    for end in range(len(data) - 1):
+        store.path_of("r").write_bytes(data[:end])
+        with pytest.raises(RunNotFound):
+            store.load("r")
+        with pytest.raises(RunNotFound):
+            store.reopen("r", after=0)
+        assert listed(store) == []
+        assert written(store, records) == data
+        with pytest.raises(RunExists):
+            store.create("r")
+        store.path_of("r").unlink()
+
+
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_write_may_be_torn_at_any_byte(tmp_path: Path, count: int) -> None:
+def test_a_record_that_lacks_its_line_break_counts(tmp_path: Path, count: int) -> None:
     store = JsonlStore(tmp_path)
     records = some_records("r", count)
     data = written(store, records)
-    last = len(lines_of(*records[:-1]))
-    for end in range(last + 1, len(data)):
-        expect_torn(store, store.path_of("r"), data[:end], records[:-1])
+    store.path_of("r").write_bytes(data[:-1])
+    assert store.load("r") == LoadedRun("r", tuple(records))
+    assert listed(store) == [("r", count, records[-1].at)]
+    with pytest.raises(RunExists):
+        store.create("r")
+    more = numbered("r", [said("on")], after=records[-1])
+    appender = store.reopen("r", after=records[-1].seq)
+    append(appender, more)
+    appender.close()
+    assert store.path_of("r").read_bytes() == data + lines_of(*more)
 
 
 @pytest.mark.parametrize(
@@ -148,17 +188,30 @@ def test_a_write_may_be_torn_at_any_byte(tmp_path: Path, count: int) -> None:
     [
         b"\0",
         b"\0" * 70_000,
-        b'{"v":1,"seq":2,' + b"\0" * 4096,
+        b'{"v":2,"seq":2,"run":"r","at":12' + b"\0" * 4096,
         b"\0\0\0\n",
-        b'{"v":1,"seq":2,"ru\n',
+        b'{"v":2,"seq":2,"ru\n',
+        b'{"v":2,"seq":3,"run":"r","at":1',
+        b'{"v":2,"seq":2,"run":"s","at":1',
         b"\n",
         b"\xff\xfe\n",
+        b"{}",
+        b"dear diary",
     ],
 )
-def test_what_a_power_failure_leaves_is_a_torn_end(tmp_path: Path, end: bytes) -> None:
+def test_what_no_cut_off_write_leaves_is_damage(tmp_path: Path, end: bytes) -> None:
+    """After a power failure, records may be missing that were acted on."""
     store = JsonlStore(tmp_path)
     records = some_records("r", 2)
-    expect_torn(store, store.path_of("r"), written(store, records) + end, records)
+    data = written(store, records) + end
+    store.path_of("r").write_bytes(data)
+    loaded = store.load("r")
+    assert (loaded.records, loaded.is_torn) == (tuple(records), False)
+    first = loaded.problems[0]
+    assert (first.seq, first.where) == (2, f"line 3, byte {len(data) - len(end)}")
+    with pytest.raises((LogDamaged, RunBusy)):
+        store.reopen("r", after=1)
+    assert store.path_of("r").read_bytes() == data
 
 
 def test_a_failed_write_leaves_no_trace(tmp_path: Path) -> None:
@@ -220,24 +273,28 @@ def test_an_interruption_writes_nothing_twice(tmp_path: Path) -> None:
 # --- faults -----------------------------------------------------------------------------------
 
 
-NEWER = '{"v":2,"seq":1,"run":"r","at":1,"entry":'
+def sealed(line: str, before: int = 0) -> bytes:
+    """A line as somebody would have written it."""
+    return seal(some_records("r", 1)[0], line.encode(), before)[0]
+
+
+NEWER = '{"v":3,"seq":1,"run":"r","at":1,"entry":'
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"v":1,"se\0', "JSON is malformed: invalid character"),
+        ('{"v":2,"se\0', "JSON is malformed: invalid character"),
+        ("", "truncated"),
         ("[]", "Expected `object`, got `array`"),
         ("7", "Expected `object`, got `int`"),
+        ('{"v":2,"seq":1,"run":"r","at":1}', "missing required field `entry`"),
         ('{"v":1,"seq":1,"run":"r","at":1}', "missing required field `entry`"),
+        ('{"v":2,"seq":1,"run":"r","at":1,"entry":{"kind":"run_resumed","turn":1}}', "no checksum"),
         (
-            '{"v":1,"seq":1,"run":"r","at":1,"entry":{"kind":"dance"}}',
-            "Invalid value 'dance' (at $.entry.kind)",
-        ),
-        (NEWER + '{"kind":"dance"}}', "written by a newer version (2; this one reads up to 1)"),
-        (
-            NEWER + '{"kind":"run_resumed","turn":1}}',
-            "written by a newer version (2; this one reads up to 1)",
+            '{"v":2,"seq":1,"run":"r","at":1,"entry":{"kind":"run_resumed","turn":1},'
+            '"crc":"00000000"}',
+            "its checksum is wrong",
         ),
     ],
 )
@@ -251,27 +308,49 @@ def test_a_line_that_cannot_be_read_costs_that_line(
     rows[place] = line.replace('"seq":1', f'"seq":{place}').encode() + b"\n"
     store.path_of("r").write_bytes(b"".join(rows))
     loaded = store.load("r")
-    if place == 2 and "malformed" in reason:
-        assert loaded == LoadedRun("r", tuple(records[:2]), is_torn=True)
-        return
-    del records[place]
-    assert loaded.records == tuple(records)
     assert not loaded.is_torn
-    [problem] = loaded.problems
-    assert problem.where == f"line {place + 1}"
-    assert reason in problem.reason
-    assert problem.data == rows[place].decode().rstrip("\n")
-    store.reopen("r").close()
+    first = loaded.problems[0]
+    assert (first.seq, first.is_newer) == (place, False)
+    assert first.where == f"line {place + 1}, byte {sum(map(len, rows[:place]))}"
+    assert reason in first.reason
+    assert first.data == rows[place].decode().rstrip("\n")
+    assert loaded.records[:place] == tuple(records[:place])
+    assert all(record in records for record in loaded.records)
     assert store.path_of("r").read_bytes() == b"".join(rows)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (NEWER + '{"kind":"dance"}}', "written by a newer version (3; this one reads up to 2)"),
+        (NEWER + '{"kind":"run_resumed","turn":1}}', "written by a newer version (3;"),
+        (NEWER.replace("3", "2", 1) + '{"kind":"dance"}}', "Invalid value 'dance'"),
+    ],
+)
+def test_what_a_newer_version_has_written_is_no_damage(
+    tmp_path: Path, line: str, reason: str
+) -> None:
+    store = JsonlStore(tmp_path)
+    [first] = some_records("r", 1)
+    data = written(store, [first])
+    assert first.crc is not None
+    store.path_of("r").write_bytes(data + sealed(line, int(first.crc, 16)) + b"\n")
+    loaded = store.load("r")
+    assert loaded.records == (first,)
+    [problem] = loaded.problems
+    assert (problem.seq, problem.is_newer) == (1, True)
+    assert reason in problem.reason
 
 
 def test_records_out_of_order_are_told_and_read(tmp_path: Path) -> None:
     store = JsonlStore(tmp_path)
     records = some_records("r", 5)
-    written(store, [records[place] for place in (0, 1, 3, 2, 3, 3)])
+    disordered = [replace(records[place]) for place in (0, 1, 3, 2, 3, 3)]
+    seal_all(disordered)
+    written(store, disordered)
     loaded = store.load("r")
     assert [record.seq for record in loaded.records] == [0, 1, 3, 2, 3, 3]
-    assert [(problem.where, problem.reason) for problem in loaded.problems] == [
+    assert [(problem.where.partition(",")[0], problem.reason) for problem in loaded.problems] == [
         ("line 3", "it has the number 3, where 2 is due"),
         ("line 4", "it has the number 2, where 4 is due"),
         ("line 6", "it has the number 3, where 4 is due"),
@@ -286,9 +365,10 @@ def test_a_record_of_another_run_is_not_this_runs(tmp_path: Path) -> None:
     store.path_of("r").write_bytes(b"".join(rows))
     loaded = store.load("r")
     assert loaded.records == tuple(records)
-    assert [(problem.where, problem.reason) for problem in loaded.problems] == [
-        ("line 2", "it is a record of the run 'other'")
-    ]
+    assert loaded.problems[0].where.startswith("line 2,")
+    rows[1] = lines_of(*numbered("other", [said("x")], after=records[0]))
+    store.path_of("r").write_bytes(b"".join(rows))
+    assert store.load("r").problems[0].reason == "it is a record of the run 'other'"
 
 
 def test_long_data_is_shown_in_part(tmp_path: Path) -> None:
@@ -313,7 +393,7 @@ def test_what_is_no_log_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_bytes(data)
     (tmp_path / "folder.jsonl").mkdir()
     torn = store.path_of("torn")
-    torn.write_bytes(lines_of(*some_records("torn", 1))[:-1])
+    torn.write_bytes(lines_of(*some_records("torn", 1))[:-2])
     assert [run.run_id for run in store.runs()] == ["r"]
     with pytest.raises(RunNotFound):
         store.load("empty")
@@ -322,8 +402,8 @@ def test_what_is_no_log_is_not_listed(tmp_path: Path) -> None:
 def test_a_log_of_a_newer_version_is_listed(tmp_path: Path) -> None:
     store = JsonlStore(tmp_path)
     data = written(store, some_records("r", 1))
-    later = b'{"v":2,"seq":1,"run":"r","at":2000,"entry":{"kind":"dance"}}\n'
-    store.path_of("r").write_bytes(data.replace(b'"v":1', b'"v":2') + later)
+    later = b'{"v":3,"seq":1,"run":"r","at":2000,"entry":{"kind":"dance"}}\n'
+    store.path_of("r").write_bytes(data.replace(b'"v":2', b'"v":3') + later)
     [run] = store.runs()
     assert (run.records, run.last_at, run.outcome) == (2, 2000, None)
 
@@ -338,7 +418,7 @@ def test_only_the_first_and_the_last_line_are_read(tmp_path: Path) -> None:
         file.write(b"\n" + lines_of(last))
     [run] = store.runs()
     assert (run.began_at, run.last_at, run.outcome) == (first.at, last.at, "done")
-    store.reopen("r").close()
+    store.reopen("r", after=1).close()
 
 
 @pytest.mark.parametrize("size", [10, jsonl._CHUNK - 200, jsonl._CHUNK, 10 * jsonl._CHUNK + 7])
@@ -346,10 +426,9 @@ def test_long_lines_are_found_whole(tmp_path: Path, size: int) -> None:
     store = JsonlStore(tmp_path)
     records = numbered("r", [began("r", "x" * size), said("y" * size), said("z" * size)])
     data = written(store, records)
-    for end in (len(data), len(data) - 1):
-        store.path_of("r").write_bytes(data[:end])
-        [run] = store.runs()
-        count = 3 if end == len(data) else 2
-        assert (run.run_id, run.records, run.last_at) == ("r", count, records[count - 1].at)
-    store.reopen("r").close()
+    for cut in (0, 1, 2):
+        store.path_of("r").write_bytes(data[: len(data) - cut])
+        count = 3 if cut < 2 else 2
+        assert listed(store) == [("r", count, records[count - 1].at)]
+    store.reopen("r", after=1).close()
     assert store.path_of("r").read_bytes() == lines_of(*records[:2])

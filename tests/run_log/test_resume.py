@@ -30,6 +30,7 @@ from clark_agent import (
     run,
 )
 from clark_agent.events import MessageEnd
+from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -45,11 +46,11 @@ from clark_agent.run_log.records import (
 from clark_agent.trajectory import (
     JsonlStore,
     LoadedRun,
+    LogDamaged,
     LogProblem,
     MemoryStore,
     RunBusy,
     RunLog,
-    RunLogError,
     RunNotFound,
     RunStore,
     fold,
@@ -68,6 +69,7 @@ from tests.run_log.stories import (
     told,
     undated,
 )
+from tests.run_log.storing import last_of
 
 # What the first process made of the ids of a batch is told apart by position, so these have to be
 # left out where the id of a call says which it is.
@@ -451,7 +453,7 @@ class Holed(MemoryStore):
 
     def load(self, run_id: str) -> LoadedRun:
         loaded = super().load(run_id)
-        problem = LogProblem("line 3", "it is no JSON", "xx")
+        problem = LogProblem("line 3", "it is no JSON", "xx", 2)
         return LoadedRun(run_id, (*loaded.records[:2], *loaded.records[3:]), (problem,))
 
 
@@ -459,30 +461,31 @@ async def test_a_log_with_a_hole_is_not_resumed() -> None:
     _, _, whole, _ = await told("batches")
     store = Holed()
     fill(store, whole.run_id, whole.records[:-2])
-    with pytest.raises(DecodeError, match="line 3"):
+    with pytest.raises(LogDamaged, match="line 3") as damage:
         await resume(store, whole.run_id, begin("batches").config())
+    assert damage.value.at == 2
 
 
 async def test_a_log_without_a_beginning_is_not_resumed() -> None:
     _, _, whole, _ = await told("batches")
     store = MemoryStore()
     fill(store, whole.run_id, whole.records[1:-2])
-    with pytest.raises(DecodeError, match="no beginning"):
+    with pytest.raises(LogDamaged, match="no beginning"):
         await resume(store, whole.run_id, begin("batches").config())
     store = MemoryStore()
     fill(store, whole.run_id, ())
-    with pytest.raises(DecodeError, match="no beginning"):
+    with pytest.raises(RunNotFound):
         await resume(store, whole.run_id, begin("batches").config())
 
 
 async def test_a_run_that_somebody_writes_is_not_resumed() -> None:
     _, _, whole, store = await told("batches")
     cut = cut_behind(store, whole, Answered)
-    held = cut.reopen(whole.run_id)
+    held = cut.reopen(whole.run_id, after=last_of(cut, whole.run_id))
     story = begin("batches")
-    with pytest.raises(RunLogError) as caught:
+    with pytest.raises(RunBusy, match="another process, thread or task") as busy:
         await resume(cut, whole.run_id, story.config())
-    assert isinstance(caught.value.__cause__, RunBusy)
+    assert busy.value.run_id == whole.run_id
     assert story.ran == []
     assert story.sink.events == []
     held.close()
@@ -499,6 +502,7 @@ async def test_a_log_of_a_newer_version_is_not_resumed(tmp_path: Any) -> None:
     store = JsonlStore(tmp_path)
     records = list(whole.records[:-2])
     records[3] = replace(records[3], v=RUN_LOG_VERSION + 1)
+    seal_all(records)
     appender = store.create(whole.run_id)
     for record in records:
         appender.append(record, encode_json(record))

@@ -3,8 +3,9 @@ the disk full."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from hypothesis.strategies import SearchStrategy
 from msgspec.structs import replace
 
 from clark_agent import RunIdentity
+from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
+from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.kit import NonconformingStore, check_run_store
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
@@ -34,14 +37,7 @@ from clark_agent.run_log.records import (
     ToolsGated,
     ToolStarted,
 )
-from clark_agent.run_log.store import (
-    LoadedRun,
-    RunBusy,
-    RunExists,
-    RunNotFound,
-    RunStoreError,
-    RunSummary,
-)
+from clark_agent.run_log.store import LoadedRun, RunSummary
 from tests.run_log.storing import (
     KINDS,
     append,
@@ -52,6 +48,7 @@ from tests.run_log.storing import (
     said,
     some_records,
     tell,
+    writing,
 )
 from tests.strategies import (
     IDENTITIES,
@@ -111,9 +108,10 @@ def test_any_records_survive(kind: str, storages: Path, data: Any, name: str) ->
         Record(RUN_LOG_VERSION, seq, run_id, data.draw(UNSIGNED), entry, (seq,), (name,))
         for seq, entry in enumerate(entries)
     ]
+    seal_all(records)
     store = open_store(kind, storages)
     flushes = sorted(data.draw(st.lists(st.integers(1, len(records)), max_size=3)))
-    with closing(store.create(run_id)) as appender:
+    with writing(store.create(run_id)) as appender:
         for start, end in zip([0, *flushes], [*flushes, len(records)], strict=True):
             append(appender, records[start:end])
             assert store.load(run_id) == LoadedRun(run_id, tuple(records[:end]))
@@ -129,20 +127,21 @@ def test_a_killed_process_leaves_what_it_flushed_and_no_lock(kind: str, tmp_path
     with child("append_forever", kind, tmp_path) as process:
         told = [int(line_from(process)) for _ in range(100)]
         with pytest.raises(RunBusy):
-            store.reopen("killed")
+            store.reopen("killed", after=told[-1])
         assert len(store.load("killed").records) > told[-1]
         process.send_signal(signal.SIGKILL)
         assert process.stdout is not None
         told += [int(line) for line in process.stdout if line.endswith("\n")]
         process.wait()
-    appender = store.reopen("killed")
     loaded = store.load("killed")
     assert not loaded.problems
+    appender = store.reopen("killed", after=loaded.records[-1].seq)
+    loaded = store.load("killed")
     assert not loaded.is_torn
     assert len(loaded.records) > told[-1]
     [summary] = store.runs()
     assert (summary.records, summary.last_at) == (len(loaded.records), loaded.records[-1].at)
-    more = numbered("killed", [said("on")], len(loaded.records))
+    more = numbered("killed", [said("on")], after=loaded.records[-1])
     append(appender, more)
     appender.close()
     assert store.load("killed").records == (*loaded.records, *more)
@@ -182,18 +181,71 @@ def test_a_forked_process_writes_its_own_runs_only(kind: str, tmp_path: Path) ->
     with child("fork", kind, tmp_path) as process:
         output = process.communicate()[0].splitlines()
         assert process.returncode == 0
-    assert output == ["refused", "refused", "1", "still locked"]
+    assert output == ["refused", "1", "still locked"]
     store = open_store(kind, tmp_path)
     texts = [record.entry for record in store.load("parent").records]
     assert texts[1:] == [said("from the parent")]
     assert len(store.load("child").records) == 3
-    store.reopen("parent").close()
+    store.reopen("parent", after=1).close()
+
+
+@both
+@pytest.mark.parametrize("how", ["fork", "subprocess"])
+def test_a_helper_that_outlives_its_process_has_no_share_in_the_lock(
+    kind: str, how: str, tmp_path: Path
+) -> None:
+    """A tool may start one that goes on when the agent is killed."""
+    store = open_store(kind, tmp_path)
+    with child("leave_a_helper", kind, tmp_path, how) as process:
+        helper = int(line_from(process))
+        try:
+            with pytest.raises(RunBusy):
+                store.reopen("left", after=1)
+            process.kill()
+            process.wait()
+            os.kill(helper, 0)  # it is still there
+            store.reopen("left", after=1).close()
+        finally:
+            os.kill(helper, signal.SIGKILL)
+
+
+@both
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o277])
+def test_what_is_made_is_for_its_owner_alone(kind: str, umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        store = open_store(kind, tmp_path / "new" / "folder")
+        appender = store.create("r")
+        append(appender, some_records("r", 2))
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+    folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(made) == (1 if kind == "jsonl" else 4)  # the database, -wal, -shm and the lock
+    assert {oct(path.stat().st_mode & 0o777) for path in made} == {"0o600"}
+    assert {oct(path.stat().st_mode & 0o777) for path in folders} == {"0o700"}
+    appender.close()
+
+
+@both
+def test_what_exists_keeps_its_mode(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" if kind == "jsonl" else tmp_path
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o750)
+    [first] = some_records("r", 1)
+    with writing(open_store(kind, tmp_path).create("r")) as appender:
+        append(appender, [first])
+    file = tmp_path / ("runs/r.jsonl" if kind == "jsonl" else "runs.db")
+    file.chmod(0o640)
+    with writing(open_store(kind, tmp_path).reopen("r", after=0)) as appender:
+        append(appender, numbered("r", [said("more")], after=first))
+    assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o750, 0o640)
 
 
 @both
 def test_threads_may_be_the_first_to_read(kind: str, tmp_path: Path) -> None:
     """What decodes records is made when it is needed, and not by two at a time."""
-    with closing(open_store(kind, tmp_path).create("r")) as appender:
+    with writing(open_store(kind, tmp_path).create("r")) as appender:
         append(appender, some_records("r", 3))
     with child("read_at_once", kind, tmp_path) as process:
         assert process.communicate()[0] == "[3, 3, 3, 3]\n"
@@ -220,15 +272,16 @@ def test_errors_name_the_run(kind: str, tmp_path: Path) -> None:
 def test_a_run_is_there_from_its_first_flush_on(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)
     appender = store.create("r")
-    for attempt in (store.load, store.reopen):
-        with pytest.raises((RunNotFound, RunBusy)):
-            attempt("r")
+    with pytest.raises(RunNotFound):
+        store.load("r")
+    with pytest.raises((RunNotFound, RunBusy)):
+        store.reopen("r", after=0)
     appender.close()
     assert list(store.runs()) == []
     with pytest.raises(RunNotFound):
         store.load("r")
     with pytest.raises(RunNotFound):
-        store.reopen("r")
+        store.reopen("r", after=0)
     appender = store.create("r")
     append(appender, some_records("r", 2))
     appender.close()
@@ -241,7 +294,9 @@ def test_a_log_may_begin_with_0_or_1_and_misses_nothing(kind: str, tmp_path: Pat
     numbers = {"zero": [0, 1], "one": [1, 2, 3], "late": [2, 3], "gap": [0, 1, 4, 5]}
     for run_id, seqs in numbers.items():
         appender = store.create(run_id)
-        append(appender, [numbered(run_id, [said("x")], seq)[0] for seq in seqs])
+        records = [numbered(run_id, [said("x")], seq)[0] for seq in seqs]
+        seal_all(records)
+        append(appender, records)
         appender.close()
     loaded = {run_id: store.load(run_id) for run_id in numbers}
     assert {run_id: [r.seq for r in run.records] for run_id, run in loaded.items()} == numbers
@@ -270,21 +325,24 @@ class ToyStore:
     def create(self, run_id: str) -> ToyAppender:
         key = run_id.casefold() if self.fault == "folds case" else run_id
         if (key in self.open or key in self.written) and self.fault != "begins twice":
-            raise RunExists("exists", run_id)
+            raise RunExists(run_id)
         self.open[key] = ToyAppender(self, key)
         return self.open[key]
 
-    def reopen(self, run_id: str) -> ToyAppender:
+    def reopen(self, run_id: str, *, after: int) -> ToyAppender:
         if run_id in self.open and self.fault != "two writers":
-            raise RunBusy("busy", run_id)
+            raise RunBusy(run_id)
         if run_id not in self.written and self.fault != "reopens anything":
-            raise RunNotFound("not found", run_id)
+            raise RunNotFound(run_id)
+        last = self.written[run_id][-1].seq if run_id in self.written else after
+        if last != after and self.fault != "does not compare":
+            raise RunBusy.changed(run_id, last, after)
         self.open[run_id] = ToyAppender(self, run_id)
         return self.open[run_id]
 
     def load(self, run_id: str) -> LoadedRun:
         if run_id not in self.written:
-            raise RunNotFound("not found", run_id)
+            raise RunNotFound(run_id)
         records = tuple(self.written[run_id])
         if self.fault == "loses order":
             records = records[::-1]
@@ -344,7 +402,14 @@ class ToyAppender:
         self.pending.append(record)
 
     def flush(self, *, sync: bool) -> None:
-        if self.pending and self.store.fault != "flushes when closed":
+        """It hands on when somebody waits for it."""
+
+    async def barrier(self) -> None:
+        if self.store.fault == "gives up with its caller":
+            pending, self.pending = self.pending, []
+            await asyncio.sleep(0.001)
+            self.store.written.setdefault(self.run_id, []).extend(pending)
+        elif self.pending and self.store.fault != "flushes when closed":
             self.store.written.setdefault(self.run_id, []).extend(self.pending)
             self.pending = []
 
@@ -380,7 +445,9 @@ def test_the_kit_accepts_a_store_that_keeps_the_rules() -> None:
         ("remembers outcomes", "A run goes on where it stopped"),
         ("hides failures", "outcome='failed'"),
         ("stops the clock", "The summaries tell what the records say"),
-        ("flushes when closed", "What was flushed is there"),
+        ("flushes when closed", "What was waited for is there"),
+        ("gives up with its caller", "Who does not wait any longer spoils nothing"),
+        ("does not compare", "reopening a run behind an earlier record does not raise RunBusy"),
         ("closes for others", "when the first writer was closed again does not raise RunBusy"),
     ],
 )

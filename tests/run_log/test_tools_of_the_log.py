@@ -543,6 +543,9 @@ def encode_entry_as_written(entry: Answered) -> bytes:
         def flush(self, *, sync: bool) -> None:
             pass
 
+        async def barrier(self) -> None:
+            pass
+
         def close(self) -> None:
             pass
 
@@ -597,7 +600,7 @@ async def test_a_call_is_in_the_log_before_it_runs(kind: str, tmp_path: Path) ->
             other.close()
         seen.append([e.tool_call_id for e in entries if isinstance(e, ToolStarted)])
         assert isinstance(entries[-1], ToolStarted)
-        assert entries[-1].tool_call_id == ctx.tool_call_id
+        assert ctx.tool_call_id in seen[-1]
         assert any(isinstance(e, Answered) for e in entries)
         await asyncio.sleep(0)
         return ToolResult.text("seen")
@@ -763,6 +766,11 @@ class FailingAppender:
         self._store.tick(is_flush=True)
         self._appender.flush(sync=sync)
 
+    async def barrier(self) -> None:
+        await asyncio.sleep(0)
+        self._store.tick(is_flush=True)
+        await self._appender.barrier()
+
 
 FRAGILE = ["batches", "one_after_the_other", "hooks", "steering", "helpers", "finishing", "nudges"]
 
@@ -853,6 +861,10 @@ class CountingAppender:
         self._told.append("SYNC" if sync else "flush")
         self._appender.flush(sync=sync)
 
+    async def barrier(self) -> None:
+        self._told.append("barrier")
+        await self._appender.barrier()
+
 
 async def told_to_the_store(durability: str, name: str = "one_after_the_other") -> list[str]:
     store = Counting()
@@ -864,11 +876,11 @@ async def told_to_the_store(durability: str, name: str = "one_after_the_other") 
 async def test_by_default_the_disk_is_left_to_the_system() -> None:
     told_it = await told_to_the_store("system")
     assert "SYNC" not in told_it
-    assert told_it[-1] == "flush"
+    assert told_it[-2:] == ["flush", "barrier"]
 
 
 async def test_with_every_record_the_disk_has_it() -> None:
-    told_it = await told_to_the_store("record")
+    told_it = [what for what in await told_to_the_store("record") if what != "barrier"]
     assert "flush" not in told_it
     assert told_it[1::2] == ["SYNC"] * (len(told_it) // 2)
     assert "SYNC" not in told_it[::2]
@@ -878,19 +890,22 @@ async def test_with_every_turn_the_disk_has_what_it_brought() -> None:
     told_it = await told_to_the_store("turn")
     asked = [index for index, what in enumerate(told_it) if what == "asked"]
     assert [told_it[index + 1] for index in asked] == ["SYNC"] * len(asked)
-    assert told_it[-2:] == ["run_ended", "SYNC"]
+    assert told_it[-3:] == ["run_ended", "SYNC", "barrier"]
     assert told_it.count("SYNC") == len(asked) + 1
 
 
 @pytest.mark.parametrize("name", ALL)
 async def test_everything_is_handed_on_before_the_next_effect(name: str) -> None:
-    """When a tool begins, or the model is heard, nothing waits in the process."""
+    """Before a tool begins, and before anybody gets the result, the store is waited for."""
     store = Counting()
     await begin(name).play(RunLog(store))
-    for before, what in zip(store.told, store.told[1:], strict=False):
-        if before == "tool_started":
-            assert what == "flush"
-    assert store.told[-1] == "flush"
+    told_it = store.told
+    starts = [index for index, what in enumerate(told_it) if what == "tool_started"]
+    assert [told_it[index + 1 : index + 3] for index in starts] == [["flush", "barrier"]] * len(
+        starts
+    )
+    assert told_it[1:3] == ["flush", "barrier"] or "steering" in name
+    assert told_it[-2:] == ["flush", "barrier"]
 
 
 # --- what is no JSON ------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -184,6 +185,19 @@ async def test_every_event_comes_as_it_was(path: Path, events: list[StreamEvent]
     [recorded] = await record(path, [events], ASKED)
     assert recorded == events  # the recording passes everything on
     assert comparable(await heard(ReplayStream(path))) == comparable(events)
+
+
+async def test_a_recording_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "answers.jsonl"
+    before = os.umask(0)
+    try:
+        await record(path, ["one"], ASKED)
+    finally:
+        os.umask(before)
+    assert [p.stat().st_mode & 0o777 for p in (path.parent, path)] == [0o700, 0o600]
+    path.chmod(0o644)
+    await record(path, ["two"], ASKED)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,12 @@ from typing import Any
 import click
 
 from clark_agent._version import __version__
-from clark_agent.errors import ClarkAgentError, ConfigError, InvalidContinuationError
-from clark_agent.run_log.store import RunNotFound
+from clark_agent.errors import (
+    ClarkAgentError,
+    ConfigError,
+    InvalidContinuationError,
+    RunNotFound,
+)
 
 __all__ = ["PROGRAM", "cli", "examples", "is_debugging", "run_command_line"]
 

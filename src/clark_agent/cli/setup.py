@@ -25,16 +25,17 @@ from click.shell_completion import CompletionItem
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from clark_agent._private_files import make_folder
 from clark_agent.argument_repair import close_match
 from clark_agent.base_tool import AgentTool
 from clark_agent.config import LoopConfig
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, RunNotFound
 from clark_agent.plugins import ChannelSteering, LoopDetector
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.log import RunLog
 from clark_agent.run_log.records import RunBegan
 from clark_agent.run_log.sqlite import SqliteStore
-from clark_agent.run_log.store import RunNotFound, RunStore
+from clark_agent.run_log.store import RunStore
 from clark_agent.steering import SteeringHandle
 from clark_agent.stream import StreamFn
 from clark_agent.testing import ScriptedStream
@@ -299,7 +300,7 @@ def open_log(path: str | None = None) -> Log:
     """The log in a folder, or in a database if the path ends so; without one, the usual."""
     where = Path(path or state_folder() / "runs").expanduser().absolute()
     if where.suffix in (".db", ".sqlite"):
-        where.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(where.parent)
         return Log(where, SqliteStore(where))
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file: --log takes a folder, or a path that ends in .db")
@@ -317,7 +318,7 @@ def find_run(log: Log, given: str) -> str:
     if found:
         several = ", ".join(sorted(found)[:5])
         raise ConfigError(f"{given!r} could be any of {len(found)} runs: {several}")
-    raise RunNotFound(f"there is no run {given!r} in {log.path}: see 'clark-agent runs'", given)
+    raise RunNotFound(given, f"there is no run {given!r} in {log.path}: see 'clark-agent runs'")
 
 
 # --- options --------------------------------------------------------------------------------------

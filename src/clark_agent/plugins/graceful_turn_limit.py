@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from clark_agent.errors import ConfigError, HookError
@@ -45,6 +44,8 @@ class GracefulTurnLimit:
         self.message_provider = message_provider
         self.grace_provider = grace_provider
         self.fired = False
+        self.message: SystemMessage | None = None
+        """What it has said."""
         self._completed_turns = 0
 
     @staticmethod
@@ -67,10 +68,10 @@ class GracefulTurnLimit:
             grace_provider=self.grace_provider,
         )
 
-    def take_over(self, turns: int, said: AbstractSet[str]) -> None:
-        """Go on after so many turns that another process has seen, and what was said there."""
+    def take_over(self, turns: int, *, fired: bool) -> None:
+        """Go on after so many turns that another process has seen."""
         self._completed_turns = turns
-        self.fired = _ask(self.message_provider, WRAP_UP) in said
+        self.fired = fired
 
     def on_event(self, event: AgentEvent) -> None:
         """Count the turns that are over."""
@@ -83,7 +84,8 @@ class GracefulTurnLimit:
             return []
         text = _ask(self.message_provider, WRAP_UP)
         self.fired = True
-        return [SystemMessage(text)]
+        self.message = SystemMessage(text)
+        return [self.message]
 
 
 def _ask(provider: Callable[[], _T] | None, default: _T) -> _T:

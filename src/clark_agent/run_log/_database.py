@@ -1,8 +1,9 @@
 """The connections to one database of runs, and what is in it.
 
 Writing goes through one connection, under a lock: two would wait for each other by sleeping. Each
-reader has a connection to itself while it reads; they are kept for the next one. A process that was
-forked opens its own, since neither locks nor connections may be carried over.
+reader has a connection to itself while it reads; they are kept for the next one, and no reader
+waits for a writer. A process that was forked opens its own, since neither locks nor connections may
+be carried over.
 """
 
 from __future__ import annotations
@@ -10,26 +11,24 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeAlias
 
+from clark_agent._private_files import make_folder, open_file
+from clark_agent.errors import RunStoreError
 from clark_agent.run_log._files import LockFile
-from clark_agent.run_log.store import RunStoreError
 
-__all__ = ["Connections", "Statement"]
-
-Statement: TypeAlias = tuple[str, Sequence[Any]]
-"""SQL and its parameters."""
+__all__ = ["Connections"]
 
 _PATIENCE = 30.0
 _APPLICATION = 0x434C524B  # "CLRK": what the file says it is
 _PAGE = 8192  # of the sizes from 1 to 16 KiB, the one that makes small commits cheapest
 
-_MIGRATIONS = (
-    """
+_VERSION = 2
+
+_RUNS = """
     CREATE TABLE runs (
         n INTEGER PRIMARY KEY,
         run_id TEXT NOT NULL UNIQUE,
@@ -37,34 +36,60 @@ _MIGRATIONS = (
         depth INTEGER NOT NULL DEFAULT 0,
         conversation_id TEXT,
         began_at INTEGER NOT NULL,
-        last_at INTEGER,           -- this and last_seq: as they were when it was closed
         first_seq INTEGER NOT NULL,
-        last_seq INTEGER,
-        outcome TEXT,
         version INTEGER NOT NULL,  -- of its records
-        is_open INTEGER NOT NULL DEFAULT 1,
         indexed INTEGER NOT NULL DEFAULT 0  -- the first number that is not in the index
     );
     CREATE INDEX runs_by_time ON runs (began_at);
     CREATE INDEX runs_by_parent ON runs (parent_run_id, began_at) WHERE parent_run_id IS NOT NULL;
     CREATE INDEX runs_by_conversation ON runs (conversation_id, began_at)
         WHERE conversation_id IS NOT NULL;
-    CREATE INDEX runs_to_index ON runs (n) WHERE is_open OR indexed <= last_seq;
+    CREATE TABLE ends (            -- the last record of each run: without it, one that
+        n INTEGER PRIMARY KEY,     -- damage has made unreachable would not be missed
+        seq INTEGER NOT NULL,
+        at INTEGER NOT NULL,
+        outcome TEXT
+    );
+"""
+_RECORDS = """
     CREATE TABLE records (
         id INTEGER PRIMARY KEY,    -- runs.n << 32 | seq
         at INTEGER NOT NULL,
         kind TEXT NOT NULL,
         data TEXT NOT NULL
     );
+"""
+_VIEW = """
     CREATE VIEW entries AS
         SELECT run_id, id & 4294967295 AS seq, at, kind, data
         FROM records JOIN runs ON runs.n = id >> 32;
-    """,
-)
-"""Each brings a database from the version of its place to the next."""
+"""
+_FROM_1 = f"""
+    DROP VIEW entries;
+    DROP INDEX runs_by_time;
+    DROP INDEX runs_by_parent;
+    DROP INDEX runs_by_conversation;
+    DROP INDEX runs_to_index;
+    ALTER TABLE runs RENAME TO old_runs;
+    {_RUNS}
+    INSERT INTO runs SELECT
+        n, run_id, parent_run_id, depth, conversation_id, began_at, first_seq, version, indexed
+        FROM old_runs;
+    INSERT INTO ends SELECT n, records.id & 4294967295, records.at, outcome
+        FROM old_runs JOIN records ON records.id = (
+            SELECT max(id) FROM records WHERE id BETWEEN n << 32 AND n << 32 | 4294967295
+        );
+    DROP TABLE old_runs;
+    {_VIEW}
+"""
+_MIGRATIONS = {0: _RUNS + _RECORDS + _VIEW, 1: _FROM_1}
+"""What brings a database of each version to the newest; 0 is an empty one."""
 
 _left_behind: list[sqlite3.Connection] = []
 """Of a parent process: to close them here would be to meddle with its files."""
+
+
+_making = Lock()
 
 
 class Connections:
@@ -77,6 +102,7 @@ class Connections:
     def _start_over(self) -> None:
         self._process = os.getpid()
         self._lock = Lock()
+        """For whoever writes, for as long as that takes."""
         self._writer: sqlite3.Connection | None = None
         self._is_full = False
         self._idle: list[sqlite3.Connection] = []
@@ -95,19 +121,20 @@ class Connections:
 
     @contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
-        """A connection that nobody else uses meanwhile."""
+        """A connection that nobody else uses meanwhile, and that sees the database as it is now."""
         self._check_process()
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
             connection = self._open()
         try:
+            connection.execute("BEGIN")
             yield connection
+            connection.execute("COMMIT")
         except BaseException:
             connection.close()
             raise
-        with self._lock:
-            self._idle.append(connection)
+        self._idle.append(connection)
 
     @contextmanager
     def writing(self, *, sync: bool = False) -> Generator[sqlite3.Connection]:
@@ -118,17 +145,6 @@ class Connections:
         self._check_process()
         with self._lock, _transaction(self._ready(sync=sync)) as connection:
             yield connection
-
-    def commit(self, statements: Sequence[Statement], *, sync: bool) -> None:
-        """Do all of this or nothing: one statement is a transaction, and the quickest."""
-        if len(statements) == 1:
-            self._check_process()
-            with self._lock:
-                self._ready(sync=sync).execute(*statements[0])
-        else:
-            with self.writing(sync=sync) as connection:
-                for sql, parameters in statements:
-                    connection.execute(sql, parameters)
 
     def _ready(self, *, sync: bool) -> sqlite3.Connection:
         """The connection that writes. To be called, and the result used, under the lock."""
@@ -148,12 +164,12 @@ class Connections:
                 connection.close()
 
     def _open(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_file()
         connection = sqlite3.connect(
             self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
         )
         try:
-            if self._version_of(connection) < len(_MIGRATIONS):
+            if self._version_of(connection) < _VERSION:
                 self._migrate(connection)
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA fullfsync=ON")
@@ -161,6 +177,18 @@ class Connections:
             connection.close()
             raise
         return connection
+
+    def _make_file(self) -> None:
+        """Make the database for its owner alone; the files beside it get the mode that it has.
+
+        One thread at a time: to close a database is to drop the locks that the process has on it.
+        """
+        if self._path.exists():
+            return
+        with _making:
+            if not self._path.exists():
+                make_folder(self._path.parent)
+                os.close(open_file(self._path, os.O_RDWR))
 
     def _version_of(self, connection: sqlite3.Connection) -> int:
         """The version of the tables; 0 if there are none. Both are read at the same moment."""
@@ -171,10 +199,10 @@ class Connections:
         connection.execute("COMMIT")
         if application != _APPLICATION and (version or tables):
             raise RunStoreError(f"{self._path} is a database of something else")
-        if version > len(_MIGRATIONS):
+        if version > _VERSION:
             raise RunStoreError(
                 f"{self._path} was written by a newer version of this package: its tables have the"
-                f" version {version}, this one knows them up to {len(_MIGRATIONS)}"
+                f" version {version}, this one knows them up to {_VERSION}"
             )
         return version
 
@@ -187,11 +215,11 @@ class Connections:
         try:
             connection.execute(f"PRAGMA page_size={_PAGE}")
             connection.execute("PRAGMA journal_mode=WAL")
-            script = "".join(_MIGRATIONS[self._version_of(connection) :])
+            script = _MIGRATIONS.get(self._version_of(connection), "")
             connection.executescript(
                 f"BEGIN IMMEDIATE; {script}"
                 f" PRAGMA application_id={_APPLICATION};"
-                f" PRAGMA user_version={len(_MIGRATIONS)}; COMMIT"
+                f" PRAGMA user_version={_VERSION}; COMMIT"
             )
         finally:
             lock.release()

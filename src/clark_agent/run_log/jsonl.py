@@ -1,15 +1,19 @@
 """JsonlStore: a folder with one file a run, one record a line, readable with any tool.
 
-    folder/5f0c….jsonl      {"v":1,"seq":0,"run":"5f0c…","at":…,"entry":{"kind":"run_began",…}}
+    folder/5f0c….jsonl      {"v":2,"seq":0,"run":"5f0c…","at":…,"entry":{"kind":"run_began",…},…}
 
-- A record is there when its line break is. What stands behind the last line break, or a last line
-  that is no JSON, was cut off in the middle of being written: `JsonlStore.load` says so, and
-  `JsonlStore.reopen` cuts it off. Anything else that cannot be read is a problem of the log, and
-  stays in it.
+- A write that was cut off leaves the beginning of one record behind the last line break. That is a
+  torn end: `JsonlStore.load` says so, and `JsonlStore.reopen` cuts it off. A record of which only
+  the line break is missing counts. Anything else that is not as it was written is a problem of the
+  log, and stays in it.
 - `flush` writes once, everything since the last time. If that fails half-way the file is cut back
-  to where it was; what was appended is kept, and the next flush tries again.
-- Whoever writes holds a lock on the file, which goes away with the process. Reading needs none.
-- A run is there from its first flush on; an empty file is nobody's.
+  to where it was; what was appended is kept, and the next flush tries again. There is nothing to
+  wait for behind it, except with ``sync``: then it waits for the disk.
+- Whoever writes holds a lock on the file, which goes away with the process and is not inherited.
+  Reading needs none.
+- A run is there from its first record on. A file that is empty, or holds a part of one record, is
+  what a process has left that died too soon: the run can be begun.
+- New files are for their owner alone (0600), and so is the folder (0700).
 - The name of a file is the run's id with everything but small letters, digits, ``.``, ``_`` and
   ``-`` as ``%XX``, so that ids that differ only in case have two files everywhere. A long id is
   cut, and told apart by a digest; the records name it in full.
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from io import FileIO
@@ -30,19 +34,20 @@ from typing import Any
 
 from msgspec import Struct
 
-from clark_agent.errors import DecodeError
-from clark_agent.run_log._files import open_file, sync_file, sync_folder, try_lock
-from clark_agent.run_log._reading import FAILED, is_json, read_records
-from clark_agent.run_log.records import Record
-from clark_agent.run_log.store import (
-    LoadedRun,
-    RunAppender,
+from clark_agent._finished import FINISHED
+from clark_agent._private_files import make_folder
+from clark_agent.errors import (
+    DecodeError,
+    LogDamaged,
     RunBusy,
     RunExists,
     RunNotFound,
     RunStoreError,
-    RunSummary,
 )
+from clark_agent.run_log._files import create_file, open_file, sync_file, sync_folder, try_lock
+from clark_agent.run_log.reading import FAILED, LogReader, is_torn
+from clark_agent.run_log.records import Record
+from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 from clark_agent.wire import decode_json
 
 __all__ = ["JsonlStore"]
@@ -50,6 +55,8 @@ __all__ = ["JsonlStore"]
 _SUFFIX = ".jsonl"
 _LONGEST = 128
 _CHUNK = 1 << 14
+_FIRST = (0, 1)
+"""The number of the first record of a log."""
 
 
 class JsonlStore:
@@ -64,47 +71,54 @@ class JsonlStore:
 
     def create(self, run_id: str) -> RunAppender:
         """Begin a run. Raises `RunExists`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = open_file(self.path_of(run_id), os.O_CREAT)
-        with _closed_on_failure(file):
-            # A file that is empty and that nobody holds was left by a run that never wrote.
-            if not try_lock(file) or os.fstat(file.fileno()).st_size:
-                raise RunExists(f"there is a run {run_id!r} already", run_id)
-            return _Appender(file, run_id, 0, new_in=self._folder)
-
-    def reopen(self, run_id: str) -> RunAppender:
-        """Go on with a run; a torn last record is cut off. Raises `RunNotFound` or `RunBusy`."""
-        try:
-            file = open_file(self.path_of(run_id), 0)
-        except FileNotFoundError:
-            raise _not_found(run_id) from None
+        make_folder(self._folder)
+        file = create_file(self.path_of(run_id))
         with _closed_on_failure(file):
             if not try_lock(file):
-                raise RunBusy(f"somebody is writing to the run {run_id!r}", run_id)
-            end = _find_end(file)[0]
+                raise RunExists(run_id)
             size = file.seek(0, os.SEEK_END)
-            if not size:
-                raise _not_found(run_id)
-            if end != size:
+            if size and not is_torn(_read(file, 0, size), run_id, _FIRST):
+                raise RunExists(run_id)
+            file.truncate(0)
+            return _Appender(file, run_id, 0, new_in=self._folder)
+
+    def reopen(self, run_id: str, *, after: int) -> RunAppender:
+        """Go on with a run behind the last record; a torn one is cut off.
+
+        Raises `RunNotFound` or `RunBusy`.
+        """
+        try:
+            file = open_file(self.path_of(run_id))
+        except FileNotFoundError:
+            raise RunNotFound(run_id) from None
+        with _closed_on_failure(file):
+            if not try_lock(file):
+                raise RunBusy(run_id)
+            line, rest, end = _find_end(file)
+            last = None if line is None else _number_of(line, run_id, end)
+            is_in_line = bool(rest) and not is_torn(
+                rest, run_id, _FIRST if last is None else (last + 1,)
+            )
+            if is_in_line:
+                last, end = _number_of(rest, run_id, end), end + len(rest)
+            if last is None:
+                raise RunNotFound(run_id)
+            if last != after:
+                raise RunBusy.changed(run_id, last, after)
+            if rest and not is_in_line:
                 file.truncate(end)
-            return _Appender(file, run_id, end)
+            return _Appender(file, run_id, end, is_in_line=is_in_line)
 
     def load(self, run_id: str) -> LoadedRun:
         """Read a run, also one that is being written. Raises `RunNotFound`."""
         try:
             data = self.path_of(run_id).read_bytes()
         except FileNotFoundError:
-            raise _not_found(run_id) from None
-        if not data:
-            raise _not_found(run_id)
-        lines = data.split(b"\n")
-        is_torn = lines.pop() != b""
-        if not is_torn and lines and not is_json(lines[-1]):
-            is_torn = True
-            lines.pop()
-        rows = [(number, line) for number, line in enumerate(lines, 1) if line]
-        records, problems = read_records(run_id, rows, noun="line")
-        return LoadedRun(run_id, records, problems, is_torn)
+            raise RunNotFound(run_id) from None
+        loaded = read_log(run_id, data)
+        if not loaded.records and not loaded.problems:
+            raise RunNotFound(run_id)
+        return loaded
 
     def runs(
         self,
@@ -130,6 +144,18 @@ class JsonlStore:
             found.append((head, path))
         found.sort(key=lambda pair: (pair[0].at, pair[0].run), reverse=True)
         return [_summarize(head, path) for head, path in found[:limit]]
+
+
+def read_log(run_id: str, data: bytes) -> LoadedRun:
+    """The run in a file."""
+    reader = LogReader(run_id)
+    *lines, rest = data.split(b"\n")
+    start = 0
+    for number, line in enumerate(lines, 1):
+        reader.take(f"line {number}, byte {start}", line)
+        start += len(line) + 1
+    reader.take_rest(f"line {len(lines) + 1}, byte {start}", rest)
+    return reader.loaded()
 
 
 # --- names ------------------------------------------------------------------------------------
@@ -179,6 +205,10 @@ class _Head(Struct):
     entry: _HeadEntry
 
 
+class _Numbered(Struct):
+    seq: int
+
+
 class _LastEntry(Struct):
     kind: str
     outcome: Any = None
@@ -198,16 +228,17 @@ def _read_head(path: Path) -> _Head | None:
         start = more = file.read(_CHUNK)
         while b"\n" not in more and (more := file.read(len(start))):
             start += more
-        line, ending, _ = start.partition(b"\n")
-        if ending:
-            return decode_json(line, _Head)
+        return decode_json(start.partition(b"\n")[0], _Head)
     return None
 
 
 def _summarize(head: _Head, path: Path) -> RunSummary:
     last = _Last(head.seq, head.at, _LastEntry(""))
     with suppress(FileNotFoundError, DecodeError), FileIO(path) as file:
-        last = decode_json(_find_end(file)[1], _Last)
+        line, rest, _ = _find_end(file)
+        last = decode_json(line or b"", _Last)
+        if rest:  # a whole record, or a torn end
+            last = decode_json(rest, _Last)
     outcome = {"run_ended": last.entry.outcome, "run_failed": FAILED}.get(last.entry.kind)
     return RunSummary(
         run_id=head.run,
@@ -221,16 +252,22 @@ def _summarize(head: _Head, path: Path) -> RunSummary:
     )
 
 
-def _find_end(file: FileIO) -> tuple[int, bytes]:
-    """Where the last whole line ends, and the line."""
+def _number_of(line: bytes, run_id: str, place: int) -> int:
+    """The number of the record in a line near this place."""
+    try:
+        return decode_json(line, _Numbered).seq
+    except DecodeError as error:
+        raise LogDamaged(run_id, 0, error.reason, path=f"near byte {place}") from error
+
+
+def _find_end(file: FileIO) -> tuple[bytes | None, bytes, int]:
+    """The last line, what stands behind its line break, and where that begins."""
     size = file.seek(0, os.SEEK_END)
     end = _after_break(file, size)
-    start = _after_break(file, end - 1)
-    line = _read(file, start, end - 1)
-    if end == size and not is_json(line):
-        end, start = start, _after_break(file, start - 1)
-        line = _read(file, start, end - 1)
-    return end, line
+    rest = _read(file, end, size)
+    if not end:
+        return None, rest, end
+    return _read(file, _after_break(file, end - 1), end - 1), rest, end
 
 
 def _after_break(file: FileIO, end: int) -> int:
@@ -258,10 +295,6 @@ def _read(file: FileIO, start: int, end: int) -> bytes:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def _not_found(run_id: str) -> RunNotFound:
-    return RunNotFound(f"there is no run {run_id!r}", run_id)
-
-
 @contextmanager
 def _closed_on_failure(file: FileIO) -> Generator[None]:
     try:
@@ -285,14 +318,22 @@ class _Appender:
         "_run_id",
     )
 
-    def __init__(self, file: FileIO, run_id: str, end: int, *, new_in: Path | None = None) -> None:
+    def __init__(
+        self,
+        file: FileIO,
+        run_id: str,
+        end: int,
+        *,
+        new_in: Path | None = None,
+        is_in_line: bool = False,
+    ) -> None:
         self._file = file
         self._run_id = run_id
         self._new_in = new_in
         """The folder to sync, in which the file is new."""
         self._process = os.getpid()
         self._end = end
-        self._pending: list[bytes] = []
+        self._pending: list[bytes] = [b"\n"] if is_in_line else []
         self._is_unsure = False
         """Whether there may be something behind the end."""
         self._is_unsynced = True
@@ -315,6 +356,12 @@ class _Appender:
                 sync_folder(self._new_in)
                 self._new_in = None
             self._is_unsynced = False
+
+    def barrier(self) -> Awaitable[None]:
+        """Hand everything on. There is nothing to wait for."""
+        if self._pending:
+            self._write(b"".join(self._pending))
+        return FINISHED
 
     def _write(self, data: bytes) -> None:
         if self._process != os.getpid():

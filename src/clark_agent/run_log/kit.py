@@ -5,23 +5,30 @@
 writes runs, reads them back, and raises `NonconformingStore` with everything that a log could
 stumble over:
 
-- what was flushed is there, in order and unchanged, for every other store on the same storage;
-- a run is begun once, has one writer at a time, and goes on where it stopped;
+- what a barrier was waited for is there, in order and unchanged, for every other store on the same
+  storage, also when somebody did not want to wait any longer;
+- a run is begun once, has one writer at a time, and goes on where it stopped: of several threads
+  that have read the same log, one gets to write;
 - the summaries tell what the records say, newest first, and can be narrowed down;
 - any string is an id; many runs and several threads do not get in each other's way.
 
 The function gives a store on the same storage each time it is called, as another process would
-have it. The storage is to be empty.
+have it. The storage is to be empty. A store of more than one process should also be tried with
+several: what a lock, a killed process and a forked one leave behind cannot be seen from within.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
-from threading import Thread
+from functools import partial
+from threading import Barrier, Thread
 
+from clark_agent._threads import has_running_loop
 from clark_agent.base_tool import ToolResult
-from clark_agent.errors import ClarkAgentError
+from clark_agent.errors import ClarkAgentError, RunBusy, RunExists, RunNotFound
+from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -39,14 +46,7 @@ from clark_agent.run_log.records import (
     ToolProgress,
     ToolsGated,
 )
-from clark_agent.run_log.store import (
-    RunAppender,
-    RunBusy,
-    RunExists,
-    RunNotFound,
-    RunStore,
-    RunSummary,
-)
+from clark_agent.run_log.store import RunAppender, RunStore, RunSummary
 from clark_agent.types import (
     AssistantMessage,
     CustomMessage,
@@ -76,6 +76,23 @@ def check_run_store(make_store: Callable[[], RunStore]) -> None:
 
     Raises `NonconformingStore`.
     """
+    if has_running_loop():  # the kit has event loops of its own
+        caught: list[NonconformingStore] = []
+        _in_threads([lambda: _caught(make_store, caught)])
+        if caught:
+            raise caught[0]
+        return
+    _check(make_store)
+
+
+def _caught(make_store: Callable[[], RunStore], caught: list[NonconformingStore]) -> None:
+    try:
+        _check(make_store)
+    except NonconformingStore as error:
+        caught.append(error)
+
+
+def _check(make_store: Callable[[], RunStore]) -> None:
     problems: list[str] = []
     for check in _CHECKS:
         trial = _Trial(make_store)
@@ -109,7 +126,7 @@ class _Trial:
     def close(self) -> None:
         for appender in self._appenders:
             with suppress(Exception):
-                appender.close()
+                _close(appender)
 
     def expect(self, is_so: bool, otherwise: str) -> None:
         if not is_so:
@@ -181,24 +198,47 @@ def _written(
     return _numbered(run_id, [began, *entries], at=at)
 
 
-def _numbered(run_id: str, entries: Iterable[Entry], *, seq: int = 0, at: int = 0) -> list[Record]:
-    return [
+def _numbered(
+    run_id: str, entries: Iterable[Entry], *, at: int = 0, after: Record | None = None
+) -> list[Record]:
+    seq = 0 if after is None else after.seq + 1
+    records = [
         Record(RUN_LOG_VERSION, number, run_id, at + 1_000 * number, entry, (at,), (f"id{number}",))
         for number, entry in enumerate(entries, seq)
     ]
+    seal_all(records, after)
+    return records
 
 
 def _append(appender: RunAppender, records: Iterable[Record], *, sync: bool = False) -> None:
     for record in records:
         appender.append(record, encode_json(record))
     appender.flush(sync=sync)
+    _wait(appender)
+
+
+def _close(appender: RunAppender) -> None:
+    appender.close()
+    _wait(appender)
+
+
+def _wait(appender: RunAppender) -> None:
+    asyncio.run(_awaited(appender))
+
+
+def _in_threads(acts: Sequence[Callable[[], None]]) -> None:
+    threads = [Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 # --- the rules --------------------------------------------------------------------------------
 
 
 def _check_flushing(trial: _Trial) -> None:
-    """What was flushed is there, in order and unchanged."""
+    """What was waited for is there, in order and unchanged."""
     records = _written("flushing", [*_ENTRIES, _ENDED])
     appender = trial.create("flushing")
     with suppress(RunNotFound):
@@ -206,16 +246,16 @@ def _check_flushing(trial: _Trial) -> None:
     _append(appender, records[:1])
     trial.expect_records("flushing", records[:1], "after the first flush")
     _append(appender, records[1:5])
-    appender.flush(sync=False)
+    _append(appender, [])
     trial.expect_records("flushing", records[:5], "after a flush of several records")
     _append(appender, records[5:6], sync=True)
-    appender.flush(sync=True)
+    _append(appender, [], sync=True)
     trial.expect_records("flushing", records[:6], "after a flush to the disk")
     for record in records[6:]:
         appender.append(record, encode_json(record))
-    appender.close()
+    _close(appender)
     trial.expect_records("flushing", records, "after closing")
-    appender.close()
+    _close(appender)
     trial.expect_records("flushing", records, "after closing twice")
 
 
@@ -224,14 +264,14 @@ def _check_beginning(trial: _Trial) -> None:
     with trial.expect_error(RunNotFound, "loading a run that was not begun"):
         trial.here.load("beginning")
     with trial.expect_error(RunNotFound, "reopening a run that was not begun"):
-        trial.kept(trial.here.reopen("beginning"))
+        trial.kept(trial.here.reopen("beginning", after=0))
     records = _written("beginning")
     appender = trial.create("beginning")
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
         with trial.expect_error(RunExists, f"beginning an open run again {whose}"):
             trial.kept(store.create("beginning"))
     _append(appender, records)
-    appender.close()
+    _close(appender)
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
         with trial.expect_error(RunExists, f"beginning a closed run again {whose}"):
             trial.kept(store.create("beginning"))
@@ -245,20 +285,19 @@ def _check_writers(trial: _Trial) -> None:
     _append(appender, records[:2])
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
         with trial.expect_error(RunBusy, f"reopening an open run {whose}"):
-            trial.kept(store.reopen("writers"))
+            trial.kept(store.reopen("writers", after=1))
     _append(appender, records[2:3])
-    appender.close()
-    second = trial.kept(trial.there.reopen("writers"))
+    _close(appender)
+    second = trial.kept(trial.there.reopen("writers", after=2))
     with trial.expect_error(RunBusy, "reopening a run that was reopened"):
-        trial.kept(trial.here.reopen("writers"))
-    appender.close()
+        trial.kept(trial.here.reopen("writers", after=2))
+    _close(appender)
     with trial.expect_error(RunBusy, "reopening it when the first writer was closed again"):
-        trial.kept(trial.here.reopen("writers"))
+        trial.kept(trial.here.reopen("writers", after=2))
     with trial.expect_error(Exception, "appending to a closed run"):
-        appender.append(records[3], encode_json(records[3]))
-        appender.flush(sync=False)
+        _append(appender, records[3:4])
     _append(second, records[3:4])
-    second.close()
+    _close(second)
     trial.expect_records("writers", records[:4], "after two writers")
 
 
@@ -267,19 +306,22 @@ def _check_reopening(trial: _Trial) -> None:
     records = _written("reopening", [_ENDED])
     appender = trial.create("reopening")
     _append(appender, records)
-    appender.close()
-    trial.kept(trial.there.reopen("reopening")).close()
+    _close(appender)
+    _close(trial.kept(trial.there.reopen("reopening", after=1)))
     trial.expect_records("reopening", records, "reopened and closed")
     _expect_summary(trial, records, outcome="done")
-    more = _numbered("reopening", [RunResumed(1), _STEP], seq=2, at=1_700_000_000_000)
-    appender = trial.kept(trial.there.reopen("reopening"))
+    more = _numbered("reopening", [RunResumed(1), _STEP], after=records[-1], at=1_700_000_000_000)
+    for after, what in ((0, "an earlier record"), (2, "a record that is not there")):
+        with trial.expect_error(RunBusy, f"reopening a run behind {what}"):
+            trial.kept(trial.there.reopen("reopening", after=after))
+    appender = trial.kept(trial.there.reopen("reopening", after=1))
     _append(appender, more)
     trial.expect_records("reopening", [*records, *more], "reopened")
     _expect_summary(trial, [*records, *more], outcome=None)
-    appender.close()
+    _close(appender)
     _expect_summary(trial, [*records, *more], outcome=None)
-    appender = trial.kept(trial.here.reopen("reopening"))
-    last = _numbered("reopening", [_FAILED], seq=4, at=1_700_000_000_000)
+    appender = trial.kept(trial.here.reopen("reopening", after=3))
+    last = _numbered("reopening", [_FAILED], after=more[-1], at=1_700_000_000_000)
     _append(appender, last)
     _expect_summary(trial, [*records, *more, *last], outcome="failed")
 
@@ -316,7 +358,7 @@ def _check_summaries(trial: _Trial) -> None:
         _expect_summary(trial, records[:1], outcome=None)
         _append(appender, records[1:])
         _expect_summary(trial, records, outcome=outcome)
-        appender.close()
+        _close(appender)
         _expect_summary(trial, records, outcome=outcome)
 
 
@@ -331,7 +373,7 @@ def _check_listing(trial: _Trial) -> None:
             appender,
             _written(run_id, parent=parent, conversation=conversation, at=10_000_000 * number),
         )
-        appender.close()
+        _close(appender)
 
     def listed(what: str, due: list[int], summaries: Iterable[RunSummary]) -> None:
         names = [s.run_id for s in summaries if s.run_id.startswith("listing ")]
@@ -367,10 +409,10 @@ def _check_ids(trial: _Trial) -> None:
         try:
             appender = trial.create(run_id)
             _append(appender, records[:1])
-            appender.close()
-            appender = trial.kept(trial.there.reopen(run_id))
+            _close(appender)
+            appender = trial.kept(trial.there.reopen(run_id, after=0))
             _append(appender, records[1:])
-            appender.close()
+            _close(appender)
         except Exception as error:
             trial.problems.append(f"{run_id!r} raises {type(error).__name__}: {error}")
     for run_id, records in runs.items():
@@ -407,17 +449,75 @@ def _check_threads(trial: _Trial) -> None:
                 appender = trial.here.create(run_id)
                 for record in records:
                     _append(appender, [record])
-                appender.close()
+                _close(appender)
                 trial.expect_records(run_id, records, "from a thread")
             trial.expect(len([*trial.here.runs(conversation_id=name)]) == 5, "runs are missing")
         except Exception as error:
             trial.problems.append(f"{type(error).__name__}: {error}")
 
-    threads = [Thread(target=work, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    _in_threads([partial(work, name) for name in names])
+
+
+def _check_races(trial: _Trial) -> None:
+    """Of several that want to write a run, one does."""
+    first, *others = records = _written("race", [RunResumed(turn) for turn in range(_ROUNDS)])
+    _race(trial, first, lambda store: store.create("race"))
+    for record in others:
+        after = trial.here.load("race").records[-1].seq
+        _race(trial, record, partial(_reopen, after=after))
+    trial.expect_records("race", records, "after a race")
+
+
+_ROUNDS = 10
+
+
+def _reopen(store: RunStore, *, after: int) -> RunAppender:
+    return store.reopen("race", after=after)
+
+
+def _race(trial: _Trial, record: Record, opened: Callable[[RunStore], RunAppender]) -> None:
+    """Have several threads, each with an event loop of its own, want to write the same record."""
+    stores = (trial.here, trial.there, trial.here)
+    together = Barrier(len(stores))
+    winners: list[RunAppender] = []
+
+    def want(store: RunStore) -> None:
+        together.wait()
+        try:
+            appender = trial.kept(opened(store))
+            _append(appender, [record])
+            winners.append(appender)
+        except (RunBusy, RunExists):
+            pass
+        except Exception as error:
+            trial.problems.append(f"a loser gets {type(error).__name__}: {error}")
+
+    _in_threads([partial(want, store) for store in stores])
+    trial.expect(len(winners) == 1, f"{len(winners)} of {len(stores)} threads got to write")
+    for appender in winners:
+        _close(appender)
+
+
+def _check_waiting(trial: _Trial) -> None:
+    """Who does not wait any longer spoils nothing."""
+    records = _written("waiting", _ENTRIES)
+    appender = trial.create("waiting")
+
+    async def write() -> None:
+        for record in records:
+            appender.append(record, encode_json(record))
+            appender.flush(sync=False)
+            waiting = asyncio.ensure_future(_awaited(appender))
+            await asyncio.sleep(0)
+            waiting.cancel()
+        await asyncio.gather(*[_awaited(appender) for _ in range(3)])
+
+    asyncio.run(write())
+    trial.expect_records("waiting", records, "after barriers that were not waited for")
+
+
+async def _awaited(appender: RunAppender) -> None:
+    await appender.barrier()
 
 
 _CHECKS = (
@@ -430,4 +530,6 @@ _CHECKS = (
     _check_ids,
     _check_many,
     _check_threads,
+    _check_races,
+    _check_waiting,
 )

@@ -1,13 +1,15 @@
 """RunLog, the setting, and RunWriter, which writes one run.
 
-A record is made when something comes into the run, and it is in the hands of the operating system
-before what it says can have an effect: a tool does not run before the record that it is about to.
+A record is made when something comes into the run, and the store has it before what it says can
+have an effect: a tool does not run before the record that it is about to, and nobody gets a result
+before the record that the run has ended. The loop waits for that in `RunWriter.barrier`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from hashlib import blake2b
@@ -16,8 +18,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from clark_agent._finished import FINISHED
 from clark_agent.clock import Clock, now_ms
-from clark_agent.errors import ConfigError, LoopError
+from clark_agent.errors import ConfigError, RunBusy, RunExists, RunLogError
+from clark_agent.run_log._checksums import seal
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Asked,
@@ -26,11 +30,13 @@ from clark_agent.run_log.records import (
     Edit,
     Entry,
     MessagesAdded,
+    Purpose,
     Record,
+    RunEnded,
     SteeringAccepted,
     ToolsGated,
 )
-from clark_agent.run_log.store import RunAppender, RunExists, RunStore
+from clark_agent.run_log.store import RunAppender, RunStore
 from clark_agent.steering import SteeringReceipt
 from clark_agent.stream import StreamRequest
 from clark_agent.transcript import MessageView
@@ -42,7 +48,6 @@ __all__ = [
     "LoggedClock",
     "OnFailure",
     "RunLog",
-    "RunLogError",
     "RunWriter",
     "encode_entry",
     "store_of",
@@ -69,10 +74,6 @@ class OnFailure(StrEnum):
     """It stops, with a `RunLogError`."""
     DROP = "drop"
     """It goes on without; `RunLog.dropped` counts what is missing."""
-
-
-class RunLogError(LoopError):
-    """The run log could not be written, and the run was stopped for it. ``__cause__`` says why."""
 
 
 class RunLog:
@@ -109,24 +110,39 @@ class RunLog:
         try:
             appender = self.store.create(run_id)
         except Exception as error:
-            if self.on_failure is OnFailure.DROP:
+            if self.on_failure is OnFailure.DROP and not _is_taken(error):
                 logger.exception("the log of run %s cannot be begun", run_id)
                 return RunWriter(self, run_id, None, clock)
-            text = f"the run log could not be begun: {type(error).__name__}: {error}"
-            failure = RunLogError(text)
-            if isinstance(error, RunExists):
-                failure.add_note("What to do: give the run an id of its own, or resume it.")
-            raise failure from error
+            raise _could_not("be begun", error) from error
         return RunWriter(self, run_id, appender, clock)
 
-    def go_on(self, run_id: str, clock: LoggedClock, next_seq: int) -> RunWriter:
-        """Go on with the log of a run. Raises `RunLogError`."""
+    def go_on(
+        self,
+        run_id: str,
+        clock: LoggedClock,
+        last: Record,
+        appender: RunAppender | None = None,
+    ) -> RunWriter:
+        """Go on with the log of a run behind its last record. Raises `RunLogError`."""
         try:
-            appender = self.store.reopen(run_id)
+            appender = appender or self.store.reopen(run_id, after=last.seq)
         except Exception as error:
-            text = f"the run log cannot be continued: {error}"
-            raise RunLogError(text) from error
-        return RunWriter(self, run_id, appender, clock, next_seq=next_seq)
+            raise _could_not("be continued", error) from error
+        return RunWriter(self, run_id, appender, clock, last=last)
+
+
+def _is_taken(error: Exception | None) -> bool:
+    """Whether the log can be written, but by somebody else."""
+    return isinstance(error, (RunExists, RunBusy))
+
+
+def _could_not(what: str, error: Exception | None) -> RunLogError:
+    if error is None:
+        return RunLogError(f"the run log could not {what}")
+    failure = RunLogError(f"the run log could not {what}: {type(error).__name__}: {error}")
+    if isinstance(error, RunExists):
+        failure.add_note("What to do: give the run an id of its own, or resume it.")
+    return failure
 
 
 _C = TypeVar("_C", bound=StrEnum)
@@ -185,15 +201,18 @@ class RunWriter:
         appender: RunAppender | None,
         clock: LoggedClock,
         *,
-        next_seq: int = 0,
+        last: Record | None = None,
     ) -> None:
         self.log = log
         self.run_id = run_id
         self.clock = clock
+        self.has_ended = False
+        """Whether it says that the run has its result."""
         self.is_closing = False
         """Whether the run is over already, so that a failure can stop nothing any more."""
         self._appender = appender
-        self._seq = next_seq
+        self._seq = self._confirmed = 0 if last is None else last.seq + 1
+        self._checksum = 0 if last is None or last.crc is None else int(last.crc, 16)
         self._is_broken = appender is None
         self._is_closed = False
         self.is_writing = False
@@ -206,7 +225,7 @@ class RunWriter:
         self._fingerprint = _Fingerprint()
 
     def write(self, entry: Entry, *, hand_on: bool = True, ends_turn: bool = False) -> None:
-        """Write an entry; ``hand_on`` gives it, and all before it, to the operating system now."""
+        """Write an entry; ``hand_on`` has the store keep it, and all before it, at once or soon."""
         if self._is_broken:
             self._lost(None)
             return
@@ -224,16 +243,17 @@ class RunWriter:
         )
         assert self._appender is not None
         try:
-            self._appender.append(record, encode_entry(record))
+            data, self._checksum = seal(record, encode_entry(record), self._checksum)
+            self._appender.append(record, data)
             if hand_on or self._syncs_records:
                 sync = self._syncs_records or (ends_turn and self.log.durability is Durability.TURN)
                 self._appender.flush(sync=sync)
         except Exception as error:
-            self._is_broken = True
             self.is_writing = False
             self._lost(error)
             return
         self._seq += 1
+        self.has_ended = isinstance(entry, RunEnded)
         if readings:
             readings.clear()
         if ids:
@@ -241,6 +261,44 @@ class RunWriter:
         self.is_writing = False
         if self.log.on_written is not None:
             self.log.on_written(entry)
+
+    def barrier(self) -> Awaitable[None]:
+        """Wait until the store has all that was written. Raises `RunLogError`."""
+        if self._is_broken:
+            self._lost(None, 0)
+            return FINISHED
+        assert self._appender is not None
+        try:
+            waiting = self._appender.barrier()
+        except Exception as error:
+            self._lost(error, self._seq - self._confirmed)
+            return FINISHED
+        if waiting is FINISHED:
+            self._confirmed = self._seq
+            return FINISHED
+        return self._wait(waiting, self._seq)
+
+    async def _wait(self, waiting: Awaitable[None], written: int) -> None:
+        try:
+            await waiting
+        except Exception as error:
+            self._lost(error, self._seq - self._confirmed)
+        else:
+            self._confirmed = max(self._confirmed, written)
+
+    async def settle(self, seconds: float | None) -> None:
+        """Wait for the last records of a run that is over, at most so long. Does not raise."""
+        waiting = self.barrier()
+        if waiting is FINISHED:
+            return
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait([task], timeout=seconds)
+        except asyncio.CancelledError:
+            logger.debug("cancelled again while the log of a run was being closed")
+        if not task.done():
+            task.cancel()  # the store goes on without anybody who waits for it
+            logger.warning("the end of the log of run %s is not written yet", self.run_id)
 
     def asked(self, request: StreamRequest, turn: int, attempt: int) -> None:
         """Write the fingerprint of a request; what the turns before have brought is then safe."""
@@ -260,11 +318,19 @@ class RunWriter:
         self,
         source: Literal["turn", "follow_up", "loop"],
         messages: Sequence[AgentMessage],
+        purposes: Sequence[Purpose],
         receipts: Iterable[SteeringReceipt] = (),
     ) -> None:
-        """Write that messages enter the transcript, and which accepted ones they deliver."""
+        """Write that messages enter the transcript, why, and which accepted ones they deliver."""
         numbers = tuple([self.accepted(receipt) for receipt in receipts])
-        self.write(MessagesAdded(source=source, messages=tuple(messages), steering=numbers))
+        self.write(
+            MessagesAdded(
+                source=source,
+                messages=tuple(messages),
+                purposes=tuple(purposes),
+                steering=numbers,
+            )
+        )
 
     def accepted(self, receipt: SteeringReceipt) -> int:
         """Write that somebody sent a message, once; its number."""
@@ -345,9 +411,12 @@ class RunWriter:
         except Exception:
             logger.exception("the log of run %s could not be closed", self.run_id)
 
-    def _lost(self, error: Exception | None) -> None:
-        self.log.dropped += 1
-        if self.log.on_failure is OnFailure.DROP or self.is_closing:
+    def _lost(self, error: Exception | None, records: int = 1) -> None:
+        """So many records cannot be written. Ends the run, unless it may go on without."""
+        self._is_broken = True
+        self.log.dropped += records
+        may_go_on = self.log.on_failure is OnFailure.DROP and not _is_taken(error)
+        if may_go_on or self.is_closing:
             if error is not None:
                 logger.error(
                     "the log of run %s cannot be written; the run goes on without it: %s",
@@ -355,10 +424,7 @@ class RunWriter:
                     error,
                 )
             return
-        text = f"the run log could not be written: {type(error).__name__}: {error}"
-        if error is None:
-            text = "the run log could not be written"
-        raise RunLogError(text) from error
+        raise _could_not("be written", error) from error
 
 
 def _json_form(value: object) -> object:

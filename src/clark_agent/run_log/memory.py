@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from threading import Lock
 
-from clark_agent.run_log.records import Record, RunBegan, RunEnded, RunFailed
-from clark_agent.run_log.store import (
-    LoadedRun,
-    RunBusy,
-    RunExists,
-    RunNotFound,
-    RunStoreError,
-    RunSummary,
-)
+from clark_agent._finished import FINISHED
+from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
+from clark_agent.run_log.reading import outcome_of
+from clark_agent.run_log.records import Record, RunBegan
+from clark_agent.run_log.store import LoadedRun, RunSummary
 
 __all__ = ["MemoryStore"]
 
@@ -23,24 +20,31 @@ class MemoryStore:
     def __init__(self) -> None:
         self._runs: dict[str, list[Record]] = {}
         self._busy: set[str] = set()
+        self._lock = Lock()
 
     def create(self, run_id: str) -> MemoryAppender:
-        """Begin a run."""
-        if run_id in self._runs:
-            raise RunExists(f"there is a run {run_id!r} already", run_id)
-        self._runs[run_id] = []
-        return self.reopen(run_id)
+        """Begin a run. Raises `RunExists`."""
+        with self._lock:
+            if run_id in self._busy or self._runs.get(run_id):
+                raise RunExists(run_id)
+            return self._opened(run_id, self._runs.setdefault(run_id, []))
 
-    def reopen(self, run_id: str) -> MemoryAppender:
-        """Go on with a run."""
-        records = self._find(run_id)
-        if run_id in self._busy:
-            raise RunBusy(f"the run {run_id!r} is being written", run_id)
+    def reopen(self, run_id: str, *, after: int) -> MemoryAppender:
+        """Go on with a run behind the last record. Raises `RunNotFound` or `RunBusy`."""
+        with self._lock:
+            if run_id in self._busy:
+                raise RunBusy(run_id)
+            records = self._find(run_id)
+            if records[-1].seq != after:
+                raise RunBusy.changed(run_id, records[-1].seq, after)
+            return self._opened(run_id, records)
+
+    def _opened(self, run_id: str, records: list[Record]) -> MemoryAppender:
         self._busy.add(run_id)
         return MemoryAppender(records, lambda: self._busy.discard(run_id))
 
     def load(self, run_id: str) -> LoadedRun:
-        """Read a run."""
+        """Read a run. Raises `RunNotFound`."""
         return LoadedRun(run_id, tuple(self._find(run_id)))
 
     def runs(
@@ -51,7 +55,8 @@ class MemoryStore:
         limit: int | None = None,
     ) -> list[RunSummary]:
         """The runs, newest first."""
-        found = [summary_of(run_id, records) for run_id, records in self._runs.items() if records]
+        runs = list(self._runs.items())
+        found = [summary_of(run_id, records) for run_id, records in runs if records]
         found = [
             run
             for run in found
@@ -67,10 +72,10 @@ class MemoryStore:
         del self._find(run_id)[count:]
 
     def _find(self, run_id: str) -> list[Record]:
-        try:
-            return self._runs[run_id]
-        except KeyError:
-            raise RunNotFound(f"there is no run {run_id!r}", run_id) from None
+        records = self._runs.get(run_id)
+        if not records:
+            raise RunNotFound(run_id)
+        return records
 
 
 class MemoryAppender:
@@ -93,6 +98,11 @@ class MemoryAppender:
         self._records += self._waiting
         self._waiting.clear()
 
+    def barrier(self) -> Awaitable[None]:
+        """Make what was taken visible."""
+        self.flush(sync=False)
+        return FINISHED
+
     def close(self) -> None:
         """Let others write."""
         if not self._is_closed:
@@ -106,11 +116,6 @@ def summary_of(run_id: str, records: list[Record]) -> RunSummary:
     first, last = records[0], records[-1]
     began = first.entry
     identity = began.identity if isinstance(began, RunBegan) else None
-    outcome: str | None = None
-    if isinstance(last.entry, RunEnded):
-        outcome = last.entry.outcome
-    elif isinstance(last.entry, RunFailed):
-        outcome = "failed"
     return RunSummary(
         run_id=run_id,
         parent_run_id=None if identity is None else identity.parent_run_id,
@@ -119,5 +124,5 @@ def summary_of(run_id: str, records: list[Record]) -> RunSummary:
         began_at=first.at,
         last_at=last.at,
         records=len(records),
-        outcome=outcome,
+        outcome=outcome_of(last.entry),
     )

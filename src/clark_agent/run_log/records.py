@@ -15,9 +15,12 @@
     run_ended, run_failed
 
 A record is a line of JSON: the version of this vocabulary, its number in the run, the run, the
-time, what the clock and the source of ids said since the record before, and the entry, told apart
-by its ``kind``. Fields may be added; a reader ignores those it does not know, and refuses a version
-that is newer than its own.
+time, what the clock and the source of ids said since the record before, the entry, told apart by
+its ``kind``, and last a checksum (see `clark_agent.run_log.checksums`). Fields may be added; a
+reader ignores those it does not know, and refuses a version that is newer than its own.
+
+Version 1 had no checksums, and said in prose what ``purposes``, ``by_runtime`` and the like say
+now; see `clark_agent.run_log.version_1`.
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ __all__ = [
     "Edit",
     "Entry",
     "MessagesAdded",
+    "Purpose",
     "Record",
     "RunBegan",
     "RunEnded",
     "RunFailed",
     "RunResumed",
+    "RuntimeResult",
     "SteeringAccepted",
     "ToolEnded",
     "ToolProgress",
@@ -50,7 +55,11 @@ __all__ = [
     "ToolsGated",
 ]
 
-RUN_LOG_VERSION = 1
+RUN_LOG_VERSION = 2
+
+Purpose: TypeAlias = Literal["steering", "follow_up", "wrap_up", "budget", "nudge", "final_answer"]
+"""Why a message was added: somebody steered, a follow-up was due, the turns run out, the budget
+does, the model has to be reminded of its tools, or its text was taken for the final answer."""
 
 
 class _Entry(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
@@ -82,6 +91,8 @@ class MessagesAdded(_Entry, frozen=True, kw_only=True, tag="messages_added"):
     """With a turn (steering, follow-ups that began it, a warning), behind the last one, or from the
     loop itself."""
     messages: tuple[AgentMessage, ...]
+    purposes: tuple[Purpose, ...] = ()
+    """Of each message; empty if that is not known."""
     steering: tuple[int, ...] = ()
     """Which of the accepted messages these deliver, by their numbers."""
 
@@ -151,6 +162,8 @@ class Answered(_Entry, frozen=True, kw_only=True, tag="answered"):
     error: str | None = None
     """The kind of the failure, if the stream failed."""
     error_text: str | None = None
+    raised: tuple[str, str] | None = None
+    """The type and the text of the exception, if that is how the stream failed."""
 
 
 class ToolStarted(_Entry, frozen=True, kw_only=True, tag="tool_started"):
@@ -171,6 +184,16 @@ class ToolProgress(_Entry, frozen=True, kw_only=True, tag="tool_progress"):
     partial: ToolResult
 
 
+class RuntimeResult(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Why a result is the runtime's own and not the tool's."""
+
+    kind: Literal["not_executed", "stopped", "uncertain", "unchecked"]
+    """The tool has not run; it was stopped; nobody knows whether it has run; or the run ended
+    before the hooks had checked its result."""
+    reason: str | None = None
+    still_running: bool = False
+
+
 class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):
     """A call has its result."""
 
@@ -181,8 +204,14 @@ class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):
     result: ToolResult
     given: ToolResult | None = None
     """What the tool itself gave, if a plugin had a hand in the result."""
+    by_runtime: RuntimeResult | None = None
+    """That the runtime has made the result, and why; this counts, whatever the result says."""
     raised: Literal["fatal", "aborted"] | None = None
     """That the tool ended the run, and how."""
+    raised_text: str | None = None
+    """What it said."""
+    hook_raised: tuple[str, str] | None = None
+    """The type and the text of the exception of a hook, if the call was not run for it."""
     decisions: tuple[dict[str, Any], ...] = ()
     """Which plugins had a hand in it, and how."""
 
@@ -254,3 +283,5 @@ class Record(Struct, frozen=True, omit_defaults=True):
     """What the run's clock said since the record before."""
     ids: tuple[str, ...] = ()
     """The ids that were made since then."""
+    crc: str | None = None
+    """Of this record and all before it; None: it was never written."""

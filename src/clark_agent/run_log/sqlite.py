@@ -1,69 +1,76 @@
 """SqliteStore: many runs in one database, found by conversation, parent, time, and what was said.
 
-- A flush is a commit. The database is in WAL mode with ``synchronous=NORMAL``: a commit hands its
-  pages to the operating system, so it survives the death of the process; a flush with ``sync`` is a
-  commit under ``synchronous=FULL``, for which the disk is waited for, and with it for everything
-  that was committed before. A power failure can take commits that were not synced, never the
-  database.
+- Appending and flushing wait for nothing: a thread of the store commits, with one transaction for
+  all runs that have something to write. `barrier` waits for that and does not block the event loop,
+  however long another process writes to the database. After half a minute the commit fails.
+- The database is in WAL mode with ``synchronous=NORMAL``: a commit hands its pages to the operating
+  system, so it survives the death of the process; a flush with ``sync`` is a commit under
+  ``synchronous=FULL``, for which the disk is waited for, and with it for everything that was
+  committed before. A power failure can take commits that were not synced, never the database.
 - When a commit fails nothing of it is in the database, and what was appended is kept for the next
-  flush. Failures of the database are raised as `RunStoreError`.
-- All runs of a store are written through one connection, one transaction at a time; other stores
-  and processes wait their turn, at most half a minute. Reading has connections of its own, and
-  neither waits for writing nor holds it up. Any thread may use a store, and a forked process too.
+  one. Failures of the database are raised as `RunStoreError`.
+- Reading has connections of its own, and neither waits for writing nor holds it up. Any thread may
+  use a store, and a forked process too.
 - Whoever writes a run holds a lock on a small file beside the database, which goes away with the
-  process, and the file when the run is closed.
-- A record's key is the number of its run and its own, in one integer: a flush then writes to one
-  place of one tree, which is most of what it costs. The row of the run is written with its first
-  records, when it ends, and when it is closed; until then its last record is looked up.
-- Texts are indexed when somebody searches, not when they are written: that would cost every flush
-  more than the flush itself, and twice the space, for what most runs are never asked. To have it
+  process and is not inherited, and the file when the run is closed.
+- Each record has its checksum, and the last number of each run is kept apart, so a record that
+  damage to the database has changed or made unreachable is missed. What SQLite itself finds
+  damaged in its write-ahead log it drops, with all that came after: like whole records that are
+  cut off a file, that cannot be seen.
+- A record's key is the number of its run and its own, in one integer: a commit then writes to one
+  place of one tree, and to the row that says where the run ends.
+- Texts are indexed when somebody searches, not when they are written: that would cost every commit
+  more than the commit itself, and twice the space, for what most runs are never asked. To have it
   done before, call `SqliteStore.update_index`, from a thread.
+- A new database, and the files beside it, are for their owner alone (0600).
 
 The tables may be read with any tool; the view ``entries`` has the records with their runs' ids.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Awaitable, Generator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 from weakref import finalize
 
 from msgspec import Struct
 
-from clark_agent.errors import ConfigError, DecodeError
-from clark_agent.run_log._database import Connections, Statement
-from clark_agent.run_log._files import LockFile
-from clark_agent.run_log._reading import outcome_of, read_records
-from clark_agent.run_log.records import Entry, Record, RunBegan
-from clark_agent.run_log.store import (
-    LoadedRun,
-    RunAppender,
+from clark_agent._finished import FINISHED
+from clark_agent._private_files import make_folder
+from clark_agent.errors import (
+    ConfigError,
+    DecodeError,
     RunBusy,
     RunExists,
     RunNotFound,
     RunStoreError,
-    RunSummary,
 )
+from clark_agent.run_log._committing import Committer, Waiter
+from clark_agent.run_log._database import Connections
+from clark_agent.run_log._files import LockFile
+from clark_agent.run_log.reading import LogReader, outcome_of
+from clark_agent.run_log.records import Entry, Record, RunBegan
+from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 from clark_agent.run_log.texts import text_of
 from clark_agent.types import RunIdentity
 from clark_agent.wire import decode_json
 
 __all__ = ["SearchHit", "SqliteStore"]
 
+logger = logging.getLogger(__name__)
+
 _NUMBERS = 32
 """How many bits of a record's key are its own number; those above are its run's."""
 _LAST = (1 << _NUMBERS) - 1
 _LARGEST = (1 << 63) - 1
 _BATCH = 500
-
-
-_Newest: TypeAlias = tuple[int, int] | None
-"""The number and the time of a run's last record."""
 
 
 class SearchHit(Struct, frozen=True):
@@ -95,52 +102,50 @@ class SqliteStore:
             raise ConfigError("a database in memory has one connection; a store needs a file")
         self._path = Path(path).absolute()
         self._connections = Connections(self._path)
-        finalize(self, self._connections.close)
+        self._committer = Committer(self._connections)
+        finalize(self, _shut, self._committer, self._connections)
 
     def close(self) -> None:
-        """Close the connections. Whatever comes after this opens new ones."""
-        self._connections.close()
+        """Commit what was appended, and close the connections. Whatever comes after this opens new
+        ones.
+        """
+        _shut(self._committer, self._connections)
 
     def create(self, run_id: str) -> RunAppender:
         """Begin a run. Raises `RunExists`."""
         lock = self._take_lock(run_id)
         if lock is None:
-            raise _exists(run_id)
-        try:
-            if self._number_of(run_id) is not None:
-                raise _exists(run_id)
+            raise RunExists(run_id)
+        with _released_on_failure(lock):
+            if self._end_of(run_id) is not None:
+                raise RunExists(run_id)
             return _Appender(self, lock, run_id)
-        except BaseException:
-            lock.release()
-            raise
 
-    def reopen(self, run_id: str) -> RunAppender:
-        """Go on with a run. Raises `RunNotFound` or `RunBusy`."""
-        if self._number_of(run_id) is None:
-            raise RunNotFound(f"there is no run {run_id!r}", run_id)
+    def reopen(self, run_id: str, *, after: int) -> RunAppender:
+        """Go on with a run behind the last record. Raises `RunNotFound` or `RunBusy`."""
+        if self._end_of(run_id) is None:
+            raise RunNotFound(run_id)
         lock = self._take_lock(run_id)
         if lock is None:
-            raise RunBusy(f"somebody is writing to the run {run_id!r}", run_id)
-        try:
-            appender = _Appender(self, lock, run_id)
-            with _failures_told(run_id), self._connections.writing() as connection:
-                connection.execute("UPDATE runs SET is_open = 1 WHERE run_id = ?", (run_id,))
-                appender.go_on(connection)
-            return appender
-        except BaseException:
-            lock.release()
-            raise
+            raise RunBusy(run_id)
+        with _released_on_failure(lock):
+            number, last = self._end_of(run_id) or (0, None)
+            if last != after:
+                raise RunBusy.changed(run_id, -1 if last is None else last, after)
+            return _Appender(self, lock, run_id, number)
 
     def load(self, run_id: str) -> LoadedRun:
         """Read a run, also one that is being written. Raises `RunNotFound`."""
-        number = self._number_of(run_id)
-        if number is None:
-            raise RunNotFound(f"there is no run {run_id!r}", run_id)
         with _failures_told(run_id), self._connections.reading() as connection:
-            rows = _read_rows(connection, number)
-        numbered = [(key & _LAST, data) for key, data in rows]
-        records, problems = read_records(run_id, numbered, noun="record")
-        return LoadedRun(run_id, records, problems)
+            end = _find_end(connection, run_id)
+            rows = [] if end is None else _read_rows(connection, end[0])
+        if end is None:
+            raise RunNotFound(run_id)
+        reader = LogReader(run_id)
+        for key, data in rows:
+            reader.take(f"record {key & _LAST}", data, key & _LAST)
+        reader.expect_end(end[1])
+        return reader.loaded()
 
     def runs(
         self,
@@ -156,7 +161,7 @@ class SqliteStore:
         values = [*given.values(), -1 if limit is None else limit]
         with _failures_told(), self._connections.reading() as connection:
             rows = connection.execute(_SUMMARIES.format(conditions), values).fetchall()
-        return [_summary(*row) for row in rows]
+            return [_summary(*row) for row in rows]
 
     def search(self, text: str, limit: int = 20) -> tuple[SearchHit, ...]:
         """The records whose visible text has all these words, the best first.
@@ -209,10 +214,9 @@ class SqliteStore:
                 if moved.rowcount:  # otherwise somebody else has done it
                     connection.executemany(_ADD_TEXT, part.texts)
 
-    def _number_of(self, run_id: str) -> int | None:
+    def _end_of(self, run_id: str) -> tuple[int, int | None] | None:
         with _failures_told(run_id), self._connections.reading() as connection:
-            row = connection.execute("SELECT n FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-        return None if row is None else row[0]
+            return _find_end(connection, run_id)
 
     def _take_lock(self, run_id: str) -> LockFile | None:
         digest = sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -220,32 +224,22 @@ class SqliteStore:
         try:
             return LockFile.take(path)
         except FileNotFoundError:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             return LockFile.take(path)
 
 
-_SUMMARIES = f"""
-    SELECT run_id, parent_run_id, depth, conversation_id, began_at,
-        CASE WHEN is_open THEN (
-            SELECT at FROM records
-            WHERE id BETWEEN n << {_NUMBERS} AND n << {_NUMBERS} | {_LAST}
-            ORDER BY id DESC LIMIT 1
-        ) ELSE last_at END,
-        first_seq,
-        CASE WHEN is_open THEN (
-            SELECT max(id) & {_LAST} FROM records
-            WHERE id BETWEEN n << {_NUMBERS} AND n << {_NUMBERS} | {_LAST}
-        ) ELSE last_seq END,
-        outcome
-    FROM runs WHERE {{}}
+_SUMMARIES = """
+    SELECT run_id, parent_run_id, depth, conversation_id, began_at, at, first_seq, seq, outcome
+    FROM runs CROSS JOIN ends USING (n) WHERE {}
     ORDER BY began_at DESC, run_id DESC LIMIT ?
 """
+_END = "SELECT runs.n, seq FROM runs LEFT JOIN ends USING (n) WHERE run_id = ?"
 _HAS_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'texts'"
 _MAKE_INDEX = """
     CREATE VIRTUAL TABLE IF NOT EXISTS texts
     USING fts5(text, tokenize = 'unicode61 remove_diacritics 2')
 """
-_TO_INDEX = "SELECT n, indexed FROM runs WHERE is_open OR indexed <= last_seq"
+_TO_INDEX = "SELECT n, indexed FROM runs JOIN ends USING (n) WHERE indexed <= seq"
 _INDEXED = "UPDATE runs SET indexed = ? WHERE n = ? AND indexed = ?"
 _ADD_TEXT = "INSERT INTO texts (rowid, text) VALUES (?, ?)"
 _SEARCH = f"""
@@ -258,12 +252,9 @@ _BEGIN = """
     INSERT INTO runs (run_id, parent_run_id, depth, conversation_id, began_at, first_seq, version)
     VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-_CLOSE = "UPDATE runs SET is_open = 0, last_seq = ?, last_at = ? WHERE n = ?"
-_MOST_ROWS = 8
-_INSERTS = tuple(
-    "INSERT INTO records (id, at, kind, data) VALUES " + ", ".join(["(?, ?, ?, ?)"] * count)
-    for count in range(_MOST_ROWS + 1)
-)
+_INSERT = "INSERT INTO records (id, at, kind, data) VALUES (?, ?, ?, ?)"
+_SET_END = "INSERT OR REPLACE INTO ends (n, seq, at, outcome) VALUES (?, ?, ?, ?)"
+_TOUCH_END = "UPDATE ends SET n = n WHERE n = ?"
 
 
 def _summary(
@@ -289,8 +280,18 @@ def _summary(
     )
 
 
-def _exists(run_id: str) -> RunExists:
-    return RunExists(f"there is a run {run_id!r} already", run_id)
+def _shut(committer: Committer, connections: Connections) -> None:
+    committer.stop()
+    connections.close()
+
+
+@contextmanager
+def _released_on_failure(lock: LockFile) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        lock.release()
+        raise
 
 
 @contextmanager
@@ -299,6 +300,14 @@ def _failures_told(run_id: str | None = None) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         raise RunStoreError(str(error), run_id) from error
+    except (TypeError, OverflowError) as error:  # a value that nobody has put there
+        raise RunStoreError(f"the database is damaged: {error}", run_id) from error
+
+
+def _find_end(connection: sqlite3.Connection, run_id: str) -> tuple[int, int | None] | None:
+    """The number of a run, and that of its last record; None if there is no such run."""
+    row: tuple[int, int | None] | None = connection.execute(_END, (run_id,)).fetchone()
+    return row
 
 
 def _read_rows(
@@ -320,55 +329,60 @@ def _text_in(data: bytes) -> str:
 
 
 class _Appender:
-    """Writes one run, through the connection that all runs of the store are written through."""
+    """Writes one run, through the thread that all runs of the store are written by.
+
+    What is pending is appended by one side and removed by the other, when it is committed.
+    """
 
     __slots__ = (
-        "_connections",
+        "_committer",
+        "_failure",
         "_is_closed",
-        "_is_unsure",
+        "_is_queued",
+        "_is_released",
         "_is_unsynced",
-        "_last",
         "_lock",
         "_number",
-        "_outcome",
         "_pending",
         "_process",
         "_run_id",
         "_store",
+        "_sync_asked",
+        "_synced",
+        "_taken",
+        "_taken_number",
+        "_taken_sync",
+        "_taken_waiters",
+        "_waiters",
     )
 
-    def __init__(self, store: SqliteStore, lock: LockFile, run_id: str) -> None:
+    def __init__(
+        self, store: SqliteStore, lock: LockFile, run_id: str, number: int | None = None
+    ) -> None:
         self._store = store
         """Kept, so that the connections are closed after the last appender."""
-        self._connections = store._connections
+        self._committer = store._committer
         self._lock = lock
         self._run_id = run_id
-        self._number: int | None = None
-        """Of the run, from its first commit on."""
         self._process = os.getpid()
-        self._pending: list[tuple[Record, bytes]] = []
-        self._last: _Newest = None
-        """The number and the time of the last record that was committed."""
-        self._outcome: str | None = None
-        """As the run's row has it."""
+        self._pending: deque[tuple[Record, bytes]] = deque()
+        self._waiters: deque[Waiter] = deque()
+        self._is_queued = False
         self._is_closed = False
-        self._is_unsure = False
-        """Whether what is pending may have been committed."""
+        self._is_released = False
+        """Whether somebody else may write the run."""
+        self._failure: Exception | None = None
+        """Why it could not all be written, when it was closed."""
+        self._sync_asked = 0
+        # The rest is the committer's.
+        self._number = number
+        """Of the run, from its first commit on."""
+        self._synced = 0
         self._is_unsynced = True
-
-    def go_on(self, connection: sqlite3.Connection) -> None:
-        """Learn how the run stands."""
-        run = connection.execute(
-            "SELECT n, outcome FROM runs WHERE run_id = ?", (self._run_id,)
-        ).fetchone()
-        if run is not None:
-            self._number, self._outcome = run
-            key = run[0] << _NUMBERS
-            last = connection.execute(
-                "SELECT id, at FROM records WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT 1",
-                (key, key | _LAST),
-            ).fetchone()
-            self._last = last[0] & _LAST, last[1]
+        self._taken: Sequence[tuple[Record, bytes]] = ()
+        self._taken_number = number
+        self._taken_sync = 0
+        self._taken_waiters: list[Waiter] = []
 
     def append(self, record: Record, data: bytes, /) -> None:
         """Take a record, and its JSON on one line."""
@@ -379,85 +393,115 @@ class _Appender:
         self._pending.append((record, data))
 
     def flush(self, *, sync: bool) -> None:
-        """Hand everything on."""
-        if self._pending or (sync and self._is_unsynced):
-            self._commit(sync=sync)
+        """Have everything committed soon."""
+        if sync and (self._pending or self._is_unsynced):
+            self._sync_asked += 1
+        if self._has_something:
+            self._wake()
+
+    def barrier(self) -> Awaitable[None]:
+        """Have everything committed, and wait for that."""
+        if self._is_released:
+            if self._failure is not None:
+                raise self._failure
+            return FINISHED
+        if not self._has_something:
+            return FINISHED
+        waiter = Waiter()
+        self._waiters.append(waiter)
+        self._wake()
+        return waiter.future
 
     def close(self) -> None:
-        """Flush, and let others write. Closing twice is harmless."""
+        """Have everything committed, then let others write. Closing twice is harmless."""
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            self._commit(sync=False)
-        finally:
-            self._lock.release()
+        if self._process != os.getpid():  # the rest is its parent's
+            self._is_released = True
+        elif self._has_something:
+            self._wake()
+        else:
+            self._release()
 
-    def _commit(self, *, sync: bool) -> None:
-        """Have the database take what is pending, and what that means for the run's row."""
+    @property
+    def _has_something(self) -> bool:
+        return bool(self._pending) or self._synced != self._sync_asked
+
+    def _wake(self) -> None:
         if self._process != os.getpid():
             raise RunStoreError("a run is written by the process that opened it", self._run_id)
-        try:
-            if self._is_unsure:
-                self._forget_committed()
-            if self._pending:
-                record = self._pending[-1][0]
-                self._write((record.seq, _fitting(record.at)), outcome_of(record.entry), sync=sync)
-            elif self._number is not None:
-                self._write(self._last, self._outcome, sync=sync)
-        except sqlite3.Error as error:
-            raise RunStoreError(str(error), self._run_id) from error
+        # Whoever clears this looks at what is pending afterwards.
+        if not self._is_queued:
+            self._is_queued = True
+            self._committer.wake(self)
 
-    def _write(self, newest: _Newest, outcome: str | None, *, sync: bool) -> None:
-        self._is_unsure = True
+    def _release(self) -> None:
+        self._is_released = True
+        self._lock.release()
+
+    # --- what the committer calls ---------------------------------------------------------------
+
+    def take(self) -> bool:
+        """Look what there is to write, and who waits for it."""
+        self._is_queued = False
+        self._taken_waiters = _all_of(self._waiters)
+        self._taken_sync = self._sync_asked
+        self._taken = () if self._is_released else self._pending.copy()
+        return bool(self._taken) or (self.wants_sync and self._number is not None)
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether the disk has to be waited for."""
+        return self._taken_sync != self._synced
+
+    def write(self, connection: sqlite3.Connection) -> None:
+        """Write what was taken, and where the run ends now."""
         number = self._number
         if number is None:
-            number = self._begin(newest, outcome, sync=sync)
-        else:
-            self._connections.commit(self._changes(number, newest, outcome), sync=sync)
-        # Nothing can interrupt between these.
-        self._pending, self._number, self._last, self._outcome = [], number, newest, outcome
-        self._is_unsure, self._is_unsynced = False, not sync
-
-    def _begin(self, newest: _Newest, outcome: str | None, *, sync: bool) -> int:
-        """Add the run, with its first records; its number."""
-        values = _first_values(self._run_id, self._pending[0][0])
-        with self._connections.writing(sync=sync) as connection:
+            values = _first_values(self._run_id, self._taken[0][0])
             number = connection.execute(_BEGIN, values).lastrowid or 0
-            for sql, parameters in self._changes(number, newest, outcome):
-                connection.execute(sql, parameters)
-        return number
-
-    def _changes(self, number: int, newest: _Newest, outcome: str | None) -> list[Statement]:
-        changes = _insertions(number, self._pending)
-        if outcome != self._outcome:
-            changes.append(("UPDATE runs SET outcome = ? WHERE n = ?", (outcome, number)))
-        if self._is_closed and newest is not None:
-            changes.append((_CLOSE, (*newest, number)))
-        # If there is nothing else, a commit of something, for the disk to be waited for.
-        return changes or [("UPDATE runs SET is_open = 1 WHERE n = ?", (number,))]
-
-    def _forget_committed(self) -> None:
-        """After an interruption: ask the database what it has of what is pending."""
-        with self._connections.reading() as connection:
-            self.go_on(connection)
-        if self._last is not None:
-            last = self._last[0]
-            self._pending = [pair for pair in self._pending if pair[0].seq > last]
-        self._is_unsure = False
-
-
-def _insertions(number: int, pairs: list[tuple[Record, bytes]]) -> list[Statement]:
-    key = number << _NUMBERS
-    statements: list[Statement] = []
-    for start in range(0, len(pairs), _MOST_ROWS):
-        values: list[int | str] = []
-        rows = pairs[start : start + _MOST_ROWS]
-        for record, data in rows:
+        self._taken_number = number
+        if not self._taken:  # a commit of something, for the disk to be waited for
+            connection.execute(_TOUCH_END, (number,))
+            return
+        key = number << _NUMBERS
+        for record, data in self._taken:
             kind = _KINDS[type(record.entry)]
-            values += (key | record.seq, _fitting(record.at), kind, data.decode())
-        statements.append((_INSERTS[len(rows)], values))
-    return statements
+            values = (key | record.seq, _fitting(record.at), kind, data.decode())
+            connection.execute(_INSERT, values)
+        last = self._taken[-1][0]
+        end = (number, last.seq, _fitting(last.at), outcome_of(last.entry))
+        connection.execute(_SET_END, end)
+
+    def end(self, error: Exception | None) -> tuple[Sequence[Waiter], Exception | None]:
+        """What was taken is committed, or has failed."""
+        waiters, self._taken_waiters = self._taken_waiters, []
+        taken, self._taken = self._taken, ()
+        if self._is_released:
+            return waiters, self._failure
+        if error is None:
+            self._number = self._taken_number
+            self._is_unsynced = not self.wants_sync and (bool(taken) or self._is_unsynced)
+            self._synced = self._taken_sync
+            for _ in taken:
+                self._pending.popleft()
+        elif isinstance(error, sqlite3.Error):
+            cause, error = error, RunStoreError(str(error), self._run_id)
+            error.__cause__ = cause
+        if self._is_closed and (error is not None or not self._has_something):
+            self._failure = error
+            self._release()
+            if error is not None and not waiters:
+                logger.error("the log of run %s lacks its end: %s", self._run_id, error)
+        return waiters, error
+
+
+def _all_of(waiters: deque[Waiter]) -> list[Waiter]:
+    found: list[Waiter] = []
+    while waiters:
+        found.append(waiters.popleft())
+    return found
 
 
 def _fitting(number: int) -> int:

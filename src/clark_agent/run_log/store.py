@@ -6,54 +6,33 @@ it needs to find them again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
-from clark_agent.errors import ClarkAgentError
 from clark_agent.run_log.records import Record
 
 __all__ = [
     "LoadedRun",
     "LogProblem",
     "RunAppender",
-    "RunBusy",
-    "RunExists",
-    "RunNotFound",
     "RunStore",
-    "RunStoreError",
     "RunSummary",
 ]
 
 
-class RunStoreError(ClarkAgentError):
-    """A store cannot do what it was asked; ``run_id`` says for which run."""
-
-    def __init__(self, text: str, run_id: str | None = None) -> None:
-        super().__init__(text)
-        self.run_id = run_id
-
-
-class RunNotFound(RunStoreError):
-    """The store has no such run."""
-
-
-class RunExists(RunStoreError):
-    """The store has a run of that id already."""
-
-
-class RunBusy(RunStoreError):
-    """Somebody else is writing to the run."""
-
-
 class LogProblem(Struct, frozen=True):
-    """Something in a log that cannot be read: where (``line 12``, ``record 12``), and why."""
+    """A record that is not there as it was written: where (``line 12, byte 3456``), and why."""
 
     where: str
     reason: str
     data: str
     """As much of it as can be shown."""
+    seq: int
+    """The number that the record has, or should have."""
+    is_newer: bool = False
+    """Whether it is intact, and of a version that this one cannot read."""
 
 
 class LoadedRun(Struct, frozen=True):
@@ -66,6 +45,9 @@ class LoadedRun(Struct, frozen=True):
     is_torn: bool = False
     """Whether the last record was cut off in the middle of being written. It is not among the
     records; nothing that it says has happened."""
+    unchecked: int = 0
+    """How many records, from the first on, have no checksum: version 1 has written them. Damage to
+    them may go unnoticed."""
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -86,41 +68,63 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 class RunAppender(Protocol):
     """Writes one run. There is never more than one for a run, in all processes.
 
-    Contract: what was appended is in the operating system's hands when `flush` returns, and on the
-    disk if ``sync`` was asked for. Any of these may raise `OSError` or the like; then nothing of
-    what was appended since the last flush is promised (a later flush, or `close`, may still write
-    it), and what was flushed before stays readable.
+    Contract: records are kept in the order in which they were appended, and none without those
+    before it. `append`, `flush` and `close` do not wait for anybody else; a store that has to wait,
+    for a lock, a disk or a network, does so behind them, and `barrier` waits for the store. When
+    something cannot be kept, any of these may raise `OSError` or the like, `barrier` at the latest;
+    then nothing that was appended since the last barrier is promised (a later one, or `close`, may
+    still keep it), and what was there before stays readable. One thread uses an appender at a time.
     """
 
     def append(self, record: Record, data: bytes, /) -> None:
-        """Take a record, and its JSON on one line."""
+        """Take a record, and its JSON on one line, which is what `RunStore.load` has to check."""
         ...
 
     def flush(self, *, sync: bool) -> None:
-        """Hand everything on."""
+        """Start to hand on everything that was appended: to the operating system, so that it
+        survives the death of the process; with ``sync``, to the disk.
+        """
+        ...
+
+    def barrier(self) -> Awaitable[None]:
+        """Flush, and wait until everything that was appended is handed on as it was asked for.
+
+        What a record announces must not begin before. If the wait is cancelled the store goes on.
+        """
         ...
 
     def close(self) -> None:
-        """Flush, and let others write. Closing twice is harmless."""
+        """Flush, and let others write as soon as all is handed on, which `barrier` waits for also
+        after this. Closing twice is harmless.
+        """
         ...
 
 
 class RunStore(Protocol):
-    """Keeps runs. Safe to use from several threads and processes at once.
+    """Keeps runs. Safe to use from several threads, event loops and processes at once.
 
-    A run is there from its first flush on. How it stands is told by its last record.
+    A run is there when its first records are handed on. How it stands is told by its last record.
+    A store that cannot tell at once whether a run may be written (its storage is far away) may
+    raise what `create` and `reopen` raise from the first `RunAppender.barrier`.
     """
 
     def create(self, run_id: str) -> RunAppender:
         """Begin a run. Raises `RunExists`."""
         ...
 
-    def reopen(self, run_id: str) -> RunAppender:
-        """Go on with a run; a torn last record is cut off. Raises `RunNotFound` or `RunBusy`."""
+    def reopen(self, run_id: str, *, after: int) -> RunAppender:
+        """Go on with a run behind the record of this number, which is the last that was read.
+
+        Takes the run for this writer alone, then looks whether that record is still the last: of
+        several that have read the same log, one gets the run. A torn last record is cut off. Raises
+        `RunNotFound` or `RunBusy`.
+        """
         ...
 
     def load(self, run_id: str) -> LoadedRun:
-        """Read a run, also one that is being written. Raises `RunNotFound`."""
+        """Read a run, also one that is being written; `clark_agent.run_log.reading.LogReader` does
+        the work. Raises `RunNotFound`.
+        """
         ...
 
     def runs(

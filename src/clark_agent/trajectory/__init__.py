@@ -7,20 +7,25 @@
   `to_trajectory`, `from_trajectory`
 """
 
+from clark_agent.errors import (
+    LogDamaged,
+    RunBusy,
+    RunExists,
+    RunLogError,
+    RunNotFound,
+    RunStoreError,
+)
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.kit import check_run_store
-from clark_agent.run_log.log import Durability, OnFailure, RunLog, RunLogError
+from clark_agent.run_log.log import Durability, OnFailure, RunLog
 from clark_agent.run_log.memory import MemoryStore
+from clark_agent.run_log.reading import LogReader
 from clark_agent.run_log.sqlite import SqliteStore
 from clark_agent.run_log.store import (
     LoadedRun,
     LogProblem,
     RunAppender,
-    RunBusy,
-    RunExists,
-    RunNotFound,
     RunStore,
-    RunStoreError,
     RunSummary,
 )
 from clark_agent.trajectory.converting import from_trajectory, to_trajectory
@@ -55,7 +60,9 @@ __all__ = [
     "InMemoryTrajectorySink",
     "JsonlStore",
     "LoadedRun",
+    "LogDamaged",
     "LogProblem",
+    "LogReader",
     "MemoryStore",
     "OnFailure",
     "ReplayReport",

@@ -144,7 +144,7 @@ class _Writer:
         times = ended.time if isinstance(ended.time, tuple) else (ended.time,) * len(calls)
         self._told = [
             result_message(
-                calls[position], self._results.get(position), time, self._names.get(position)
+                calls[position], self._results[position], time, self._names.get(position)
             )
             for position, time in zip(positions, times, strict=True)
         ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from msgspec import Struct
 
 from clark_agent.base_tool import ToolResult
-from clark_agent.errors import DecodeError
+from clark_agent.errors import DecodeError, LogDamaged
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -41,6 +40,8 @@ class FoldedRun(Struct):
     """A run as its log tells it."""
 
     began: RunBegan
+    last: Record
+    """The last record."""
     transcript: list[AgentMessage]
     """What the model would see now, before the transforms: history and messages, with what an
     overflow recovery changed for good."""
@@ -59,6 +60,10 @@ class FoldedRun(Struct):
     """Its calls by position: the names that the policy has repaired."""
     ended: AssistantMessage | None = None
     """The newest answer, if its results are the last that is in the transcript."""
+    was_delivered: bool = False
+    """Whether the last that is in the transcript is a text that was taken for the final answer."""
+    told: set[str] = set()
+    """The purposes of all messages that were added."""
     offered: tuple[str, ...] = ()
     """The tools of the newest request."""
     waiting: dict[int, SteeringAccepted] = {}
@@ -66,7 +71,6 @@ class FoldedRun(Struct):
     last_number: int = 0
     """The number of the newest message that was accepted."""
     ending: RunEnded | RunFailed | None = None
-    next_seq: int = 0
     turn_ends: list[int] = []
     """How long ``messages`` was when each turn ended."""
 
@@ -77,26 +81,37 @@ class FoldedRun(Struct):
 
 
 def fold(loaded: LoadedRun) -> FoldedRun:
-    """What the records say. Raises `DecodeError` for a log with a hole, which names the place."""
+    """What the records say.
+
+    Raises `LogDamaged` for a log that is not what was written, and `DecodeError` for one of a newer
+    version; both name the place.
+    """
+    run_id, records = loaded.run_id, loaded.records
     for problem in loaded.problems:
-        raise DecodeError(
-            f"the log of run {loaded.run_id!r} cannot be read here: {problem.reason}",
-            path=problem.where,
-        )
-    records = loaded.records
+        if problem.is_newer:
+            text = f"the log of run {run_id!r} cannot be read: {problem.reason}"
+            raise DecodeError(text, path=problem.where)
+        raise LogDamaged(run_id, problem.seq, problem.reason, path=problem.where)
     if not records or not isinstance(records[0].entry, RunBegan):
-        text = f"the log of run {loaded.run_id!r} has no beginning"
-        raise DecodeError(text, path="record 0")
+        raise LogDamaged(run_id, 0, "it has no beginning", path="record 0")
     began = records[0].entry
     run = FoldedRun(
         began=began,
+        last=records[-1],
         transcript=[*began.history, *began.prompts],
         messages=list(began.prompts),
-        next_seq=records[-1].seq + 1,
     )
     for record in records[1:]:
-        _take(run, record)
+        try:
+            _take(run, record)
+        except _OutOfPlace as error:
+            place = f"record {record.seq}"
+            raise LogDamaged(run_id, record.seq, str(error), path=place) from None
     return run
+
+
+class _OutOfPlace(Exception):
+    """A record does not follow from those before it."""
 
 
 def _take(run: FoldedRun, record: Record) -> None:
@@ -105,6 +120,8 @@ def _take(run: FoldedRun, record: Record) -> None:
             if added.source == "turn":
                 _end_turn(run)
             _append(run, added.messages)
+            run.told.update(added.purposes)
+            run.was_delivered = "final_answer" in added.purposes
             for number in added.steering:
                 run.waiting.pop(number, None)
         case SteeringAccepted() as accepted:
@@ -146,7 +163,7 @@ def _end_turn(run: FoldedRun) -> None:
 
 
 def _append(run: FoldedRun, messages: Iterable[AgentMessage]) -> None:
-    run.ended = None
+    run.ended, run.was_delivered = None, False
     if run.answer is not None and not run.answer.tool_calls:
         run.answer = None  # something has come behind it
     run.transcript.extend(messages)
@@ -160,21 +177,27 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
         run.turns = run.asked
     if answered.discarded is None:
         run.turns = run.asked
-        run.answer, run.ended = answered.message, None
+        run.answer, run.ended, run.was_delivered = answered.message, None, False
         run.calls, run.names = {}, {}
         run.transcript.append(answered.message)
         run.messages.append(answered.message)
 
 
 def _batch_ended(run: FoldedRun, batch: BatchEnded) -> None:
-    assert run.answer is not None
+    if run.answer is None:
+        raise _OutOfPlace("a batch of calls has ended that nobody has asked for")
     calls = run.answer.tool_calls
-    positions = range(len(calls)) if batch.positions is None else batch.positions
+    positions = tuple(range(len(calls))) if batch.positions is None else batch.positions
     times = batch.time if isinstance(batch.time, tuple) else (batch.time,) * len(calls)
-    results = [
-        result_message(calls[position], run.calls.get(position), time, run.names.get(position))
-        for position, time in zip(positions, times, strict=True)
-    ]
+    if sorted(positions) != list(range(len(calls))) or len(times) != len(calls):
+        raise _OutOfPlace("a batch has ended with other calls than the model has made")
+    results: list[AgentMessage] = []
+    for position, time in zip(positions, times, strict=True):
+        result = run.calls.get(position)
+        if result is None:
+            raise _OutOfPlace(f"a batch has ended in which call {position} has no result")
+        name = run.names.get(position)
+        results.append(result_message(calls[position], result, time, name))
     answer, run.answer = run.answer, None
     _append(run, results)
     run.ended = answer
@@ -184,10 +207,9 @@ _BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
 
 
 def result_message(
-    call: ToolCall, result: Any, time: int | None, name: str | None = None
+    call: ToolCall, result: ToolResult, time: int | None, name: str | None = None
 ) -> ToolResultMessage:
     """The message of a call's result; ``name`` is the tool's if the model has misspelt it."""
-    assert isinstance(result, ToolResult)
     return ToolResultMessage(
         call.id,
         name or call.name,

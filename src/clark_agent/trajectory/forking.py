@@ -9,21 +9,35 @@ from msgspec import Struct
 from clark_agent.errors import InvalidContinuationError
 from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.records import Answered, RunEnded, RunFailed, ToolStarted
-from clark_agent.run_log.store import RunStore
+from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.trajectory.fold import fold
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
 __all__ = ["RunUsage", "fork", "usage_tree"]
 
 
-def fork(store: RunStore | RunLog, run_id: str, *, turn: int | None = None) -> AgentContext:
+def fork(
+    store: RunStore | RunLog,
+    run_id: str,
+    *,
+    turn: int | None = None,
+    before: int | None = None,
+) -> AgentContext:
     """A context for a new run, with the history of another up to the end of a turn.
 
-    Without a turn it is all of it, up to the last that is complete; 0 is before the first. The
-    new run has an identity of its own in the same conversation. Raises `InvalidContinuationError`
-    for a turn that the run does not have.
+    Without a turn it is all of it, up to the last that is complete; 0 is before the first. With
+    ``before``, nothing counts from the record of that number on: what is intact of a damaged log
+    can be gone on with. The new run has an identity of its own in the same conversation. Raises
+    `InvalidContinuationError` for a turn that the run does not have.
     """
-    folded = fold(store_of(store).load(run_id))
+    loaded = store_of(store).load(run_id)
+    if before is not None:
+        loaded = LoadedRun(
+            run_id,
+            tuple([record for record in loaded.records if record.seq < before]),
+            tuple([problem for problem in loaded.problems if problem.seq < before]),
+        )
+    folded = fold(loaded)
     ends = [len(folded.began.prompts), *folded.turn_ends]
     if folded.ended is not None and len(folded.turn_ends) < folded.asked:
         ends.append(len(folded.messages))  # only the record that the next begins is missing

@@ -8,7 +8,6 @@ one, something has changed, and the first difference says what.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -35,8 +34,7 @@ from clark_agent.events import EventSink
 from clark_agent.loop import RunResult, start
 from clark_agent.plugin import Answer, BeforeToolDecision, Block, Rewrite
 from clark_agent.plugins.channel_steering import ChannelSteering
-from clark_agent.run_log._reading import read_records
-from clark_agent.run_log.jsonl import JsonlStore
+from clark_agent.run_log.jsonl import JsonlStore, read_log
 from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.pieces import joined
@@ -50,6 +48,7 @@ from clark_agent.run_log.records import (
     RunEnded,
     RunFailed,
     RunResumed,
+    RuntimeResult,
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
@@ -182,14 +181,12 @@ class _FileStore(JsonlStore):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.parent)
-        rows = path.read_bytes().split(b"\n")
+        data = path.read_bytes()
         try:
-            self.run_id = decode_json(rows[0], Record).run
+            self.run_id = decode_json(data.partition(b"\n")[0], Record).run
         except DecodeError as error:
             raise DecodeError(f"{path} is no log of a run: {error.reason}", path="line 1") from None
-        numbered = [(number, row) for number, row in enumerate(rows, 1) if row]
-        records, problems = read_records(self.run_id, numbered, noun="line")
-        self._file = LoadedRun(self.run_id, records, problems)
+        self._file = read_log(self.run_id, data)
 
     def load(self, run_id: str) -> LoadedRun:
         return self._file if run_id == self.run_id else super().load(run_id)
@@ -330,9 +327,9 @@ class Script:
                     said = written.message.stop_reason
                     return written.discarded is None and said is not StopReason.ABORTED
                 return not isinstance(written, Asked)
-            case ToolEnded(result=result):
+            case ToolEnded(by_runtime=why):
                 is_between = isinstance(written, (Answered, ToolEnded))
-                return is_between and _reason(result) == ("tool_call_not_executed", "aborted")
+                return is_between and why == RuntimeResult("not_executed", "aborted")
             case _:
                 return False
 
@@ -402,10 +399,15 @@ class Script:
                 case {"plugin": name, "decision": "rewrite", "args": args} if name == plugin:
                     return Rewrite(args)
                 case {"plugin": name, "decision": "failed"} if name == plugin:
-                    raise _raised_by_hook(result.plain_text)
+                    raise _exception(*(ended.hook_raised or ("Exception", result.plain_text)))
                 case _:
                     pass
         return None
+
+    def by_runtime(self, position: int) -> RuntimeResult | None:
+        """Why a call that ends as it did had a result of the runtime's own."""
+        ended = self._ends.get((self._answered, position))
+        return None if ended is None or self._has_left else ended.by_runtime
 
     async def run_tool(self, tool: AgentTool, given: Any, ctx: ToolContext) -> ToolResult:
         """What a tool gave, and what it told on the way."""
@@ -428,7 +430,7 @@ class Script:
         """End as the tool did: with its result, an error, or not by itself."""
         ended = self._entry(index, ToolEnded)
         result = ended.given or ended.result
-        why = _why_stopped(result)
+        why = _why_stopped(ended.by_runtime)
         try:
             await self._reach(index)
             if why is not None and not self._has_left:
@@ -436,13 +438,13 @@ class Script:
         except asyncio.CancelledError:
             await self._reach(index)  # when several are stopped they end in the order of the log
             if why is not None:
-                if isinstance(result.details, dict) and result.details.get("still_running"):
+                if ended.by_runtime is not None and ended.by_runtime.still_running:
                     raise ToolLeftBehindError from None
                 raise
         if ended.raised == "fatal":
-            raise ToolFatal(result.plain_text.removeprefix("The tool ended the run: "))
+            raise ToolFatal(ended.raised_text or "")
         if ended.raised == "aborted":
-            raise ToolAborted(result.plain_text.removeprefix("The tool aborted the run: "))
+            raise ToolAborted(ended.raised_text or "")
         return result
 
     async def _reach_end(self, index: int | None) -> None:
@@ -456,7 +458,6 @@ class Script:
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 _STOPPED = ("aborted", "steered", "out_of_time")
-_SIBLING = "The call was stopped because another call of the same batch failed."
 
 
 def _position(entry: object) -> Any:
@@ -464,36 +465,24 @@ def _position(entry: object) -> Any:
     return getattr(entry, "position", None)
 
 
-def _reason(result: ToolResult) -> tuple[Any, Any]:
-    """What the details of a result in the runtime's own words say."""
-    details = result.details
-    if not isinstance(details, dict):
-        return None, None
-    return details.get("kind"), details.get("reason")
-
-
-def _why_stopped(result: ToolResult) -> str | None:
+def _why_stopped(why: RuntimeResult | None) -> str | None:
     """Why a call was stopped by others, if it was. A timeout is its own affair."""
-    if result.plain_text.startswith(_SIBLING):
-        return "sibling"
-    kind, why = _reason(result)
-    return why if kind == "tool_call_stopped" and why in _STOPPED else None
+    if why is None or why.kind != "stopped":
+        return None
+    return why.reason if why.reason in (*_STOPPED, "sibling") else None
 
 
 def _failed(answered: Answered) -> Error:
     """How a stream failed. Raises what a transport has raised."""
-    said, text = answered.message.error_message, answered.error_text or ""
-    found = re.fullmatch(r"the transport raised (\w+): (.*)", text, re.DOTALL)
-    if found is not None and found[2] == (said or ""):
-        raise type(found[1], (Exception,), {})(found[2])
-    return Error(answered.message, StreamErrorKind(answered.error or ""), text)
+    if answered.raised is not None:
+        raise _exception(*answered.raised)
+    kind = StreamErrorKind(answered.error or "")
+    return Error(answered.message, kind, answered.error_text or "")
 
 
-def _raised_by_hook(text: str) -> Exception:
-    """What the hook raised for which a call was not run, by the text of its result."""
-    found = re.search(r" that checks it raised (\w+): (.*)", text, re.DOTALL)
-    name, said = ("Exception", text) if found is None else (found[1], found[2])
-    error: Exception = type(name, (Exception,), {})(said)
+def _exception(name: str, text: str) -> Exception:
+    """An exception that is called so, and says that."""
+    error: Exception = type(name, (Exception,), {})(text)
     return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -10,16 +11,18 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, InvalidContinuationError, failure_of
 from clark_agent.events import EventSink
-from clark_agent.loop import FALLBACK_ID, RunResult, start
+from clark_agent.loop import RunResult, start
 from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.records import RunEnded
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_state import Resumption
 from clark_agent.trajectory.fold import FoldedRun, fold
 from clark_agent.trajectory.forking import RunUsage, usage_tree
-from clark_agent.types import AgentContext, AgentMessage, ToolResultMessage, Usage
+from clark_agent.types import AgentContext, Usage
 
 __all__ = ["resume"]
+
+logger = logging.getLogger(__name__)
 
 
 async def resume(
@@ -37,18 +40,26 @@ async def resume(
     are run. Messages that were accepted and not delivered are delivered. The log goes on.
 
     The result has all messages of the run, those from before too; so has the error that ends it.
-    Raises `InvalidContinuationError` for a run that has ended, `ConfigError` when the config lacks
-    a tool that the log is waiting for, `clark_agent.errors.DecodeError` for a log with a hole.
+    Raises `clark_agent.errors.RunBusy` when another process, thread or task goes on with the run,
+    `clark_agent.errors.LogDamaged` for a log that is not what was written,
+    `InvalidContinuationError` for a run that has ended, and `ConfigError` when the config lacks a
+    tool that the log is waiting for. Then nothing has happened.
     """
     store = store_of(store)
     config = _with_log(config, store)
-    folded = fold(store.load(run_id))
+    loaded = store.load(run_id)
+    folded = fold(loaded)
     if isinstance(folded.ending, RunEnded):
         raise InvalidContinuationError(
             f"there is nothing to resume: the run {run_id!r} has ended ({folded.ending.outcome})"
         )
     _check_tools(folded, config)
+    if loaded.unchecked:
+        logger.warning("the log of run %s has no checksums; damage to it is not noticed", run_id)
     context, resumption = taken_up(folded, usage_tree(store, run_id))
+    # From here on nobody else goes on with the run; and since it was read nobody else has.
+    appender = store.reopen(run_id, after=folded.last.seq)
+    resumption = replace(resumption, appender=appender)
     told = len(folded.messages) - (resumption.answer is not None)
     earlier = tuple(folded.messages[:told])
     try:
@@ -57,6 +68,8 @@ async def resume(
         if (failure := failure_of(error)) is not None:
             failure.messages = (*earlier, *failure.messages)
         raise
+    finally:
+        appender.close()
     return replace(result, messages=(*earlier, *result.messages))
 
 
@@ -76,7 +89,7 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
         if folded.calls.get(position) is None and config.registry.find(call.name) is None:
             raise ConfigError(
                 f"the log waits for a call of the tool {call.name!r} (record "
-                f"{folded.next_seq - 1}), which the config does not have"
+                f"{folded.last.seq}), which the config does not have"
             )
 
 
@@ -100,7 +113,7 @@ def _resumption(folded: FoldedRun, spent: RunUsage) -> Resumption:
     offered = frozenset(folded.offered)
     below = [child.tree_usage for child in spent.children]
     return Resumption(
-        next_seq=folded.next_seq,
+        last=folded.last,
         turns=folded.turns,
         messages=tuple(folded.messages if answer is None else folded.messages[:-1]),
         usage=folded.usage,
@@ -109,7 +122,8 @@ def _resumption(folded: FoldedRun, spent: RunUsage) -> Resumption:
         answer=answer,
         offered=None if offered.issuperset(folded.began.tools) else offered,
         ended=folded.ended,
-        was_delivered=_was_delivered(last),
+        was_delivered=folded.was_delivered,
+        told=frozenset(folded.told),
         calls=folded.calls if answer is not None or folded.ended is not None else {},
         waiting=tuple([(n, a.message, a.when) for n, a in folded.waiting.items()]),
         last_number=folded.last_number,
@@ -120,7 +134,3 @@ def _spent_below(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:
     for child in run.children:
         yield child.turns, child.usage, child.model_id
         yield from _spent_below(child)
-
-
-def _was_delivered(last: AgentMessage | None) -> bool:
-    return isinstance(last, ToolResultMessage) and last.tool_call_id.startswith(FALLBACK_ID)

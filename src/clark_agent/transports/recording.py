@@ -4,14 +4,15 @@
     stream = ReplayStream("answers.jsonl")                               # from then on, without
 
 A recording is a text file: a line that says what it is, then one line a call with what the model
-was asked and every event of the answer. It has no headers and no keys. What a model does not see
-(times, usage, a tool result's details) is no part of the request, so that a replay does not fail
-over it.
+was asked and every event of the answer. It has no headers and no keys, and a new one can be read by
+its owner alone. What a model does not see (times, usage, a tool result's details) is no part of the
+request, so that a replay does not fail over it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from os import PathLike
@@ -22,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent._differences import first_difference, shown
+from clark_agent._private_files import make_folder, open_file
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, DecodeError, TransportError
 from clark_agent.stream import (
@@ -170,11 +172,12 @@ class RecordingStream:
     def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_bytes(encode_json(_Header(FORMAT, VERSION)) + b"\n")
+            make_folder(self.path.parent)
+            with open(open_file(self.path, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+                file.write(encode_json(_Header(FORMAT, VERSION)) + b"\n")
 
     def _write(self, call: _Call) -> None:
-        with self.path.open("ab") as file:
+        with open(open_file(self.path, os.O_WRONLY | os.O_APPEND), "ab") as file:
             file.write(_encoded(call) + b"\n")
 
 

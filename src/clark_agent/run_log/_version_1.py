@@ -1,0 +1,107 @@
+"""Logs of version 1, as version 2 would have written them, but for the checksums.
+
+Version 1 had no fields for why a message was added, why a result is the runtime's own, and what was
+raised. It is told here from the texts that the runtime used then, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from clark_agent.base_tool import ToolResult
+from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
+from clark_agent.run_log.records import (
+    Answered,
+    Entry,
+    MessagesAdded,
+    Purpose,
+    Record,
+    RunBegan,
+    RuntimeResult,
+    SteeringAccepted,
+    ToolEnded,
+)
+from clark_agent.types import AgentMessage, SystemMessage, ToolResultMessage
+
+__all__ = ["upgraded"]
+
+
+def upgraded(records: Sequence[Record]) -> list[Record]:
+    """The records of version 1 with the fields that they lack; others as they are."""
+    began = records[0].entry if records else None
+    warns = isinstance(began, RunBegan) and "graceful_turn_limit" in began.plugins
+    follow_ups: set[int] = set()
+    made: list[Record] = []
+    for record in records:
+        entry = record.entry
+        if isinstance(entry, SteeringAccepted) and entry.when == "follow_up":
+            follow_ups.add(entry.number)
+        if record.v == 1:
+            is_follow_up = bool(follow_ups.intersection(getattr(entry, "steering", ())))
+            entry = _upgraded(entry, "wrap_up" if warns else "budget", is_follow_up=is_follow_up)
+        made.append(record if entry is record.entry else replace(record, entry=entry))
+    return made
+
+
+def _upgraded(entry: Entry, warning: Purpose, *, is_follow_up: bool) -> Entry:
+    match entry:
+        case MessagesAdded(messages=messages, source=source):
+            other: Purpose = "follow_up" if is_follow_up else "steering"
+            usual: dict[str, Purpose] = {"turn": other, "follow_up": "follow_up", "loop": "nudge"}
+            purposes = [_purpose(m, warning, usual[source]) for m in messages]
+            return replace(entry, purposes=tuple(purposes))
+        case Answered(error_text=str() as text):
+            found = re.fullmatch(r"the transport raised (\w+): (.*)", text, re.DOTALL)
+            if found is not None and found[2] == (entry.message.error_message or ""):
+                return replace(entry, raised=(found[1], found[2]))
+        case ToolEnded():
+            return replace(entry, **dict(_told(entry)))
+        case _:
+            pass
+    return entry
+
+
+def _purpose(message: AgentMessage, warning: Purpose, usual: Purpose) -> Purpose:
+    if isinstance(message, ToolResultMessage):
+        return "final_answer" if usual == "nudge" else usual
+    if isinstance(message, SystemMessage):
+        if message.content == WRAP_UP:
+            return warning
+        if message.content in BUDGET_WRAP_UP.values():
+            return "budget"
+    return usual
+
+
+_RAISED = {"fatal": "The tool ended the run: ", "aborted": "The tool aborted the run: "}
+
+
+def _told(entry: ToolEnded) -> Iterator[tuple[str, Any]]:
+    result = entry.given or entry.result
+    text = result.plain_text
+    if (why := _by_runtime(result, text)) is not None:
+        yield "by_runtime", why
+    if entry.raised is not None:
+        yield "raised_text", text.removeprefix(_RAISED[entry.raised])
+    if any(decided.get("decision") == "failed" for decided in entry.decisions):
+        found = re.search(r"^The call was not run: .* raised (\w+): (.*)", text, re.DOTALL)
+        if found is not None:
+            yield "hook_raised", (found[1], found[2])
+
+
+def _by_runtime(result: ToolResult, text: str) -> RuntimeResult | None:
+    details: Any = result.details if isinstance(result.details, dict) else {}
+    kind, reason = str(details.get("kind")).removeprefix("tool_call_"), details.get("reason")
+    still_running = details.get("still_running") is True
+    if kind in ("not_executed", "stopped", "uncertain") and isinstance(reason, str):
+        return RuntimeResult(kind, reason, still_running)  # type: ignore[arg-type]
+    if text.startswith("The call was stopped because another call of the same batch failed."):
+        return RuntimeResult("stopped", "sibling", still_running)
+    if text.startswith("The call was not run: an earlier call of the same batch failed."):
+        return RuntimeResult("not_executed", "sibling")
+    if text.startswith("The result was withheld: the run was stopped before"):
+        return RuntimeResult("unchecked")
+    return None

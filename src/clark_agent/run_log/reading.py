@@ -1,0 +1,185 @@
+"""Reading the records of one run: what is not as it was written is reported, the rest is read.
+
+All stores read with this, so all find the same faults: a row that is no record, one whose checksum
+is wrong, one that a newer version wrote, one of another run, and numbers that do not follow each
+other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.errors import DecodeError
+from clark_agent.run_log._checksums import checksum_in, is_sealed
+from clark_agent.run_log._version_1 import upgraded
+from clark_agent.run_log.records import RUN_LOG_VERSION, Entry, Record, RunEnded, RunFailed
+from clark_agent.run_log.store import LoadedRun, LogProblem
+from clark_agent.wire import decode_json
+
+__all__ = ["FAILED", "LogReader", "is_torn", "outcome_of"]
+
+FAILED = "failed"
+"""The outcome of a run that ended with an error."""
+_SHOWN = 200
+_VERSION = re.compile(rb'\{"v":(\d{1,9}),')
+
+
+class _Versioned(Struct):
+    v: int = 0
+
+
+def outcome_of(entry: Entry) -> str | None:
+    """How the run ended, if this is how its log ends."""
+    if isinstance(entry, RunEnded):
+        return entry.outcome
+    return FAILED if isinstance(entry, RunFailed) else None
+
+
+class LogReader:
+    """Takes the rows of one run in their order.
+
+    A log may begin with record 0 or 1. A record that is out of order is read all the same; one that
+    is damaged, or of another run, is not.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._records: list[Record] = []
+        self._problems: list[LogProblem] = []
+        self._due: tuple[int, ...] = (0, 1)
+        self._before = [0]
+        """The checksums that the next record may go on from: that of the last one that was right,
+        and what stands in those that were not."""
+        self._unchecked = 0
+        self._is_torn = False
+
+    def take_all(self, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Read rows: where each stands, and its JSON."""
+        for where, data in rows:
+            self.take(where, data)
+
+    def take(self, where: str, data: bytes, number: int | None = None) -> None:
+        """Read a row, which the store has under this number if it has numbers of its own."""
+        due, is_newer = self._due, False
+        fault: str | None
+        self._due = tuple([seq + 1 for seq in due])
+        try:
+            record = self._decoded(data)
+        except DecodeError as error:
+            fault, is_newer = error.reason, isinstance(error, _Unknown)
+            self._before += [checksum_in(data) or 0]
+        else:
+            fault = self._fault(record, due, number)
+            if record.run == self._run_id:
+                self._due = (record.seq + 1,)
+                self._records.append(record)
+                self._unchecked += record.crc is None
+                self._before = [checksum_in(data) or 0]
+        if fault is not None:
+            self._problems.append(LogProblem(where, fault, _shown(data), due[0], is_newer=is_newer))
+
+    def take_rest(self, where: str, data: bytes) -> None:
+        """Read what stands behind the last line break.
+
+        A whole record counts; what a write leaves that was cut off is dropped; anything else is a
+        problem.
+        """
+        if is_torn(data, self._run_id, self._due):
+            self._is_torn = True
+        elif data:
+            self.take(where, data)
+
+    def expect_end(self, last: int | None) -> None:
+        """Report if the last record has not this number."""
+        if not self._records or self._records[-1].seq != last:
+            due, reason = self._due[0], f"the log must end with record {last}"
+            self._problems.append(LogProblem(f"record {due}", reason, "", due))
+
+    def loaded(self) -> LoadedRun:
+        """What was read."""
+        records = self._records if not self._unchecked else upgraded(self._records)
+        return LoadedRun(
+            self._run_id,
+            tuple(records),
+            tuple(self._problems),
+            is_torn=self._is_torn,
+            unchecked=self._unchecked,
+        )
+
+    def _decoded(self, data: bytes) -> Record:
+        """The record. Raises `DecodeError` if it is not what was written, or cannot be read."""
+        checksum = checksum_in(data)
+        if checksum is not None and not any(is_sealed(data, before) for before in self._before):
+            raise DecodeError("its checksum is wrong")
+        version = _version_of(data)
+        if version > RUN_LOG_VERSION:
+            raise _Unknown(
+                f"it was written by a newer version ({version}; this one reads up to "
+                f"{RUN_LOG_VERSION})"
+            )
+        try:
+            record = decode_json(data, Record)
+        except DecodeError as error:
+            kind = DecodeError if checksum is None else _Unknown
+            raise kind(f"it is no record that this version knows: {error}") from error
+        if checksum is None and version > 1:
+            raise DecodeError("it has no checksum")
+        if version <= 1 and (checksum is not None or len(self._records) > self._unchecked):
+            raise DecodeError("it says that it is of version 1, and what is around it is not")
+        return record
+
+    def _fault(self, record: Record, due: tuple[int, ...], number: int | None) -> str | None:
+        """What is wrong with a record that stands where one of these numbers is due."""
+        if record.run != self._run_id:
+            return f"it is a record of the run {record.run!r}"
+        if record.seq not in due:
+            return f"it has the number {record.seq}, where {due[0]} is due"
+        if number is not None and number != record.seq:
+            return f"it is record {record.seq}, stored as {number}"
+        return None
+
+
+class _Unknown(DecodeError):
+    """The record is intact, and nothing that this version knows."""
+
+
+def _version_of(data: bytes) -> int:
+    # As every version writes it. To decode all of a record twice would take twice the time.
+    found = _VERSION.match(data)
+    return decode_json(data, _Versioned).v if found is None else int(found[1])
+
+
+def _shown(data: bytes) -> str:
+    return data[:_SHOWN].decode("utf-8", "replace")
+
+
+# --- torn ends --------------------------------------------------------------------------------
+
+_TOKENS = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+\\?(?:"|\Z)|[\[{]|[]}]')
+_CONTROL = re.compile(rb"[\0-\x1f]")
+
+
+def is_torn(data: bytes, run_id: str, due: Iterable[int]) -> bool:
+    """Whether this is what is left of one record whose write was cut off, and not all of it."""
+    if not data or _CONTROL.search(data):
+        return False
+    if not any(_begins(data, run_id, version, seq) for version in (1, 2) for seq in due):
+        return False
+    depth = 0
+    for token in _TOKENS.finditer(data):
+        depth += token[0] in b"[{"
+        depth -= token[0] in b"]}"
+        if not depth:
+            return False
+    return True
+
+
+def _begins(data: bytes, run_id: str, version: int, seq: int) -> bool:
+    """Whether the data, as far as it goes, begins as a record of this number does."""
+    name = msgspec.json.encode(run_id.encode("utf-8", "replace").decode())
+    start = b'{"v":%d,"seq":%d,"run":%b,"at":' % (version, seq, name)
+    return data.startswith(start) or start.startswith(data)
