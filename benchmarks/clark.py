@@ -156,6 +156,6 @@ async def append(count: int, past: Any) -> str:
             yield Chunk(TextChunk("done"))
             yield Done(AssistantMessage((TextContent("done"),), StopReason.END_TURN))
 
-    budgets: list[Plugin] = [ToolResultBudget(1_000), TokenBudget(60 * len(past))]
+    budgets: list[Plugin] = [ToolResultBudget(1_000), TokenBudget(60 * len(past), drop_turns=False)]
     config = LoopConfig(stream=model, tools=[echo], plugins=budgets, event_sink=count_event)
     return (await run("go", AgentContext("", past), config)).text

@@ -11,6 +11,7 @@
     │   └── StreamTimeout         the server took too long
     ├── LoopError                 a run ended without a result; carries what it had
     │   ├── StreamError           the model could not be asked, or did not answer
+    │   │   └── ContextOverflowError  what must be sent does not fit, so nothing was sent
     │   ├── RunAborted            the caller cancelled, or a tool did
     │   ├── ToolFatalError        a tool said that the run cannot go on
     │   ├── HookError             a gate, a policy, a provider or a recovery raised
@@ -48,6 +49,7 @@ from clark_agent.types import AgentMessage, AssistantMessage, Usage
 __all__ = [
     "ClarkAgentError",
     "ConfigError",
+    "ContextOverflowError",
     "DecodeError",
     "EmptyOutcomeError",
     "EventOrderError",
@@ -253,8 +255,9 @@ class StreamError(LoopError):
 
 _ADVICE = {
     StreamErrorKind.CONTEXT_OVERFLOW: (
-        "What to do: give the config a TokenBudget, or an overflow_recovery that shrinks the "
-        "transcript."
+        "What to do: give the config a TokenBudget that fits the model's window, or an "
+        "overflow_recovery that shrinks the transcript. If it has one, the task and the newest "
+        "turn alone are too large."
     ),
     StreamErrorKind.PROVIDER_RATE_LIMITED: "What to do: wait, then go on with run_continue.",
     StreamErrorKind.TRANSIENT: "What to do: go on with run_continue; the messages are still valid.",
@@ -263,6 +266,13 @@ _ADVICE = {
         "What to do: asking again will not help; mend what the text, or the cause, says."
     ),
 }
+
+
+class ContextOverflowError(StreamError):
+    """A `clark_agent.TokenBudget` cannot make a request fit, so nothing was sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(StreamErrorKind.CONTEXT_OVERFLOW, message)
 
 
 class RunAborted(LoopError):

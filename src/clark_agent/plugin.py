@@ -27,6 +27,7 @@ from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent
 from clark_agent.tokens import TokenEstimator
 from clark_agent.tools import AgentTool, ToolResult
+from clark_agent.transcript import MessageView
 from clark_agent.types import AgentMessage, AssistantMessage, ToolCall, Usage
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "FunctionPlugin",
     "Hooks",
     "Plugin",
+    "RestoreContext",
     "Rewrite",
     "SteeringSource",
     "ToolGate",
@@ -137,6 +139,23 @@ class TransformContext(Struct, frozen=True):
     estimator: TokenEstimator
     estimated_tokens: int
     """What the transcript costs by the estimator, before any transform. Kept by the loop."""
+    tools: Mapping[str, AgentTool]
+    """The tools of the run by name."""
+
+
+class RestoreContext(Struct, frozen=True):
+    """What a plugin may want to know of a run that another process has begun."""
+
+    turns: int
+    """How many turns are over."""
+    messages: Sequence[AgentMessage]
+    """What the run has added to the transcript so far."""
+    purposes: Sequence[str]
+    """Why messages were added that neither the model nor a tool gave, in order; see
+    ``Plugin``."""
+    requests: Sequence[MessageView]
+    """The transcript as it was before each request, oldest first, and before any transform."""
+    estimator: TokenEstimator
     tools: Mapping[str, AgentTool]
     """The tools of the run by name."""
 
@@ -270,6 +289,8 @@ _PARAMETERS = {
     "suppresses_advisory_gates": ("ctx",),
     "for_run": (),
     "end_run": (),
+    "restore": ("ctx",),
+    "recover": ("messages", "ctx"),
 }
 
 _BELONGS_TO = {
@@ -278,7 +299,7 @@ _BELONGS_TO = {
     "suppresses_advisory_gates": "next_turn_tool_allowlist",
 }
 
-_SYNC_ONLY = ("should_transform", "suppresses_advisory_gates", "for_run", "end_run")
+_SYNC_ONLY = ("should_transform", "suppresses_advisory_gates", "for_run", "end_run", "restore")
 
 
 class FunctionPlugin:
@@ -454,6 +475,20 @@ class Hooks(Struct, frozen=True):
                     plugin.end_run()
                 except Exception:
                     logger.exception("the plugin %r failed at the end of the run", plugin)
+
+    @property
+    def recovery(self) -> Any:
+        """The first plugin that can shrink a transcript; None if there is none."""
+        return next((plugin for plugin in self.plugins if hasattr(plugin, "recover")), None)
+
+    def restore(self, ctx: RestoreContext) -> None:
+        """Let the plugins know what another process has done. One that fails stays fresh."""
+        for plugin in self.plugins:
+            if hasattr(plugin, "restore"):
+                try:
+                    plugin.restore(ctx)
+                except Exception:
+                    logger.exception("the plugin %r could not restore its state", plugin)
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from clark_agent._text import describe, well_formed
 from clark_agent.cancel_scope import is_cancelled
-from clark_agent.errors import HookError, RunAborted, StreamError
+from clark_agent.errors import ContextOverflowError, HookError, RunAborted, StreamError
 from clark_agent.events import (
     ContextTransformApplied,
     MessageUpdate,
@@ -181,6 +181,8 @@ async def _transformed(
                 continue
             edited = await call_hook(run, hook.transform, messages, context)
             messages = accept_messages(edited, known=messages)
+        except ContextOverflowError:  # there is no smaller request, and this one is too large
+            raise
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
         if run.log is not None and messages is not before:
@@ -509,7 +511,11 @@ def _less_thinking(effort: ReasoningEffort) -> ReasoningEffort:
 
 async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
     """Let the recovery make the transcript smaller. False: it may not, or it did not."""
-    recovery = run.config.overflow_recovery
+    recovery = (
+        run.hooks.recovery
+        if run.config.overflow_recovery is None
+        else (run.config.overflow_recovery)
+    )
     if recovery is None or attempts.overflows >= getattr(recovery, "max_attempts", 1):
         return False
     attempts.overflows += 1

@@ -379,6 +379,7 @@ def build_plugin(
                 trim_trigger=spec["trim_trigger"],
                 trim_target=spec["trim_trigger"],
                 truncation_marker=spec["truncation_marker"],
+                drop_turns=False,
             )
         case "unique_tool_call_ids":
             return ca.UniqueToolCallIds()

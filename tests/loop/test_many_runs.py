@@ -137,7 +137,7 @@ def make_config(folds: list[tuple[AgentMessage, ...]]) -> LoopConfig:
             Numbering(),
             OpeningGate(["look", "slow"]),
             ToolResultBudget(100),
-            TokenBudget(120, truncation_marker="-"),
+            TokenBudget(120, truncation_marker="-", drop_turns=False),
             UniqueToolCallIds(),
             Checking(folds),
             TrajectoryRecorder(InMemoryTrajectorySink()),

@@ -98,7 +98,7 @@ async def test_memory_returns_to_where_it_was() -> None:
     config = ca.LoopConfig(
         stream=sleepy,
         tools=[Work()],
-        plugins=[ca.TokenBudget(50), ca.ToolResultBudget(), ca.UniqueToolCallIds()],
+        plugins=[ca.TokenBudget(200), ca.ToolResultBudget(), ca.UniqueToolCallIds()],
         max_iterations=20,
         cancel_grace=GRACE,
         clock=FakeClock(),

@@ -1,9 +1,13 @@
-"""Over the budget the oldest results give way, far enough that the request then stays the same."""
+"""Over the budget the oldest results give way, far enough that the request then stays the same.
+
+That turns give way too is in `test_token_budget_turns`; here they do not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -37,6 +41,7 @@ from tests.plugins.support import (
 from tests.strategies import cuts
 
 CONTEXT = before_call(CharacterEstimator())
+results_only = partial(TokenBudget, drop_turns=False)
 
 
 def total(messages: Sequence[AgentMessage]) -> int:
@@ -100,7 +105,7 @@ def crate(messages: Sequence[AgentMessage], trigger: int, marker: str) -> tuple[
 def budgets(draw: DrawFn) -> TokenBudget:
     trigger = draw(st.sampled_from([0.1, 0.25, 0.5, 0.7, 0.9, 1.0]))
     target = draw(st.sampled_from([0.05, 0.1, 0.25, 0.33, 0.5, 0.7, 1.0]))
-    return TokenBudget(
+    return results_only(
         draw(st.integers(1, 90)),
         trim_trigger=trigger,
         trim_target=min(target, trigger),
@@ -128,7 +133,7 @@ def test_with_the_target_at_the_trigger_it_sends_what_the_crate_sends(
     budget: TokenBudget, pieces: list[tuple[AgentMessage, ...]]
 ) -> None:
     marker = budget.truncation_marker
-    like_the_crate = TokenBudget(
+    like_the_crate = results_only(
         budget.max_tokens,
         trim_trigger=budget.trim_trigger,
         trim_target=budget.trim_trigger,
@@ -173,7 +178,7 @@ def transcript(*sizes: int) -> list[AgentMessage]:
 def test_it_trims_above_the_trigger_and_not_at_it() -> None:
     at, above = transcript(10, 24), transcript(10, 25)
     assert (total(at), total(above)) == (40, 41)
-    budget = TokenBudget(80, trim_trigger=0.5, trim_target=0.5, truncation_marker="")
+    budget = results_only(80, trim_trigger=0.5, trim_target=0.5, truncation_marker="")
     view = MessageLog(at).view()
     assert budget.transform_context(view, CONTEXT) is view
     assert budget.transform_context(at, CONTEXT) is at
@@ -183,7 +188,7 @@ def test_it_trims_above_the_trigger_and_not_at_it() -> None:
 
 def test_it_trims_down_to_the_target_oldest_first() -> None:
     messages = transcript(10, 10, 10, 10)
-    budget = TokenBudget(100, trim_trigger=0.4, trim_target=0.28, truncation_marker="")
+    budget = results_only(100, trim_trigger=0.4, trim_target=0.28, truncation_marker="")
     sent = send(budget, messages)
     assert total(messages) == 46
     assert total(sent) == 28, "two are enough to reach the target"
@@ -194,7 +199,7 @@ def test_it_trims_down_to_the_target_oldest_first() -> None:
 @pytest.mark.parametrize(("max_tokens", "fits"), [(99, 25), (98, 25), (97, 24), (90, 23)])
 def test_a_share_is_rounded_half_up(max_tokens: int, fits: int) -> None:
     # 24.75, 24.5, 24.25 and 22.5: "fits" is the largest total that is left alone.
-    budget = TokenBudget(max_tokens, trim_trigger=0.25)
+    budget = results_only(max_tokens, trim_trigger=0.25)
     at, above = transcript(fits - 6), transcript(fits - 5)
     assert total(at) == fits
     assert budget.transform_context(at, CONTEXT) is at
@@ -204,7 +209,7 @@ def test_a_share_is_rounded_half_up(max_tokens: int, fits: int) -> None:
 def test_the_last_two_messages_are_never_trimmed() -> None:
     big = "x" * 1000
     messages: list[AgentMessage] = [result("0", text=big), result("1", text=big)]
-    budget = TokenBudget(10, truncation_marker="-")
+    budget = results_only(10, truncation_marker="-")
     assert send(budget, messages) == tuple(messages)
     sent = send(budget, [*messages, result("2", text=big)])
     assert sent == (result("0", text="-"), result("1", text=big), result("2", text=big))
@@ -214,7 +219,7 @@ def test_the_last_two_messages_are_never_trimmed() -> None:
 def test_results_in_the_tail_give_way_last_and_only_as_far_as_needed() -> None:
     tail = tuple([result(str(n), text="x" * 9) for n in range(4)])
     log = MessageLog([UserMessage("?")])
-    budget = TokenBudget(100, trim_trigger=0.4, trim_target=0.34, truncation_marker="")
+    budget = results_only(100, trim_trigger=0.4, trim_target=0.34, truncation_marker="")
     sent = send(budget, log.view(tail))
     assert sent == (log[0], result("0", text=""), *tail[1:])
     log.append(result("old", text="x" * 9))
@@ -230,7 +235,7 @@ def test_only_the_content_of_a_result_goes() -> None:
     )
     call = calling(("id", "look"))
     messages: list[AgentMessage] = [call, old, UserMessage("a" * 99), UserMessage("b")]
-    sent = send(TokenBudget(10, truncation_marker="gone"), messages)
+    sent = send(results_only(10, truncation_marker="gone"), messages)
     trimmed = ToolResultMessage("id", "look", (TextContent("gone"),), True, "told", {"d": 1}, 7)
     assert sent == (call, trimmed, *messages[2:])
 
@@ -239,7 +244,7 @@ def test_what_is_a_marker_already_is_left_alone() -> None:
     marked = result("0", text="gone")
     messages: list[AgentMessage] = [marked, result("1", text="x" * 99), *transcript()]
     estimator = CharacterEstimator()
-    budget = TokenBudget(10, truncation_marker="gone")
+    budget = results_only(10, truncation_marker="gone")
     sent = budget.transform_context(messages, before_call(estimator))
     assert sent[0] is marked
     assert sent[1] == result("1", text="gone")
@@ -248,7 +253,7 @@ def test_what_is_a_marker_already_is_left_alone() -> None:
 
 def test_what_was_trimmed_stays_trimmed() -> None:
     log = MessageLog(transcript(10, 10, 10))
-    budget = TokenBudget(100, trim_trigger=0.3, trim_target=0.3, truncation_marker="")
+    budget = results_only(100, trim_trigger=0.3, trim_target=0.3, truncation_marker="")
     noted = send(budget, log.view((UserMessage("x" * 20),)))
     assert [m == result(str(n), text="") for n, m in enumerate(noted[1:4])] == [True] * 3
     # Without the note one trim would do, but the provider knows the transcript by now.
@@ -258,7 +263,7 @@ def test_what_was_trimmed_stays_trimmed() -> None:
 
 def test_the_marker_has_words_for_the_model() -> None:
     log = MessageLog(transcript(100, 100))
-    sent = send(TokenBudget(100), log.view())
+    sent = send(results_only(100), log.view())
     assert isinstance(sent[1], ToolResultMessage)
     assert "left out" in sent[1].plain_text
 
@@ -286,7 +291,7 @@ def broken_prefixes(sent: list[tuple[AgentMessage, ...]]) -> list[int]:
 
 
 def test_one_trim_lasts_until_the_trigger_is_hit_again() -> None:
-    budget = TokenBudget(10_000, trim_trigger=0.7, trim_target=0.5, truncation_marker="")
+    budget = results_only(10_000, trim_trigger=0.7, trim_target=0.5, truncation_marker="")
     sent = requests(budget, 200)
     broken = broken_prefixes(sent)
     assert broken[0] == 70, "the question, then 70 turns of 100 are above 7,000"
@@ -300,7 +305,7 @@ def test_one_trim_lasts_until_the_trigger_is_hit_again() -> None:
 
 
 def test_with_the_target_at_the_trigger_every_turn_breaks_the_prefix() -> None:
-    budget = TokenBudget(10_000, trim_trigger=0.7, trim_target=0.7, truncation_marker="")
+    budget = results_only(10_000, trim_trigger=0.7, trim_target=0.7, truncation_marker="")
     assert len(broken_prefixes(requests(budget, 200))) > 125
 
 
@@ -310,7 +315,7 @@ def test_with_the_target_at_the_trigger_every_turn_breaks_the_prefix() -> None:
 @pytest.mark.parametrize("length", [10, 10_000])
 def test_every_message_is_estimated_once(length: int) -> None:
     estimator = CharacterEstimator()
-    budget, ctx = TokenBudget(10_000_000), before_call(estimator)
+    budget, ctx = results_only(10_000_000), before_call(estimator)
     log = MessageLog([result(str(n)) for n in range(length)])
     view = log.view()
     assert budget.transform_context(view, ctx) is view
@@ -329,7 +334,7 @@ def test_every_message_is_estimated_once(length: int) -> None:
 
 def test_a_trim_estimates_each_marker_once() -> None:
     estimator = CharacterEstimator()
-    budget = TokenBudget(1_000, trim_trigger=0.5, trim_target=0.25, truncation_marker="")
+    budget = results_only(1_000, trim_trigger=0.5, trim_target=0.25, truncation_marker="")
     ctx = before_call(estimator)
     log = MessageLog([result(str(n), text="x" * 9) for n in range(51)])
     sent = budget.transform_context(log.view(), ctx)
@@ -357,23 +362,24 @@ def test_the_settings_unless_told() -> None:
 @pytest.mark.parametrize("max_tokens", [0, -1])
 def test_a_budget_of_nothing_is_refused(max_tokens: int) -> None:
     with pytest.raises(ConfigError, match=f"max_tokens must be at least 1, not {max_tokens}"):
-        TokenBudget(max_tokens)
+        results_only(max_tokens)
 
 
 @pytest.mark.parametrize("trigger", [0, -0.1, 1.01, float("nan"), float("inf")])
 def test_a_trigger_is_a_fraction(trigger: float) -> None:
     with pytest.raises(ConfigError, match="trim_trigger"):
-        TokenBudget(trim_trigger=trigger)
+        results_only(trim_trigger=trigger)
 
 
 @pytest.mark.parametrize("target", [0, -0.1, 0.51, 1, float("nan")])
 def test_a_target_is_no_more_than_the_trigger(target: float) -> None:
     with pytest.raises(ConfigError, match=f"trim_target.*{target}"):
-        TokenBudget(trim_trigger=0.5, trim_target=target)
+        results_only(trim_trigger=0.5, trim_target=target)
 
 
 def test_every_run_gets_its_own_with_the_same_settings() -> None:
-    budget = TokenBudget(50, trim_trigger=0.6, trim_target=0.3, truncation_marker="gone")
+    budget = results_only(50, trim_trigger=0.6, trim_target=0.3, truncation_marker="gone")
+    budget.pinned = lambda message: False
     hooks = Hooks.of([budget])
     assert hooks.names["context_transform"] == ("token_budget",)
     log = MessageLog(transcript(10))
@@ -383,7 +389,12 @@ def test_every_run_gets_its_own_with_the_same_settings() -> None:
     fresh = hooks.for_run().plugins[0]
     assert isinstance(fresh, TokenBudget)
     assert fresh is not budget
-    for name in ("max_tokens", "trim_trigger", "trim_target", "truncation_marker"):
+    for name in (
+        *("max_tokens", "trim_trigger", "trim_target"),
+        "truncation_marker",
+        "drop_turns",
+        "pinned",
+    ):
         assert getattr(fresh, name) == getattr(budget, name)
     assert fresh.transform_context(early, CONTEXT) is early
 
@@ -394,4 +405,4 @@ def test_words_of_the_model_are_never_trimmed() -> None:
         UserMessage("x" * 500),
         *transcript(),
     ]
-    assert send(TokenBudget(10), messages) == tuple(messages)
+    assert send(results_only(10), messages) == tuple(messages)

@@ -41,7 +41,13 @@ CONTEXT = before_call(
 
 
 def chain(max_tokens: int) -> Hooks:
-    budget = TokenBudget(max_tokens, trim_trigger=0.8, trim_target=0.5, truncation_marker=MARKER)
+    budget = TokenBudget(
+        max_tokens,
+        trim_trigger=0.8,
+        trim_target=0.5,
+        truncation_marker=MARKER,
+        drop_turns=False,
+    )
     return Hooks.of([ToolResultBudget(CAP), UniqueToolCallIds(), budget]).for_run()
 
 

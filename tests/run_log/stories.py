@@ -117,7 +117,7 @@ class Model:
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
         self.asked.append(request)
-        number = sum(isinstance(m, AssistantMessage) for m in request.messages) - self.history
+        number = self.number(request)
         if number >= len(self.steps):
             yield Error(EMPTY, StreamErrorKind.FATAL, f"no step {number}")
             return
@@ -129,6 +129,10 @@ class Model:
             if isinstance(event, Done):
                 event = Done(self._named(event.message, number))
             yield event
+
+    def number(self, request: StreamRequest) -> int:
+        """Which answer is due."""
+        return sum(isinstance(m, AssistantMessage) for m in request.messages) - self.history
 
     def _named(self, message: AssistantMessage, number: int) -> AssistantMessage:
         content = [
@@ -474,10 +478,37 @@ def transforms(s: Story) -> None:
     s.deed("read", lambda args, ctx: "x" * 400 + str(args))
     s.settings["plugins"] = [
         ToolResultBudget(100),
-        TokenBudget(600, trim_trigger=0.5),
+        TokenBudget(600, trim_trigger=0.5, drop_turns=False),
         Noting(),
     ]
     s.model(*[[call("read", n=n), call("read", m=n)] for n in range(6)], "Read.")
+
+
+class Numbering(Model):
+    """Knows by the ids of its calls which answer is due, whatever was left out before."""
+
+    def number(self, request: StreamRequest) -> int:
+        answers = [m for m in request.messages if isinstance(m, AssistantMessage)]
+        return 1 + int(answers[-1].tool_calls[0].id[1:].partition("c")[0]) if answers else 0
+
+
+@story
+def turns_are_left_out(s: Story) -> None:
+    s.deed("read", lambda args, ctx: "x" * 200 + str(args))
+    s.settings["plugins"] = [TokenBudget(700)]
+    s.models.append(Numbering(*[call("read", n=n) for n in range(14)], "Read."))
+
+
+@story
+def an_overflow_that_the_budget_recovers(s: Story) -> None:
+    def refused(request: StreamRequest) -> Any:
+        if len(request.messages) > 8:
+            return [Start(EMPTY), Error(EMPTY, StreamErrorKind.CONTEXT_OVERFLOW, "too big")]
+        return call("read")
+
+    s.deed("read", "y" * 300)
+    s.settings["plugins"] = [TokenBudget(100_000)]
+    s.models.append(Numbering(*[refused] * 9, "Read."))
 
 
 # --- talking to it ----------------------------------------------------------------------------

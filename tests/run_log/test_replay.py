@@ -407,12 +407,12 @@ async def test_a_changed_transform_is_named() -> None:
         ) -> Sequence[AgentMessage]:
             return [*messages, SystemMessage("another note", 5)]
 
-    plugins = [ToolResultBudget(100), TokenBudget(600, trim_trigger=0.5), Other()]
+    plugins = [ToolResultBudget(100), TokenBudget(600, trim_trigger=0.5, drop_turns=False), Other()]
     drift = await drift_of("transforms", setting("plugins", plugins))
     assert drift.kind == "context_edited"
     assert drift.path == "edits[0][2][0].content"
     assert drift.second == "another note"
-    plugins = [ToolResultBudget(90), TokenBudget(600, trim_trigger=0.5), Noting()]
+    plugins = [ToolResultBudget(90), TokenBudget(600, trim_trigger=0.5, drop_turns=False), Noting()]
     drift = await drift_of("transforms", setting("plugins", plugins))
     assert drift.kind == "context_edited"
     assert drift.turn > 1

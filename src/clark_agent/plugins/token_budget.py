@@ -1,31 +1,54 @@
-"""TokenBudget: old tool results give way when the transcript grows too large."""
+"""TokenBudget: old tool results and old turns give way when the transcript grows too large."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import floor
 
 from msgspec.structs import replace
 
-from clark_agent.errors import ConfigError
-from clark_agent.plugin import TransformContext
+from clark_agent.errors import ConfigError, ContextOverflowError
+from clark_agent.plugin import RestoreContext, TransformContext
 from clark_agent.tokens import TokenEstimator, estimate_messages
+from clark_agent.tools import AgentTool
 from clark_agent.transcript import MessageLog, MessageView, view_of
-from clark_agent.types import AgentMessage, TextContent, ToolResultMessage
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    SystemMessage,
+    TextContent,
+    ToolResultMessage,
+    UserMessage,
+)
 
 __all__ = ["TokenBudget"]
 
 # What the model is working on right now stays whole.
 _PROTECTED = 2
+_RECOVERIES = 3
+
+_LEFT_OUT = SystemMessage("[earlier turns left out to save room]")
 
 
 class TokenBudget:
-    """Replaces the oldest tool results by a marker while the estimate is over budget.
+    """Keeps requests within a number of tokens: first old tool results go, then old turns.
 
     Above ``trim_trigger`` times ``max_tokens`` it trims down to ``trim_target`` times
     ``max_tokens``. The target is lower than the trigger so that one trim lasts for many turns, in
     which the beginning of the request, and with it the provider's cache of it, stays the same.
     What was trimmed stays trimmed.
+
+    The oldest results become the marker first, never the last two messages. If that is not enough
+    the oldest whole turns go, except the messages before the first answer (the task), the newest
+    message of the user, the newest turn, the newest result of a tool that ``pins_active_plan``, and
+    whatever ``pinned`` says. (The newest turn goes too if nothing else helps and its answer waits
+    for no results.) What cannot be made to fit into ``max_tokens`` is not sent: the run
+    ends with a `ContextOverflowError`. If a provider finds a request too large all the same, the
+    transcript itself is shortened in the same way and the turn is asked again, unless the config
+    has an ``overflow_recovery`` of its own.
+
+    With ``drop_turns=False`` only results give way, in the request alone, and what does not fit is
+    sent as it is.
 
     Every message is estimated once, when it first appears; a turn costs what is new in it.
     """
@@ -39,6 +62,8 @@ class TokenBudget:
         trim_trigger: float = 0.7,
         trim_target: float | None = None,
         truncation_marker: str = "[left out to save room; call the tool again if you need it]",
+        drop_turns: bool = True,
+        pinned: Callable[[AgentMessage], bool] | None = None,
     ) -> None:
         target = trim_trigger * 5 / 7 if trim_target is None else trim_target
         if max_tokens < 1:
@@ -47,17 +72,20 @@ class TokenBudget:
             raise ConfigError(
                 f"0 < trim_target <= trim_trigger <= 1 must hold, not {target} and {trim_trigger}"
             )
+        if pinned is not None and not callable(pinned):
+            raise ConfigError(f"pinned must be a function of a message or None, not {pinned!r}")
         self.max_tokens = max_tokens
         self.trim_trigger = trim_trigger
         self.trim_target = target
         self.truncation_marker = truncation_marker
+        self.drop_turns = drop_turns
+        self.pinned = pinned
+        self.max_attempts = _RECOVERIES if drop_turns else 0
+        """How often it may shorten the transcript in one turn."""
         self._trigger = _share(max_tokens, trim_trigger)
         self._target = _share(max_tokens, target)
-        self._seen: MessageView | None = None
-        self._log: MessageLog | None = None  # None while nothing had to be trimmed
-        self._costs: list[int] = []
-        self._total = 0
-        self._next = 0  # where the next trim goes on
+        self._window = _Window(self)
+        self._sent: int | None = None  # what the newest request cost
 
     def for_run(self) -> TokenBudget:
         """A fresh one that has seen nothing."""
@@ -66,75 +94,276 @@ class TokenBudget:
             trim_trigger=self.trim_trigger,
             trim_target=self.trim_target,
             truncation_marker=self.truncation_marker,
+            drop_turns=self.drop_turns,
+            pinned=self.pinned,
         )
+
+    def restore(self, ctx: RestoreContext) -> None:
+        """Trim again what was trimmed for the requests of another process."""
+        for view in ctx.requests:
+            self._fit(view, ctx.estimator, ctx.tools)
 
     def transform_context(
         self, messages: Sequence[AgentMessage], ctx: TransformContext
     ) -> Sequence[AgentMessage]:
-        """The messages within the budget, as far as tool results can make room."""
+        """The messages within the budget. Raises `ContextOverflowError` if that cannot be."""
         view = view_of(messages)
-        self._follow(view, ctx.estimator)
-        tail = view.tail
-        total = self._total + estimate_messages(ctx.estimator, tail)
-        if total > self._trigger:
-            excess = self._trim(view, ctx.estimator, total - self._target)
-            if excess > 0:
-                tail = self._trimmed_tail(tail, ctx.estimator, excess)
-                return view.with_tail(tail) if self._log is None else self._log.view(tail)
-        return messages if self._log is None else self._log.view(tail)
+        tail = self._fit(view, ctx.estimator, ctx.tools)
+        if self.drop_turns and self._sent is not None and self._sent > self.max_tokens:
+            raise ContextOverflowError(
+                f"the task and the newest turn alone cost about {self._sent:,} tokens, and the "
+                f"TokenBudget allows {self.max_tokens:,}"
+            )
+        if not self._window.is_edited:
+            return messages if tail is None else view.with_tail(tail)
+        return self._window.view(view.tail if tail is None else tail)
 
-    def _follow(self, view: MessageView, estimator: TokenEstimator) -> None:
+    def recover(
+        self, messages: Sequence[AgentMessage], ctx: TransformContext
+    ) -> Sequence[AgentMessage]:
+        """A shorter transcript, for a provider that finds a request too large."""
+        window = _Window(self)
+        window.follow(view_of(messages).with_tail(()), ctx.estimator, ctx.tools)
+        # The estimate has turned out too low, so it is no measure: half of what was sent.
+        sent = window.total if self._sent is None else min(window.total, self._sent)
+        excess = window.total - min(self._target, sent // 2)
+        window.shrink(excess, excess, ())
+        return window.view(()) if window.is_edited else messages
+
+    def _fit(
+        self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
+    ) -> tuple[AgentMessage, ...] | None:
+        """Trim what is over the budget. The tail, if that had to give way too."""
+        window = self._window
+        window.follow(view, estimator, tools)
+        in_tail = estimate_messages(estimator, view.tail)
+        total = window.total + in_tail
+        tail: tuple[AgentMessage, ...] | None = None
+        if total > self._trigger:
+            tail = window.shrink(total - self._target, total - self.max_tokens, view.tail)
+            if tail is not None:
+                in_tail = estimate_messages(estimator, tail)
+        self._sent = window.total + in_tail
+        return tail
+
+
+class _Window:
+    """What is left of a growing transcript. Whoever edits it makes a new log: views never change.
+
+    All places are those in what is left, whose size is that of a request, not of the transcript.
+    """
+
+    def __init__(self, budget: TokenBudget) -> None:
+        self._marker = (TextContent(budget.truncation_marker),)
+        self._drops_turns = budget.drop_turns
+        self._pinned = budget.pinned
+        self._forget(None)
+
+    def _forget(self, seen: MessageView | None) -> None:
+        self._seen = seen
+        self._log: MessageLog | None = None  # None while nothing had to give way
+        self._costs: list[int] = []
+        self._next = 0  # where the next trim goes on
+        self._task: int | None = None  # where the task ends
+        self._has_gap = False
+        self._plans: dict[str, ToolResultMessage] = {}
+        self.total = 0
+        """What is left costs so much, without the tail."""
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether it differs from the transcript."""
+        return self._log is not None
+
+    def view(self, tail: tuple[AgentMessage, ...]) -> MessageView:
+        """What is left of the transcript, if it is edited, and this tail."""
+        assert self._log is not None
+        return self._log.view(tail)
+
+    def follow(
+        self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
+    ) -> None:
         """Take in what is new since the last turn, or all of another transcript."""
         if not view.grew_from(self._seen):
-            self._seen, self._log, self._costs, self._total, self._next = None, None, [], 0, 0
+            self._forget(None)
         new = view[self._seen.stable if self._seen is not None else 0 : view.stable]
-        costs = [estimator.estimate_message(message) for message in new]
-        self._costs += costs
-        self._total += sum(costs)
+        for message in new:
+            if isinstance(message, ToolResultMessage):
+                if _is_plan(message, tools):
+                    self._plans[message.tool_name] = message
+            elif self._task is None and isinstance(message, AssistantMessage):
+                self._task = len(self._costs)
+            self._costs.append(estimator.estimate_message(message))
+        self.total += sum(self._costs[len(self._costs) - len(new) :])
         if self._log is not None:
             self._log.extend(new)
-        self._seen = view
+        self._seen, self._estimator, self._tools = view, estimator, tools
 
-    def _trim(self, view: MessageView, estimator: TokenEstimator, excess: int) -> int:
-        """Trim the stable part, oldest first; return what is still too much."""
-        end = min(view.stable, len(view) - _PROTECTED)
+    def shrink(
+        self, excess: int, surplus: int, tail: tuple[AgentMessage, ...]
+    ) -> tuple[AgentMessage, ...] | None:
+        """Trim results, oldest first, then drop turns. The tail, if it had to give way too.
+
+        ``excess`` is what there is too much, ``surplus`` what cannot be sent at all.
+        """
+        end = min(len(self._costs), len(self._costs) + len(tail) - _PROTECTED)
+        saved = self._trim(end, excess)
+        trimmed: tuple[AgentMessage, ...] | None = None
+        if saved < excess and len(tail) > _PROTECTED:
+            trimmed, more = self._trimmed_tail(tail, excess - saved)
+            saved += more
+        if self._drops_turns:
+            if saved < excess:
+                saved += self._drop(_newest_turn, excess - saved)
+            if saved < surplus:
+                self._drop(_last_words, surplus - saved)
+        return trimmed
+
+    def _items(self) -> list[AgentMessage]:
+        if self._log is not None:
+            return list(self._log)
+        assert self._seen is not None
+        return list(self._seen[: self._seen.stable])
+
+    def _at(self, index: int) -> AgentMessage:
+        if self._log is not None:
+            return self._log[index]
+        assert self._seen is not None
+        return self._seen[index]
+
+    # --- results ------------------------------------------------------------------------------
+
+    def _trim(self, end: int, excess: int) -> int:
+        """Give results the marker for their content, oldest first; how much that saves."""
         items: list[AgentMessage] | None = None
-        while excess > 0 and self._next < end:
+        saved = 0
+        while saved < excess and self._next < end:
             index = self._next
             self._next += 1
-            trimmed = self._trimmed(view[index])
+            trimmed = self._trimmed(self._at(index))
             if trimmed is None:
                 continue
             if items is None:
-                items = list(view[: view.stable] if self._log is None else self._log)
+                items = self._items()
             items[index] = trimmed
-            saved = self._costs[index] - estimator.estimate_message(trimmed)
-            self._total -= saved
-            excess -= saved
+            cost = self._estimator.estimate_message(trimmed)
+            saved += self._costs[index] - cost
+            self._costs[index] = cost
         if items is not None:
             self._log = MessageLog(items)
-        return excess
+        self.total -= saved
+        return saved
 
     def _trimmed_tail(
-        self, tail: tuple[AgentMessage, ...], estimator: TokenEstimator, excess: int
-    ) -> tuple[AgentMessage, ...]:
-        items = list(tail)
+        self, tail: tuple[AgentMessage, ...], excess: int
+    ) -> tuple[tuple[AgentMessage, ...], int]:
+        estimate = self._estimator.estimate_message
+        items, saved = list(tail), 0
         for index in range(len(items) - _PROTECTED):
-            if excess <= 0:
+            if saved >= excess:
                 break
-            trimmed = self._trimmed(items[index])
+            trimmed = None if _is_plan(items[index], self._tools) else self._trimmed(items[index])
             if trimmed is not None:
-                excess -= estimator.estimate_message(items[index])
-                excess += estimator.estimate_message(trimmed)
+                saved += estimate(items[index]) - estimate(trimmed)
                 items[index] = trimmed
-        return tuple(items)
+        return tuple(items), saved
 
     def _trimmed(self, message: AgentMessage) -> ToolResultMessage | None:
         """A tool result with the marker for its content; None for what cannot be trimmed."""
-        marker = (TextContent(self.truncation_marker),)
-        if not isinstance(message, ToolResultMessage) or message.content == marker:
+        if not isinstance(message, ToolResultMessage) or message.content == self._marker:
             return None
-        return replace(message, content=marker)
+        if self._is_pinned(message):
+            return None
+        return replace(message, content=self._marker)
+
+    def _is_pinned(self, message: AgentMessage) -> bool:
+        if isinstance(message, ToolResultMessage) and (
+            self._plans.get(message.tool_name) is message
+        ):
+            return True
+        return self._pinned is not None and self._pinned(message)
+
+    # --- turns --------------------------------------------------------------------------------
+
+    def _drop(self, until: Callable[[Sequence[AgentMessage]], int], excess: int) -> int:
+        """Drop the oldest turns, as many as it takes; how much that saves."""
+        if self._task is None:
+            return 0  # there is nothing but the task
+        items, costs = self._items(), self._costs
+        gap = [] if self._has_gap else [_LEFT_OUT]
+        gap_costs = [self._estimator.estimate_message(message) for message in gap]
+        excess += sum(gap_costs)
+        newest, asked = until(items), _newest_of_user(items)
+        start = place = self._task + self._has_gap
+        kept: list[int] = []
+        saved = 0
+        while saved < excess and place < newest:
+            next_turn = _end_of_turn(items, place)
+            if next_turn > newest:
+                break
+            for index in self._stays(items, range(place, next_turn), asked):
+                kept.append(index)
+                saved -= costs[index]
+            saved += sum(costs[place:next_turn])
+            place = next_turn
+        saved -= sum(gap_costs)
+        if saved <= 0:
+            return 0
+        items[start:place] = [*gap, *[items[index] for index in kept]]
+        costs[start:place] = [*gap_costs, *[costs[index] for index in kept]]
+        self._next = max(start, self._next + len(gap) + len(kept) - (place - start))
+        self._has_gap = True
+        self.total -= saved
+        self._log = MessageLog(items)
+        return saved
+
+    def _stays(self, items: Sequence[AgentMessage], turn: range, asked: int) -> Sequence[int]:
+        """What of a turn is not dropped: all of it, if something in it is pinned."""
+        if any(self._is_pinned(items[index]) for index in turn):
+            return turn
+        return (asked,) if asked in turn else ()
+
+
+def _is_plan(message: AgentMessage, tools: Mapping[str, AgentTool]) -> bool:
+    """Whether a message is a plan that the model works by, unless there is a newer one."""
+    tool = tools.get(message.tool_name) if isinstance(message, ToolResultMessage) else None
+    return tool is not None and tool.history_policy.pins_active_plan
+
+
+def _end_of_turn(items: Sequence[AgentMessage], place: int) -> int:
+    """Where the turn ends that begins here: notes, an answer, and the results of its calls."""
+    while place < len(items) and not isinstance(items[place], AssistantMessage):
+        place += 1
+    place += 1
+    while place < len(items) and isinstance(items[place], ToolResultMessage):
+        place += 1
+    return min(place, len(items))
+
+
+def _newest_turn(items: Sequence[AgentMessage]) -> int:
+    """Where the newest turn begins that has an answer."""
+    place = len(items) - 1
+    while place > 0 and not isinstance(items[place], AssistantMessage):
+        place -= 1
+    while place > 0 and not isinstance(items[place - 1], (AssistantMessage, ToolResultMessage)):
+        place -= 1
+    return place
+
+
+def _last_words(items: Sequence[AgentMessage]) -> int:
+    """Where begins what the newest answer has not seen, unless it waits for results."""
+    for place in range(len(items), 0, -1):
+        answer = items[place - 1]
+        if isinstance(answer, AssistantMessage):
+            return _newest_turn(items) if answer.tool_calls else place
+    return 0
+
+
+def _newest_of_user(items: Sequence[AgentMessage]) -> int:
+    place = len(items) - 1
+    while place >= 0 and not isinstance(items[place], UserMessage):
+        place -= 1
+    return place
 
 
 def _share(tokens: int, fraction: float) -> int:

@@ -505,18 +505,22 @@ def changes(
     end = 0
     while end < stop - start and before[-1 - end] is after[-1 - end]:
         end += 1
-    removed, inserted = len(before) - start - end, after[start : len(after) - end]
-    if not removed and not inserted:
-        return ()
-    if removed != len(inserted):
-        return (Edit(offset + start, removed, tuple(inserted)),)
-    return tuple(
-        [
-            Edit(offset + index, 1, (message,))
-            for index, message in enumerate(inserted, start=start)
-            if message is not before[index]
-        ]
-    )
+    last = len(before) - end
+    places = {id(before[place]): place for place in range(start, last)}
+    edits: list[Edit] = []
+    inserted: list[AgentMessage] = []
+    for message in after[start : len(after) - end]:
+        place = places.get(id(message), -1)
+        if place < start:  # it is new, or comes out of its order
+            inserted.append(message)
+            continue
+        if place > start or inserted:
+            edits.append(Edit(offset + start, place - start, tuple(inserted)))
+            inserted = []
+        start = place + 1
+    if last > start or inserted:
+        edits.append(Edit(offset + start, last - start, tuple(inserted)))
+    return tuple(edits)
 
 
 _DIGEST_SIZE = 12
