@@ -31,7 +31,7 @@ check: $(VENV)/.stamp-test $(VENV)/.stamp-docs ## lint, formatting, types and do
 	@echo "ruff format";   $(PY) -m ruff format --check --quiet .
 	@echo "mypy";          $(PY) -m mypy
 	@echo "basedpyright";  $(PY) -m basedpyright
-	@echo "mkdocs";        $(PY) -m mkdocs build --strict --quiet
+	@echo "mkdocs";        $(PY) -m mkdocs build --strict  # --quiet would drop what --strict counts
 
 format: $(VENV)/.stamp-lint ## format the code and apply safe lint fixes
 	@$(PY) -m ruff check --fix-only --quiet .
