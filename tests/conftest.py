@@ -6,6 +6,8 @@ from pathlib import Path
 
 from hypothesis import settings
 
+pytest_plugins = ["tests.no_skips"]
+
 # The weights of the packaged model are put together once for all tests, and not in anybody's home.
 os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.parent / ".cache"))
 

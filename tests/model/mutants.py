@@ -163,10 +163,14 @@ def survives(file: str, old: str, new: str) -> bool:
             )
         except subprocess.TimeoutExpired:  # it hangs: noticed
             return False
+        # Anything else is a run that did not come to an end, and says nothing about the change.
+        assert done.returncode in (0, 1), done.stdout.decode() + done.stderr.decode()
         return done.returncode == 0
 
 
 def main() -> None:
+    if not survives("__init__.py", "__all__", "__all__"):
+        sys.exit("the tests fail, or take too long, without any change: they can tell nothing")
     survivors = []
     for name, change in MUTANTS.items():
         survived = survives(*change)
