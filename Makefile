@@ -16,7 +16,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo eval-local bench bench-core bench-parts bench-smoke \
+.PHONY: help test check format docs demo eval-local bench bench-core bench-parts bench-smoke bench-pin \
 	bench-transports bench-gateway bench-log soak mutants clean FORCE
 
 help: ## list the targets
@@ -64,8 +64,11 @@ bench-log: $(VENV)/.stamp-core ## what it costs to log a run, and to find one ag
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts
 
-bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run and that work grows linearly
+bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run, and count operations against their pins
 	@$(PY) -m benchmarks.smoke
+
+bench-pin: $(VENV)/.stamp-core ## write the operations of each workload into benchmarks/operations.json
+	@$(PY) -m benchmarks.operations --pin
 
 soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills; SECONDS_GIVEN=60 for fewer
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)

@@ -32,6 +32,7 @@ WHEEL = [
 SDIST = [
     "src/clark_agent/*.py",
     "src/clark_agent/py.typed",
+    "benchmarks/*.json",
     "benchmarks/*.mjs",
     "benchmarks/*.py",
     "docs/*.json",
