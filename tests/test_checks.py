@@ -95,7 +95,12 @@ TOOLS = {
 }
 
 
-def make(target: str, failing: str, folder: Path) -> subprocess.CompletedProcess[str]:
+AIMOCK = ".cache/aimock/.stamp"
+
+
+def make(
+    target: str, failing: str, folder: Path, *, ci: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Make a target, with a Python that only prints what it is asked, and fails at one tool."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
@@ -105,10 +110,14 @@ def make(target: str, failing: str, folder: Path) -> subprocess.CompletedProcess
     )
     python.chmod(0o755)
     stamps = [f"--assume-old={folder}/.stamp-{name}" for name in ("core", "test", "docs")]
-    stamps.append("--assume-old=.cache/aimock/.stamp")
+    if target == AIMOCK:
+        stamps.append("--assume-new=tests/transports/servers/package.json")
+    else:
+        stamps.append(f"--assume-old={AIMOCK}")
     return subprocess.run(
         ["make", *stamps, f"VENV={folder}", f"PY={python}", target],
         cwd=ROOT,
+        env={**os.environ, "CI": ci},
         capture_output=True,
         text=True,
         check=False,
@@ -130,6 +139,11 @@ def test_documentation_is_built_so_that_a_warning_fails(target: str, tmp_path: P
     [command] = re.findall("mkdocs build.*", make(target, "nothing at all", tmp_path).stdout)
     assert "--strict" in command
     assert "-q" not in command  # then the warnings are dropped before they are counted
+
+
+def test_a_mock_provider_that_is_missing_fails_continuous_integration(tmp_path: Path) -> None:
+    assert make(AIMOCK, "aimock", tmp_path, ci="").returncode == 0
+    assert make(AIMOCK, "aimock", tmp_path, ci="true").returncode != 0
 
 
 @pytest.mark.parametrize("failing", ["nothing", "check", "bench-smoke", "test"])
