@@ -8,6 +8,8 @@ from hypothesis import settings
 
 from clark_agent import pace
 
+pytest_plugins = ["tests.no_skips"]
+
 # The weights of the packaged model are put together once for all tests, and not in anybody's home.
 os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.parent / ".cache"))
 

@@ -445,7 +445,7 @@ RACES: list[Callable[[Workspace], object]] = [
 ]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="exchanging two files is a call of Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_link_that_is_swapped_in_is_never_followed(place: Place) -> None:
     outcomes: Counter[str] = Counter()
     (place.root / "written.txt").write_text("old")

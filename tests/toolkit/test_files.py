@@ -399,12 +399,16 @@ def patched(text: str, diff: str) -> str:
 short = st.text("ab\n", max_size=4)
 
 
-@given(st.text("ab\n\n", max_size=150), short, short, st.booleans())
-@example("a\n" * 30 + "b\n" + "a\n" * 30 + "b", "b", "", True)
-@example("ab", "b", "\n", False)
+long = st.text("ab\n\n", max_size=75)
+
+
+@given(long, st.text("abc\n", min_size=1, max_size=4), long, short, st.booleans())
+@example("a\n" * 30, "b", "\n" + "a\n" * 30 + "b", "", True)
+@example("a", "b", "", "\n", False)
 def test_the_difference_makes_the_one_of_the_other(
-    text: str, old: str, new: str, replace_all: bool
+    before: str, old: str, after: str, new: str, replace_all: bool
 ) -> None:
+    text = before + old + after
     try:
         edit = replace_text(text, old, new, replace_all=replace_all)
     except EditRefused:

@@ -155,6 +155,18 @@ def details(*entries: Any) -> ReasoningDetailsContent:
     return ReasoningDetailsContent(entries)
 
 
+BLOCKS: tuple[Any, ...] = (
+    details(sealed("one"), sealed("two")),
+    details(sealed("three", summary=[])),
+    ReasoningContent("Hm"),
+    TextContent("Yes."),
+    TextContent(""),
+    ToolCall("a", "look", {}),
+)
+OUR_TURNS = st.lists(st.sampled_from(BLOCKS), max_size=5).map(lambda blocks: turn(*blocks))
+"""Turns with reasoning that goes back, as `transcripts` has none."""
+
+
 # --- the request ------------------------------------------------------------------------------
 
 
@@ -310,26 +322,31 @@ class TestHistory:
 
     @given(transcripts())
     def test_whatever_the_history_every_call_is_answered(self, history: list[AgentMessage]) -> None:
-        try:
-            items = written(*history) if history else []
-        except ReplayRefused:
-            return
-        waiting: list[str] = []
-        for before, item in zip([{"type": ""}, *items], [*items, {"type": ""}], strict=True):
-            if before["type"] == "reasoning":
-                assert item["type"] in ("reasoning", "message", "function_call")
-                assert item.get("role", "assistant") == "assistant"
-            match item:
-                case {"type": "function_call", "call_id": call_id}:
-                    waiting.append(call_id)
-                case {"type": "function_call_output", "call_id": call_id}:
-                    waiting.remove(call_id)
-                case {"type": "message", "role": "user"}:
-                    assert not waiting
-                case _:
-                    pass
-        assert not waiting
-        assert "id" not in {name for item in items for name in item}
+        check_items(written(*history) if history else [])
+
+    @given(st.lists(OUR_TURNS | st.just(result("a")) | st.just(UserMessage("Hi")), min_size=1))
+    def test_whatever_the_reasoning_something_follows_it(self, history: list[AgentMessage]) -> None:
+        check_items(written(*history))
+
+
+def check_items(items: list[dict[str, Any]]) -> None:
+    """Every call has its result before the user speaks again, and reasoning what it led to."""
+    waiting: list[str] = []
+    for before, item in zip([{"type": ""}, *items], [*items, {"type": ""}], strict=True):
+        if before["type"] == "reasoning":
+            assert item["type"] in ("reasoning", "message", "function_call")
+            assert item.get("role", "assistant") == "assistant"
+        match item:
+            case {"type": "function_call", "call_id": call_id}:
+                waiting.append(call_id)
+            case {"type": "function_call_output", "call_id": call_id}:
+                waiting.remove(call_id)
+            case {"type": "message", "role": "user"}:
+                assert not waiting
+            case _:
+                pass
+    assert not waiting
+    assert "id" not in {name for item in items for name in item}
 
 
 class TestReasoningThatGoesBack:
