@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import signal
@@ -756,6 +757,9 @@ async def test_a_regular_expression_cannot_stop_the_world(tmp_path: Path) -> Non
     desk.workspace.close()
 
 
+WORKER = inspect.getsource(_regex_worker)
+
+
 def searchers() -> list[int]:
     """The processes that search for us."""
     found: list[int] = []
@@ -766,7 +770,7 @@ def searchers() -> list[int]:
         except OSError:
             continue
         is_ours = status.rpartition(")")[2].split()[1] == str(os.getpid())
-        if is_ours and _regex_worker.__file__ in command:
+        if is_ours and WORKER in command:
             found.append(int(process.name))
     return found
 
@@ -786,14 +790,14 @@ async def test_a_searching_process_that_is_killed_is_told(desk: Desk) -> None:
     desk.put("trap.txt", TRAP)
     search = asyncio.ensure_future(desk.use("search_files", pattern=CATASTROPHE, regex=True))
     (process,) = await become(1)
-    os.kill(process, signal.SIGKILL)
+    os.killpg(process, signal.SIGKILL)
     result = await search
     assert "[Not finished: the process that searches was killed" in result.plain_text
 
 
 def test_the_searching_process_does_not_outlive_its_limit() -> None:
     """Also when nobody is left to kill it."""
-    command = [sys.executable, "-I", "-S", "-B", _regex_worker.__file__, "1", "exact", "10"]
+    command = [sys.executable, "-I", "-S", "-c", WORKER, "1", "exact", "10"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -31,6 +31,7 @@ from clark_agent.toolkit._searching import (
     PatternError,
     PlainSearch,
     RegexSearch,
+    RegexWorker,
     Search,
     SearchStopped,
 )
@@ -475,6 +476,7 @@ class SearchFiles(_ReadingTool):
 
     def __init__(self, workspace: Workspace, *, max_seconds: float = 20.0) -> None:
         self._max_seconds = max_seconds
+        self._worker = RegexWorker.for_root(str(workspace.root))
         super().__init__(workspace)
 
     def run(
@@ -500,7 +502,7 @@ class SearchFiles(_ReadingTool):
         start = self.workspace.look(path)
         matches = _Matches(self.workspace, patience, is_one_file=start.kind != "folder")
         try:
-            with _searching(pattern, regex, ignore_case, ctx.signal, self._max_seconds) as search:
+            with self._searching(pattern, regex, ignore_case, ctx.signal) as search:
                 for file in self._files(start, _Filter(glob, start.path)):
                     matches.search(file, search)
                     if matches.is_full or patience.is_over():
@@ -512,6 +514,21 @@ class SearchFiles(_ReadingTool):
         told = matches.result(pattern, regex=regex)
         what = shown(pattern if len(pattern) <= 80 else f"{pattern[:80]}…")
         return told.with_narration(f"Searched {shown(start.path)} for {what}: {matches.summary()}")
+
+    def _searching(
+        self, pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken
+    ) -> AbstractContextManager[Search]:
+        """How to search. What has no special character in it is found without another process."""
+        if not regex or not _SPECIAL.intersection(pattern):
+            return nullcontext(PlainSearch(pattern, ignore_case=ignore_case, limit=_MOST_MATCHES))
+        return RegexSearch(
+            pattern,
+            self._worker,
+            ignore_case=ignore_case,
+            limit=_MOST_MATCHES,
+            seconds=self._max_seconds,
+            token=signal,
+        )
 
     def _files(self, start: Entry, wanted: _Filter) -> Iterator[str]:
         if start.kind != "folder":
@@ -629,17 +646,6 @@ def _check_pattern(pattern: str) -> None:
         raise ToolExecutionError("the pattern is empty: give a text to find")
     if "\n" in pattern:
         raise ToolExecutionError("the pattern has a line break in it: search for one line of it")
-
-
-def _searching(
-    pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken, seconds: float
-) -> AbstractContextManager[Search]:
-    """How to search. What has no special character in it is found without another process."""
-    if regex and _SPECIAL.intersection(pattern):
-        return RegexSearch(
-            pattern, ignore_case=ignore_case, limit=_MOST_MATCHES, seconds=seconds, signal=signal
-        )
-    return nullcontext(PlainSearch(pattern, ignore_case=ignore_case, limit=_MOST_MATCHES))
 
 
 def _excerpt(line: str, place: int) -> str:
