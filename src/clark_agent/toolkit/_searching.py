@@ -64,11 +64,40 @@ class Search(Protocol):
         ...
 
 
+class _Folding(dict[int, str]):
+    """What a character is when case does not count: always one character, so that places stay.
+
+    Some become several when they are folded (``ß``, ``İ``), or depend on their neighbours (``Σ``).
+    """
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        folded = character.casefold()
+        one = folded if len(folded) == 1 else character.lower()[0]
+        if len(self) < _MOST_FOLDED:
+            self[code] = one
+        return one
+
+
+_MOST_FOLDED = 65_536
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _folded(text: str) -> str:
+    return text.lower() if text.isascii() else text.translate(_FOLDING)
+
+
+_FOLDING = _Folding()
+
+
 class PlainSearch:
     """Looks for a text as it is."""
 
     def __init__(self, text: str, *, ignore_case: bool, limit: int) -> None:
-        self._form: Callable[[str], str] = str.lower if ignore_case else str
+        self._form: Callable[[str], str] = _folded if ignore_case else _as_it_is
         self._text = self._form(text)
         self._limit = limit
 
