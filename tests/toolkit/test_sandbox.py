@@ -389,6 +389,20 @@ async def test_the_environment_of_a_command_is_for_the_command_alone(commands: C
     assert sorted(os.listdir(commands.root.parent)) == ["root"]
 
 
+@inside
+def test_what_searches_is_in_the_sandbox_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has no environment: neither secrets, nor anything that makes Python load more."""
+    monkeypatch.setenv("LD_PRELOAD_", SECRET)
+    with RegexWorker.for_root(str(tmp_path)).start("5", "exact", "1") as process:
+        assert isinstance(process.args, list)
+        assert process.args[0] == STATUS.program
+        assert Path(f"/proc/{process.pid}/environ").read_bytes() == b""
+        process.communicate()  # it ends when nothing more comes
+    assert process.returncode == 0
+
+
 def test_an_interpreter_in_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it is the system's, and without one there is no supervisor, nor a search by pattern."""
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
