@@ -954,14 +954,6 @@ class TestFailures:
         assert told.kind is StreamErrorKind.FATAL
         await transport.aclose()
 
-    async def test_a_redirect_does_not_take_the_key_along(self) -> None:
-        async with ByteServer(lambda _: stream(*said())) as elsewhere:
-            moved = Answer(status=307, headers={"location": f"{elsewhere.url}/x"})
-            async with serving([moved]) as (_, transport):
-                [told] = await ask(transport)
-            assert isinstance(told, Error)
-            assert elsewhere.requests == []
-
 
 # --- connections ------------------------------------------------------------------------------
 

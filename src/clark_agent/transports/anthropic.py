@@ -38,7 +38,7 @@ from clark_agent.transports.anthropic_messages import (
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted, secrets_in
 from clark_agent.transports.decoding import JsonEventDecoder
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
@@ -170,17 +170,9 @@ class Anthropic(Transport[bytes]):
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
         client = self._client or await self._clients.get()
-        # The body goes as extra_body, because the SDK would look at every message to see how its
-        # own types want it written. Its warning about old models is for who calls it by hand.
-        async with client.messages.with_streaming_response.create(
-            model="",
-            max_tokens=1,
-            messages=[],
-            stream=True,
-            extra_body=body,
-            extra_headers={**self._auth, **self._beta_header(body)},
-        ) as response:
-            yield response.iter_bytes()
+        headers = {**self._auth, **self._beta_header(body)}
+        async with posted(client, "/v1/messages", body, headers) as pieces:
+            yield pieces
 
     def _beta_header(self, body: Mapping[str, Any]) -> dict[str, str]:
         """Models that think with a budget think between calls only when they are told that they

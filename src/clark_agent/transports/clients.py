@@ -10,14 +10,16 @@ import asyncio
 import importlib
 import os
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, TransportError
+from clark_agent.transports.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
-__all__ = ["LoopLocal", "api_key_from", "is_secret", "load_sdk", "secrets_in"]
+__all__ = ["LoopLocal", "api_key_from", "is_secret", "load_sdk", "posted", "secrets_in"]
 
 T = TypeVar("T")
 
@@ -65,6 +67,46 @@ def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
         shortest = 4 if is_secret(name) else 8
         found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
     return found
+
+
+@asynccontextmanager
+async def posted(
+    client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, Any], **options: Any
+) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """Send the body by a client of the openai or anthropic package; the bytes of the response.
+
+    The packages' own methods would look at every message to see how their types want it written,
+    and follow redirects anywhere.
+    """
+    headers = {**headers, "X-Stainless-Raw-Response": "stream"}  # give us the bytes
+    for _ in range(MOST_REDIRECTS):
+        try:
+            response = await client.post(
+                path,
+                body=body,
+                cast_to=object,
+                options={"headers": headers, "follow_redirects": False, **options},
+                stream=True,
+            )
+        except Exception as error:
+            path = _moved_to(error)
+            continue
+        try:
+            yield response.iter_bytes()
+        finally:
+            await response.close()
+        return
+    raise TransportError(f"the server redirected {MOST_REDIRECTS} times in a row")
+
+
+def _moved_to(error: Exception) -> str:
+    """Where a redirect points. Raises the error again if it is none."""
+    response: Any = getattr(error, "response", None)
+    status = getattr(response, "status_code", 0)
+    location = response.headers.get("location") if status else None
+    if not is_redirect(status, location):
+        raise error
+    return redirect_target(status, location, str(response.request.url))
 
 
 class LoopLocal(Generic[T]):

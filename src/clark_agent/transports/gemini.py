@@ -36,6 +36,7 @@ from clark_agent.transports.failures import failure_from_response, failure_of_sd
 from clark_agent.transports.gemini_contents import ContentsWriter, Part, generation_of
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import sendable, with_extras
+from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import StopReason, Usage
 
@@ -224,7 +225,7 @@ def _http_client(connect: float | None) -> Any:
     """An HTTP client for the SDK that keeps the body of a good response from it, for us to read.
 
     The SDK sees the status and an empty body. A response that tells a failure it gets whole: its
-    exceptions know what is in there. Redirects are not followed, for the key would go with them.
+    exceptions know what is in there.
     """
     httpx = load_sdk("httpx2", "google", "Gemini")
 
@@ -246,7 +247,9 @@ def _http_client(connect: float | None) -> Any:
 
     return httpx.AsyncClient(
         limits=httpx.Limits(max_connections=1000, max_keepalive_connections=100),
-        event_hooks={"request": [limit_connecting], "response": [take]},
+        event_hooks={"request": [limit_connecting], "response": [stay_at_origin(), take]},
+        follow_redirects=True,
+        max_redirects=MOST_REDIRECTS,
     )
 
 

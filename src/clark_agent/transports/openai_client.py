@@ -11,12 +11,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from clark_agent.transports.base import checked
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted, secrets_in
 from clark_agent.transports.dialects import ChatDialect, dialect_for
 from clark_agent.transports.settings import Timeouts
 
@@ -54,10 +55,9 @@ class OpenAIClients:
         keys = [key, own, urlsplit(self.url).password]
         self.secrets = [*[k for k in keys if isinstance(k, str)], *secrets_in(headers)]
         is_authorized = key or client or any(name.lower() == "authorization" for name in given)
-        self.request_headers: dict[str, Any] = (
+        self._request_headers: dict[str, Any] = (
             {} if is_authorized else {"Authorization": sdk.Omit()}
         )
-        """What has to go with each request, as ``extra_headers``."""
         # Asking again is our business, and takes our time limits.
         self._client = None if client is None else client.with_options(max_retries=0)
         if dialect_for(self.url).name != "OpenAI":
@@ -87,6 +87,17 @@ class OpenAIClients:
     async def get(self) -> Any:
         """The client of the running event loop, or the host's own."""
         return self._client or await self._kept.get()
+
+    @asynccontextmanager
+    async def posted(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Send the body; the bytes of the response."""
+        client = await self.get()
+        # The package has a second key, for the account: it stays at home.
+        only = {"security": {"bearer_auth": True}}
+        async with posted(client, path, body, self._request_headers, **only) as pieces:
+            yield pieces
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop; the host's own client stays open."""

@@ -155,17 +155,8 @@ class OpenAIResponses(Transport[bytes]):
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
-        client = await self._clients.get()
-        # The body goes as extra_body, because the SDK would look at every item to see how its own
-        # types want it written.
-        async with client.responses.with_streaming_response.create(
-            model=self.model,
-            input=[],
-            stream=True,
-            extra_body=body,
-            extra_headers=self._clients.request_headers,
-        ) as response:
-            yield response.iter_bytes()
+        async with self._clients.posted("/responses", body) as pieces:
+            yield pieces
 
     def _decoder(self, answer: Answer) -> _ResponsesDecoder:
         return _ResponsesDecoder(answer, self.model)

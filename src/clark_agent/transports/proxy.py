@@ -39,6 +39,7 @@ from clark_agent.transports.clients import LoopLocal, load_sdk, secrets_in
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.transports.sse import SseDecoder
 from clark_agent.transports.stream_wire import decode_event, encode_call
@@ -99,6 +100,9 @@ class ProxyStream:
             return sdk.AsyncClient(
                 timeout=sdk.Timeout(None, connect=connect),
                 limits=sdk.Limits(max_keepalive_connections=100, keepalive_expiry=_KEEP_SECONDS),
+                event_hooks={"response": [stay_at_origin("url")]},
+                follow_redirects=True,
+                max_redirects=MOST_REDIRECTS,
             )
 
         self._clients: LoopLocal[Any] = LoopLocal(make, lambda client: client.aclose())
