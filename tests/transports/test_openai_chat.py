@@ -1197,8 +1197,8 @@ class TestBodies:
         assert last.message == "the server answered 502: 502 Bad gateway"
 
     async def test_an_event_that_cannot_be_read(self) -> None:
-        last = await failure(chunk(content="Hel"), b"data: {oops}\n\n", *said())
-        assert (last.kind, last.partial.plain_text) == (StreamErrorKind.TRANSIENT, "Hel")
+        last = await failure(chunk(content="Hel"), b"data: {oops}\n\n", *said("lo"))
+        assert (last.kind, last.partial.plain_text) == (StreamErrorKind.TRANSIENT, "Hello")
         assert "{oops}" in last.message
 
     async def test_a_compressed_stream(self) -> None:

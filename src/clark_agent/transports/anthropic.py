@@ -39,7 +39,7 @@ from clark_agent.transports.anthropic_messages import (
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted, secrets_in
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import with_extras
@@ -240,7 +240,7 @@ class _Start(Struct):
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
-    data: Any = None
+    data: str | None = None
     id: str | None = None
     name: str | None = None
     input: Any = None
@@ -417,7 +417,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         self._stop_all()
         self._answer.finish = _STOP.get(reason, StopReason.OTHER)
         if reason == "refusal":
-            told = details if isinstance(details, dict) else {}
+            told = fields_of(details)
             why = told.get("explanation") or told.get("category")
             text = "the model declined to answer"
             self._answer.withheld = f"{text}: {why}" if why else text

@@ -293,7 +293,11 @@ class _Attempt(Generic[T]):
     async def _finish(self) -> None:
         self._is_over = True
         self._answer.close()
-        outcome = self._answer.message() if self._decoder.is_complete else _UNFINISHED
+        outcome = (
+            self._answer.message()
+            if self._decoder.is_complete
+            else self._answer.unreadable or _UNFINISHED
+        )
         if isinstance(outcome, Failure):
             self._fail(outcome)
         else:

@@ -469,7 +469,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
 
     def _part(self, part: Part) -> None:
         text, call = part.get("text"), part.get("functionCall")
-        signature = part.get("thoughtSignature")
+        sealed = part.get("thoughtSignature")
+        signature = sealed if isinstance(sealed, str) else None
         if isinstance(call, dict):
             self._call(call, signature)
         elif not isinstance(text, str):
@@ -484,7 +485,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             if signature:
                 self._seal(signature, part="text", id=None, chars=len(text))
 
-    def _call(self, call: dict[str, Any], signature: Any) -> None:
+    def _call(self, call: dict[str, Any], signature: str | None) -> None:
         if call.get("willContinue") or call.get("partialArgs"):
             text = "the arguments of a call came in pieces, which nobody should have asked for"
             raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
@@ -500,7 +501,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         if signature:
             self._seal(signature, part="call", id=call_id)
 
-    def _seal(self, signature: Any, **fields: Any) -> None:
+    def _seal(self, signature: str, **fields: Any) -> None:
         self._keep(type="reasoning.encrypted", data=signature, **fields)
 
     def _keep(self, **fields: Any) -> None:

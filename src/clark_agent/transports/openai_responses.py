@@ -25,7 +25,7 @@ from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_ite
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
@@ -649,8 +649,7 @@ def _json_text(arguments: Any) -> str:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    details: Any = usage.get("input_tokens_details")
-    details = details if isinstance(details, dict) else {}
+    details = fields_of(usage.get("input_tokens_details"))
     cached = _count(details.get("cached_tokens"))
     written = _count(details.get("cache_write_tokens"))
     tokens = max(0, _count(usage.get("input_tokens")) - cached - written)

@@ -175,22 +175,20 @@ def encode_event(event: StreamEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> StreamEvent:
-    """The event that the JSON holds. Raises `DecodeError`."""
+    """The event that the JSON holds. Raises `DecodeError`.
+
+    msgspec reads neither escapes of halves of characters nor bytes that are no UTF-8; the latter
+    are replaced.
+    """
     try:
         return from_record(decode_json(data, EventRecord))
-    except DecodeError:
-        if b"\\ud" not in data:
-            raise
-        return from_record(_with_halves(data))
-
-
-def _with_halves(data: bytes) -> EventRecord:
-    """What msgspec does not read: escapes of halves of characters."""
-    try:
-        record: EventRecord = msgspec.convert(json.loads(data), EventRecord)
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(str(error)) from error
-    return record
+    except DecodeError as error:
+        try:
+            plain = json.loads(data.decode(errors="replace"))
+            record: EventRecord = msgspec.convert(plain, EventRecord)
+        except (ValueError, RecursionError):
+            raise error from None
+        return from_record(record)
 
 
 # --- requests ---------------------------------------------------------------------------------
