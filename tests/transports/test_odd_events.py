@@ -18,6 +18,7 @@ from clark_agent.transports import Transport
 from clark_agent.transports.answer import Answer as Heard
 from clark_agent.transports.answer import Failure, ProviderFailure
 from clark_agent.transports.kit import check_events_of
+from clark_agent.transports.stream_wire import decode_event, encode_event
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import ByteServer
 from tests.transports.wires_chat import ask, stream
@@ -237,7 +238,9 @@ def check(wire: str, events: list[bytes], spoilt: int, data: bytes) -> None:
     if isinstance(outcome, tuple):
         assert outcome[0].kind is not StreamErrorKind.FATAL, outcome[0]
         if not message.content:
-            assert outcome[0].kind is StreamErrorKind.TRANSIENT, "nothing came, and it is asked again"
+            assert outcome[0].kind is StreamErrorKind.TRANSIENT, (
+                "nothing came, and it is asked again"
+            )
             return
     first = {word: [word.encode() in e for e in events].index(True) for word in WORDS}
     places = [message.plain_text.find(word) for word in WORDS if first[word] != spoilt]
@@ -414,3 +417,10 @@ async def test_an_event_that_is_no_json_is_told_at_the_end(wire: str) -> None:
     assert last.kind is StreamErrorKind.TRANSIENT
     assert "cannot be read" in last.message
     assert last.partial.plain_text == "alpha beta gamma "
+
+
+def test_a_bad_byte_in_an_event_of_a_gateway_is_replaced() -> None:
+    event = Done(AssistantMessage.from_text("alpha"))
+    assert decode_event(encode_event(event).replace(b"alp", b"al\xff")) == Done(
+        AssistantMessage.from_text("al\ufffdha")
+    )

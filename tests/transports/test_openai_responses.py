@@ -255,6 +255,19 @@ def test_the_hosts_own_fields_win() -> None:
     assert {name: body[name] for name in extras} == extras
 
 
+def test_the_hosts_own_fields_take_nothing_away() -> None:
+    extras = {
+        "include": ["web_search_call.action.sources"],
+        "reasoning": {"summary": "detailed"},
+        "tools": [{"type": "web_search"}],
+    }
+    body = sent(asking(provider_extras=extras, tools=(LOOK,)), "gpt-5.1")
+    assert body["include"] == ["reasoning.encrypted_content", "web_search_call.action.sources"]
+    assert body["reasoning"].keys() == {"effort", "summary"}
+    assert body["reasoning"]["summary"] == "detailed"
+    assert [tool["type"] for tool in body["tools"]] == ["function", "web_search"]
+
+
 async def test_what_is_encoded_is_what_the_server_gets() -> None:
     request = asking(provider_extras={"stream_options": {"include_obfuscation": False}})
     async with serving([stream(text_delta("Hi"), completed())]) as (server, responses):

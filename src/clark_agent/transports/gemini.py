@@ -58,7 +58,7 @@ class Gemini(Transport[bytes]):
     ``headers`` go with every request. ``client`` is a ``google.genai.Client`` of your own, for
     Vertex AI for example, in place of all that; it stays yours to close. What a request has as its
     ``provider_extras`` are fields of the SDK's ``GenerateContentConfig`` or of the REST API's
-    request: tools are added to the request's own, everything else replaces what is there.
+    request.
     """
 
     def __init__(
@@ -136,11 +136,13 @@ class Gemini(Transport[bytes]):
             generation["temperature"] = request.temperature
         if (thinking := _thinking(self.model, request.reasoning)) is not None:
             generation["thinkingConfig"] = thinking
-        if generation:
-            body["generationConfig"] = generation
         extras: Any = request.provider_extras
         if isinstance(extras, Mapping):
-            return with_extras(_configured(body, extras), None)
+            extras = _as_in_rest(extras)
+            if _says_how_long(extras.get("generationConfig")):
+                generation.pop("thinkingConfig", None)
+        if generation:
+            body["generationConfig"] = generation
         return with_extras(body, extras)
 
     @asynccontextmanager
@@ -349,21 +351,38 @@ def _declaration(tool: ToolSchema) -> dict[str, Any]:
     }
 
 
-def _configured(body: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with the host's own fields, each where the REST API has it."""
-    written = dict(body)
-    generation = dict(body.get("generationConfig", {}))
+def _as_in_rest(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The host's own fields, each where the REST API has it and by the name that it has there."""
+    written: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in extras.items():
         match _camel(name), value:
             case "generationConfig", Mapping():
-                generation |= {_camel(inner): part for inner, part in value.items()}
-            case "tools", list() | tuple():
-                written["tools"] = [*written.get("tools", ()), *value]
+                settings |= {_camel(inner): part for inner, part in value.items()}
+            case "toolConfig", Mapping():
+                written["toolConfig"] = _camel_fields(value)
             case field, _ if field in _REQUEST_FIELDS:
                 written[field] = value
             case field, _:
-                generation[field] = value
-    return {**written, "generationConfig": generation} if generation else written
+                settings[field] = value
+    thinking = settings.get("thinkingConfig")
+    if isinstance(thinking, Mapping):
+        settings["thinkingConfig"] = _camel_fields(thinking)
+    return {**written, "generationConfig": settings} if settings else written
+
+
+def _says_how_long(settings: Any) -> bool:
+    """Whether to think, and how long: a model refuses two words about it."""
+    thinking = settings.get("thinkingConfig") if isinstance(settings, dict) else None
+    return isinstance(thinking, dict) and not thinking.keys().isdisjoint(
+        ("thinkingLevel", "thinkingBudget")
+    )
+
+
+def _camel_fields(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {_camel(name): _camel_fields(part) for name, part in value.items()}
 
 
 def _camel(name: str) -> str:
