@@ -38,11 +38,12 @@ from clark_agent.transports.anthropic_messages import (
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
 from clark_agent.transports.decoding import JsonEventDecoder, fields_of
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import StopReason, Usage
 
@@ -90,14 +91,14 @@ class Anthropic(Transport[bytes]):
         clock: Clock | None = None,
     ) -> None:
         sdk = load_sdk("anthropic", "anthropic", "Anthropic")
-        url = _address(base_url) if client is None else str(client.base_url)
+        address = _address(base_url, client)
+        url = address.url
         key = _key(url, api_key, base_url) if client is None else None
-        given: dict[str, Any] = dict(headers or {})
-        known = [getattr(client, name, None) or "" for name in ("api_key", "auth_token")]
+        given: dict[str, Any] = {**address.headers, **(headers or {})}
         super().__init__(
             model,
             provider="Anthropic" if _is_anthropic(url) else "Messages server",
-            secrets=[key or "", *secrets_in(headers), *known],
+            secrets=[key or "", *address.secrets, *secrets_in(headers), *secrets_of(client)],
             retry=retry,
             timeouts=timeouts,
             thinking_tags=thinking_tags,
@@ -107,7 +108,8 @@ class Anthropic(Transport[bytes]):
         self.cache = cache
         self._takes = model_named(model)
         self._refused: set[int] = set()
-        self._auth: dict[str, Any] = {} if key or client else {"Authorization": sdk.Omit()}
+        is_authorized = key or client or any(name.lower() == "authorization" for name in given)
+        self._auth: dict[str, Any] = {} if is_authorized else {"Authorization": sdk.Omit()}
         sent = given if client is None else client.default_headers
         self._betas = [sent[name] for name in sent if name.lower() == "anthropic-beta"]
         self._client = client
@@ -199,9 +201,11 @@ def _is_anthropic(url: str) -> bool:
     return f".{urlsplit(url).hostname or ''}".endswith(".anthropic.com")
 
 
-def _address(given: str | None) -> str:
+def _address(given: str | None, client: Any) -> Address:
+    if client is not None:
+        return Address.of(str(client.base_url), has_query=True)
     url = given or os.environ.get("ANTHROPIC_BASE_URL") or _ANTHROPIC_URL
-    return url.rstrip("/").removesuffix("/v1")  # the SDK adds it
+    return Address.of(url.rstrip("/").removesuffix("/v1"))  # the SDK adds it
 
 
 def _key(url: str, given: str | None, base_url: str | None) -> str | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -19,7 +18,7 @@ from weakref import WeakKeyDictionary
 from clark_agent.errors import ConfigError, TransportError
 from clark_agent.transports.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
-__all__ = ["LoopLocal", "api_key_from", "is_secret", "load_sdk", "posted", "secrets_in"]
+__all__ = ["LoopLocal", "api_key_from", "load_sdk", "posted"]
 
 T = TypeVar("T")
 
@@ -43,30 +42,6 @@ def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) 
             return value.strip()
     names = " or ".join(variables)
     raise ConfigError(f"{needed_by} needs a key: set {names}, or pass api_key")
-
-
-_SECRET = re.compile(
-    r"authorization|cookie|header|passw|passphrase|secret|credential|bearer|"
-    r"keys?$|token$|(^|[^a-z])auth$",
-    re.IGNORECASE,
-)
-
-
-def is_secret(name: str) -> bool:
-    """Whether a header or a field of that name holds what nobody should see."""
-    return _SECRET.search(name) is not None
-
-
-def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
-    """What of the headers must not be told: the values, and of ``Bearer …`` also the last word.
-
-    What is too short for a key is none, and would turn up in every other text.
-    """
-    found: list[str] = []
-    for name, value in (headers or {}).items():
-        shortest = 4 if is_secret(name) else 8
-        found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
-    return found
 
 
 @asynccontextmanager

@@ -54,9 +54,9 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
 )
-from clark_agent.transports.base import redacted
 from clark_agent.transports.clients import load_sdk
 from clark_agent.transports.gateway_docs import ErrorDetail, ErrorReply, Health, Models, describe
+from clark_agent.transports.redaction import Redactor
 from clark_agent.transports.stream_wire import StreamCall, decode_call, encode_event
 from clark_agent.types import StopReason
 
@@ -251,7 +251,8 @@ class Gateway:
         self.is_draining = False
         self._callers = callers
         self._streams: set[_Stream] = set()
-        self._secrets = [*callers.secrets.values(), *_secrets_of(*models.values())]
+        secrets = [*callers.secrets.values(), *_secrets_of(*models.values())]
+        self._redactor = Redactor(secrets)
         description = describe(is_open=callers.is_open, has_several=len(models) > 1)
         self._description = msgspec.json.encode(description)
 
@@ -366,7 +367,7 @@ class Gateway:
         """Log what should not have happened; what the client may know of it."""
         incident = random_id()[:8]
         trace = "".join(traceback.format_exception(error))
-        logger.error("incident %s\n%s", incident, redacted(trace, self._secrets))
+        logger.error("incident %s\n%s", incident, self._redactor.text(trace))
         return f"the gateway failed; its log has more under incident {incident}"
 
     # --- the other endpoints --------------------------------------------------------------------
@@ -409,7 +410,8 @@ def _secrets_of(*streams: Any) -> list[str]:
     """The keys of these transports, and of those inside them, as far as they can be found."""
     secrets: list[str] = []
     for stream in streams:
-        secrets += getattr(stream, "_secrets", ())
+        redactor: Any = getattr(stream, "_redactor", None)
+        secrets += redactor.secrets if isinstance(redactor, Redactor) else ()
         inner = [getattr(stream, "inner", None), *getattr(stream, "transports", ())]
         secrets += _secrets_of(*[part for part in inner if callable(part)])
     return secrets

@@ -30,12 +30,13 @@ from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
 from clark_agent.transports.decoding import JsonEventDecoder
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import ContentsWriter, Part, generation_of
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import sendable, with_extras
+from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import StopReason, Usage
@@ -76,27 +77,29 @@ class Gemini(Transport[bytes]):
         clock: Clock | None = None,
     ) -> None:
         sdk = load_sdk("google.genai", "google", "Gemini")
+        address = Address.of(base_url or _GOOGLE_URL)
         key = None if client is not None else _key_for(api_key, base_url)
-        from_environment = [os.environ.get(name, "").strip() for name in _KEY_VARIABLES]
+        known = [os.environ.get(name, "").strip() for name in _KEY_VARIABLES]
+        known += secrets_of(getattr(client, "_api_client", None))
         super().__init__(
             model,
             provider="Gemini",
-            secrets=[key or "", *secrets_in(headers), *from_environment],
+            secrets=[key or "", *address.secrets, *secrets_in(headers), *known],
             retry=retry,
             timeouts=timeouts,
             thinking_tags=thinking_tags,
             clock=clock,
         )
-        self.base_url = base_url or _GOOGLE_URL
+        self.base_url = address.url
         self._api_error: type[Any] = sdk.errors.APIError
         self._client = client
 
         def make() -> _OwnClient:
             http = _http_client(self.timeouts.connect)
             options = sdk.types.HttpOptions(
-                base_url=base_url,
+                base_url=address.url if base_url else None,
                 api_version=api_version,
-                headers=dict(headers or {}),
+                headers={**address.headers, **(headers or {})},
                 httpx_async_client=http,
             )
             # Without a key the SDK would look for one in the environment.

@@ -14,11 +14,11 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from clark_agent.transports.base import checked
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
 from clark_agent.transports.dialects import ChatDialect, dialect_for
+from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.settings import Timeouts
 
 __all__ = ["OpenAIClients"]
@@ -45,15 +45,16 @@ class OpenAIClients:
     ) -> None:
         sdk = load_sdk("openai", "openai", needed_by)
         if client is not None:
-            self.url = str(client.base_url)
+            address = Address.of(str(client.base_url), has_query=True)
         else:
-            self.url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
+            address = Address.of(base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL)
+        self.url = address.url
         self.dialect = dialect or dialect_for(self.url)
         key = api_key if client is not None else self._key(api_key, base_url)
         given: dict[str, Any] = {name: value.strip() for name, value in (headers or {}).items()}
-        own = getattr(client, "api_key", None)
-        keys = [key, own, urlsplit(self.url).password]
-        self.secrets = [*[k for k in keys if isinstance(k, str)], *secrets_in(headers)]
+        given = {**address.headers, **given}
+        self.secrets = [*address.secrets, *secrets_in(headers), *secrets_of(client)]
+        self.secrets += [key] if key else []
         is_authorized = key or client or any(name.lower() == "authorization" for name in given)
         self._request_headers: dict[str, Any] = (
             {} if is_authorized else {"Authorization": sdk.Omit()}
@@ -79,7 +80,7 @@ class OpenAIClients:
         given = given and given.strip()
         variables = self.dialect.key_variables
         if variables and (given or dialect_for(self.url).key_variables == variables):
-            return api_key_from(given, variables, f"{self.dialect.name} ({_shown(self.url)})")
+            return api_key_from(given, variables, f"{self.dialect.name} ({self.url})")
         if base_url is None and given is None:
             return os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
         return given
@@ -102,11 +103,6 @@ class OpenAIClients:
     async def aclose(self) -> None:
         """Close the connections of the running event loop; the host's own client stays open."""
         await self._kept.aclose()
-
-
-def _shown(url: str) -> str:
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", "@") if password else url
 
 
 def _openai_headers() -> list[str]:

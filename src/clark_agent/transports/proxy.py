@@ -34,11 +34,12 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.transports.answer import Failure, ProviderFailure
-from clark_agent.transports.base import pause, redacted
-from clark_agent.transports.clients import LoopLocal, load_sdk, secrets_in
+from clark_agent.transports.base import pause
+from clark_agent.transports.clients import LoopLocal, load_sdk
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.redaction import Redactor, secrets_in, without_credentials
 from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.transports.sse import SseDecoder
@@ -85,7 +86,7 @@ class ProxyStream:
             raise ConfigError("a token is a text of visible ASCII letters")
         if not all(_is_sendable(value) for value in (headers or {}).values()):
             raise ConfigError("a header of ProxyStream holds what HTTP does not allow")
-        self._secrets = (*([token] if token else ()), *secrets_in(headers))
+        self._redactor = Redactor([token or "", *secrets_in(headers)])
         self._headers = {
             **(headers or {}),
             "Content-Type": "application/json",
@@ -117,7 +118,8 @@ class ProxyStream:
         try:
             body = self.encode(request)
         except TransportError as error:
-            yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            failed = Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            yield self._redactor.event(failed)
             return
         began = self.clock.now_ms()
         for number in count(1):
@@ -179,15 +181,8 @@ class ProxyStream:
         if isinstance(error, StreamTimeout):
             return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
         if isinstance(error, ProviderFailure):
-            failure = error.failure
-        else:
-            failure = failure_of_sdk(error, self.url)
-        return replace(failure, message=redacted(failure.message, self._secrets))
-
-    def _safe(self, event: Error) -> Error:
-        """The error without our token, which a gateway of somebody else may have quoted."""
-        text = redacted(event.message, self._secrets)
-        return event if text == event.message else replace(event, message=text)
+            return error.failure
+        return failure_of_sdk(error, self.url)
 
     def _delay(self, attempt: _Attempt, number: int, began: int) -> float | None:
         """How long to wait before the next attempt; None: there is none."""
@@ -284,18 +279,26 @@ class _Attempt:
         self._has_begun = True
         if isinstance(event, Chunk):
             self._assembler.feed(event.chunk)
-        return self._proxy._safe(event) if isinstance(event, Error) else event
+            return event
+        # A gateway of somebody else may quote our token, in any place.
+        safe = self._proxy._redactor.event(event)
+        if isinstance(event, Error) and isinstance(safe, Error):
+            said = self._assembler.message().content
+            if event.partial.content == said:  # which were the model's words
+                return replace(safe, partial=replace(safe.partial, content=said))
+        return safe
 
     def _fail(self, failure: Failure) -> None:
         self._is_over = True
-        self.failure = failure
+        self.failure = self._proxy._redactor.failure(failure)
 
 
 def _checked_url(url: str) -> str:
     given: Any = url
     parts = urlsplit(given) if isinstance(given, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"ProxyStream needs the address of a gateway, not {url!r}")
+        shown = without_credentials(repr(url))
+        raise ConfigError(f"ProxyStream needs the address of a gateway, not {shown}")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             "the address of a gateway has no user, no query and no fragment: a token is passed "

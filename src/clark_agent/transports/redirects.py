@@ -18,6 +18,7 @@ __all__ = ["MOST_REDIRECTS", "is_redirect", "redirect_target", "stay_at_origin"]
 
 MOST_REDIRECTS = 5
 _KEEP_THE_REQUEST = (307, 308)
+_LONGEST_SHOWN = 200
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -68,5 +69,5 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
 
 def _shown(parts: SplitResult, *, with_path: bool = True) -> str:
     """The address without what may be a secret: the user, the query and the fragment."""
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path if with_path else ''}"[:300]
+    path = parts.path if with_path and len(parts.path) < _LONGEST_SHOWN else ""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"
