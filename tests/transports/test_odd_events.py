@@ -208,7 +208,8 @@ def written(event: Any) -> bytes:
 
 @cache
 def transport_of(wire: str) -> Transport[bytes]:
-    return TRANSPORTS[wire][0].transport("http://127.0.0.1:9")
+    made: Transport[bytes] = TRANSPORTS[wire][0].transport("http://127.0.0.1:9")
+    return made
 
 
 def heard(wire: str, data: bytes) -> AssistantMessage | tuple[Failure, AssistantMessage]:

@@ -78,7 +78,7 @@ def _moved_to(error: Exception) -> str:
     """Where a redirect points. Raises the error again if it is none."""
     response: Any = getattr(error, "response", None)
     status = getattr(response, "status_code", 0)
-    location = response.headers.get("location") if status else None
+    location: Any = response.headers.get("location") if status else None
     if not is_redirect(status, location):
         raise error
     return redirect_target(status, location, str(response.request.url))
