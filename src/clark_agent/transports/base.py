@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
-from clark_agent.errors import ConfigError, StreamTimeout, TransportError
+from clark_agent.errors import AccessRefused, ConfigError, StreamTimeout, TransportError
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -41,7 +41,7 @@ from clark_agent.transports.redaction import Redactor
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import AssistantMessage, StopReason
 
-__all__ = ["Decoder", "Transport", "pause"]
+__all__ = ["REFUSES_ACCESS", "Decoder", "Transport", "pause"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ _HINTS = {
     403: "the key does not allow it",
     404: "check the model's name and the address",
 }
+REFUSES_ACCESS = (401, 403)
 _MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
 
@@ -218,7 +219,11 @@ class Transport(ABC, Generic[T]):
             where = f"{self.provider}, model {self.model!r}"
             # Without the secrets first: a text that was cut off may end in half of one.
             told = self._redactor.text(failure.message)
-            return replace(failure, message=f"{told} ({where}: {_HINTS[failure.status]})")
+            text = f"{told} ({where}: {_HINTS[failure.status]})"
+            cause = failure.cause
+            if failure.status in REFUSES_ACCESS:
+                cause = AccessRefused("provider", failure.status, text)
+            return replace(failure, message=text, cause=cause)
         return failure
 
 

@@ -4,8 +4,10 @@
 
 The gateway sends the very events of its own transport, so they are handed on as they come: the last
 message is the gateway's, not put together again here. What its provider failed with was retried
-there, and is told here as it is. Asked again is only what did not reach the gateway, or was turned
-away at its door (429, 503), as long as nothing has come.
+there, and is told here as it is. Only a key that the provider refused is told in words of our own,
+so that nobody takes it for the token that the gateway refuses: see
+`clark_agent.errors.AccessRefused`. Asked again is only what did not reach the gateway, or was
+turned away at its door (429, 503), as long as nothing has come.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from msgspec.structs import asdict, replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
-from clark_agent.errors import ConfigError, DecodeError, StreamTimeout, TransportError
+from clark_agent.errors import (
+    AccessRefused,
+    ConfigError,
+    DecodeError,
+    StreamTimeout,
+    TransportError,
+)
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -34,7 +42,7 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.transports.answer import Failure, ProviderFailure
-from clark_agent.transports.base import pause
+from clark_agent.transports.base import REFUSES_ACCESS, pause
 from clark_agent.transports.clients import LoopLocal, load_sdk
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
@@ -167,12 +175,22 @@ class ProxyStream:
         url = f"{self.url}/v1/stream"
         async with client.stream("POST", url, content=body, headers=self._headers) as response:
             if response.status_code != 200:
-                raise ProviderFailure(await _refusal(response))
+                raise ProviderFailure(self._refused(await _refusal(response)))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 text = f"what is at {self.url} is no gateway: it answers with {kind or 'nothing'}"
                 raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
             yield response.aiter_bytes()
+
+    def _refused(self, failure: Failure) -> Failure:
+        """The gateway's own refusal, which is not one of the provider behind it."""
+        if failure.status not in REFUSES_ACCESS:
+            return failure
+        hint = "check the token" if failure.status == 401 else "it does not answer this caller"
+        told = self._redactor.text(failure.message).replace("the server", "the gateway", 1)
+        text = f"{told} ({self.url}: {hint})"
+        cause = AccessRefused("gateway", failure.status, text)
+        return replace(failure, message=text, cause=cause)
 
     def _explain(self, error: Exception) -> Failure:
         """What ended an attempt."""
@@ -281,7 +299,7 @@ class _Attempt:
             self._assembler.feed(event.chunk)
             return event
         # A gateway of somebody else may quote our token, in any place.
-        safe = self._proxy._redactor.event(event)
+        safe = self._proxy._redactor.event(_by_provider(event))
         if isinstance(event, Error) and isinstance(safe, Error):
             said = self._assembler.message().content
             if event.partial.content == said:  # which were the model's words
@@ -291,6 +309,17 @@ class _Attempt:
     def _fail(self, failure: Failure) -> None:
         self._is_over = True
         self.failure = self._proxy._redactor.failure(failure)
+
+
+def _by_provider(event: StreamEvent) -> StreamEvent:
+    """The event, which says so if the provider refused the gateway."""
+    if not isinstance(event, Error) or not isinstance(event.cause, AccessRefused):
+        return event
+    cause = event.cause
+    who = "the provider" if cause.by == "provider" else "another gateway"
+    text = f"{who} behind the gateway refused the key that the gateway has for it: {event.message}"
+    partial = replace(event.partial, error_message=text)
+    return Error(partial, event.kind, text, AccessRefused(cause.by, cause.status, text))
 
 
 def _checked_url(url: str) -> str:

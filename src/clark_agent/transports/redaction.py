@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.errors import ConfigError, TransportError
+from clark_agent.errors import AccessRefused, ConfigError, TransportError
 from clark_agent.stream import Chunk, Done, Error, Start, StreamEvent
 from clark_agent.transports.answer import Failure
 from clark_agent.types import AssistantMessage
@@ -174,7 +174,10 @@ class Redactor:
         """The exception, or another one with its text if it holds a secret anywhere."""
         if error is None or not any(self._is_told(text) for text in _texts_of(error)):
             return error
-        return TransportError(self.text(str(error)))
+        text = self.text(str(error))
+        if isinstance(error, AccessRefused):
+            return AccessRefused(error.by, error.status, text)
+        return TransportError(text)
 
     def _is_told(self, text: str) -> bool:
         return self.text(text) != text
