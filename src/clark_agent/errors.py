@@ -132,7 +132,7 @@ class AccessRefused(TransportError):
 
     def __init__(self, by: Literal["provider", "gateway"], status: int, message: str) -> None:
         super().__init__(message)
-        self.by = by
+        self.by: Literal["provider", "gateway"] = by
         self.status = status
 
 

@@ -155,20 +155,17 @@ def _chunks(message: AssistantMessage) -> Iterator[StreamChunk]:
     """The deltas that spell the message."""
     calls = count()
     for block in message.content:
-        match block:
-            case TextContent():
-                yield from map(TextChunk, _words(block.text))
-            case ThinkingContent():
-                yield from map(ThinkingChunk, _words(block.text))
-            case ReasoningContent():
-                yield from map(ReasoningChunk, _words(block.text))
-            case ReasoningDetailsContent():
-                yield ReasoningDetailsChunk(tuple(block.details))
-            case ToolCall():
-                arguments = encode_json(block.arguments).decode()
-                yield ToolCallChunk(next(calls), block.id, block.name, arguments)
-            case _:
-                pass  # no delta carries it: it comes with the whole message
+        if isinstance(block, TextContent):
+            yield from map(TextChunk, _words(block.text))
+        elif isinstance(block, ThinkingContent):
+            yield from map(ThinkingChunk, _words(block.text))
+        elif isinstance(block, ReasoningContent):
+            yield from map(ReasoningChunk, _words(block.text))
+        elif isinstance(block, ReasoningDetailsContent):
+            yield ReasoningDetailsChunk(tuple(block.details))
+        elif isinstance(block, ToolCall):
+            arguments = encode_json(block.arguments).decode()
+            yield ToolCallChunk(next(calls), block.id, block.name, arguments)
 
 
 def _words(text: str) -> list[str]:
