@@ -188,7 +188,7 @@ class ProxyStream:
             return failure
         hint = "check the token" if failure.status == 401 else "it does not answer this caller"
         told = self._redactor.text(failure.message).replace("the server", "the gateway", 1)
-        text = f"{told} ({self.url}: {hint})"
+        text = f"{told} ({hint})"
         cause = AccessRefused("gateway", failure.status, text)
         return replace(failure, message=text, cause=cause)
 
