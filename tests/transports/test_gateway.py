@@ -70,6 +70,7 @@ from clark_agent.transports.gateway_server import server_config
 from clark_agent.transports.proxy import ProxyStream
 from clark_agent.transports.stream_wire import decode_event, encode_event
 from tests import strategies
+from tests.sizes import requests_made_up
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.servers.child import Child
 
@@ -1318,7 +1319,13 @@ class TestDescription:
                     *(sys.executable, "-m", "schemathesis.cli", "run"),
                     f"{served.url}/openapi.json",
                     *("--header", f"Authorization: Bearer {TOKEN}", "--checks", "all"),
-                    *("--max-examples", str(examples), "--seed", "7", "--no-color"),
+                    *(
+                        "--max-examples",
+                        str(requests_made_up(examples // 5)),
+                        "--seed",
+                        "7",
+                        "--no-color",
+                    ),
                     *("--generation-database", "none"),
                 ],
                 cwd=tmp_path,
