@@ -826,7 +826,8 @@ class Tower:
         self.top = [ask("upper")] if stop != "sibling" else [ask("upper"), call("fail")]
 
     def model(self, *script: AssistantMessage, hangs: bool = False) -> StreamFn:
-        answers = iter(ScriptedStream(script)._stream(a) for a in script)
+        quiet = CancellationToken()
+        answers = iter(ScriptedStream(script)._stream(a, quiet) for a in script)
 
         async def play(
             request: StreamRequest, signal: CancellationToken

@@ -58,11 +58,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# A value that can be written and read back has the right types all the way down, and holds nothing
-# that cannot be written. MessagePack does that in less time than a few checks in Python.
-_encode = msgspec.msgpack.Encoder().encode
-_decode_answer = msgspec.msgpack.Decoder(AssistantMessage).decode
-_decode_result = msgspec.msgpack.Decoder(ToolResult).decode
+_encode = msgspec.json.Encoder().encode
 
 _SHOWN = 120
 
@@ -113,9 +109,14 @@ def _usage(value: Any) -> Usage | None:
         return None
     if not isinstance(value, Usage):
         raise TypeError(f"usage must be a Usage or None, not {_shown(value)}")
-    counts: list[Any] = [getattr(value, name) for name in Usage.__struct_fields__]
-    if all(type(count) is int for count in counts):
+    if (
+        type(value.input_tokens) is int
+        and type(value.output_tokens) is int
+        and type(value.cache_creation_input_tokens) is int
+        and type(value.cache_read_input_tokens) is int
+    ):
         return value
+    counts: list[Any] = [getattr(value, name) for name in Usage.__struct_fields__]
     if any(count is not None and not isinstance(count, (int, float)) for count in counts):
         raise TypeError(f"a Usage counts tokens in ints, not {_shown(value)}")
     return Usage(*[0 if count is None else int(count) for count in counts])
@@ -214,13 +215,8 @@ def accept_answer(message: Any) -> AssistantMessage:
     """The assistant message, safe to keep. Raises `TypeError` if it is none."""
     if type(message) is not AssistantMessage:
         raise TypeError(f"an AssistantMessage is needed, not {_shown(message)}")
-    if type(message.content) is tuple and type(message.stop_reason) is StopReason:
-        try:
-            _decode_answer(_encode(message))
-        except Exception:
-            pass  # what is wrong, and whether it can be repaired, is found out below
-        else:
-            return message
+    if _is_fine(message):
+        return message
     accepted: AssistantMessage = _changed(
         message,
         content=_blocks(message.content, _ASSISTANT_BLOCKS),
@@ -230,6 +226,34 @@ def accept_answer(message: Any) -> AssistantMessage:
         usage=_usage(message.usage),
     )
     return accepted
+
+
+def _is_fine(message: AssistantMessage) -> bool:
+    """Whether there is nothing to repair, as a glance tells of most answers: every turn has one."""
+    content, usage = message.content, message.usage
+    if (
+        type(content) is not tuple
+        or type(message.stop_reason) is not StopReason
+        or message.error_message is not None
+    ):
+        return False
+    for block in content:
+        if type(block) is ToolCall:
+            if type(block.name) is not str or type(block.id) is not str:
+                return False
+            try:
+                _encode(block)
+            except Exception:
+                return False
+        elif (
+            type(block) is not TextContent
+            or type(block.text) is not str
+            or (not block.text.isascii() and well_formed(block.text) is not block.text)
+        ):
+            return False
+    return (message.timestamp is None or type(message.timestamp) is int) and (
+        usage is None or _usage(usage) is usage
+    )
 
 
 def _accept_system(message: SystemMessage) -> AgentMessage:
@@ -318,11 +342,13 @@ def accept_result(result: Any, owner: str) -> ToolResult:
     ``owner`` says who returned it.
     """
     if type(result) is ToolResult:
-        if type(result.content) is tuple:
-            try:
-                _decode_result(_encode(result))
-            except Exception:
-                pass  # as above
+        content = result.content
+        if type(content) is tuple and result.details is None and result.narration is None:
+            for block in content:
+                if type(block) is not TextContent or type(block.text) is not str:
+                    break
+                if not block.text.isascii() and well_formed(block.text) is not block.text:
+                    break
             else:
                 return result
         return _accept_result(result, owner)

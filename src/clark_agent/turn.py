@@ -265,14 +265,15 @@ def _names(allow: Any) -> frozenset[str]:
 class _Reading:
     """The reading of one stream. Calling it breaks the reading off; a listener at work goes on."""
 
-    is_due = False
-    """Whether somebody has intervened."""
-    is_over = False
-    """Whether nothing counts that still comes: the stream may have been left behind."""
-    was_cancelled = False
+    __slots__ = ("_run", "is_due", "is_over", "was_cancelled")
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self.is_due = False
+        """Whether somebody has intervened."""
+        self.is_over = False
+        """Whether nothing counts that still comes: the stream may have been left behind."""
+        self.was_cancelled = False
 
     def __call__(self) -> None:
         self.is_due = True
@@ -352,8 +353,9 @@ async def _read(
                 break
             elif kind is Start:
                 if placeholder is None:
-                    placeholder = accept_answer(event.partial)
-                    details = event.details
+                    placeholder, details = event.partial, event.details
+                    if type(placeholder) is not AssistantMessage or placeholder.content:
+                        placeholder = accept_answer(placeholder)
                     if details is not None:
                         details = accept_json(details, "Start.details")
                     await run.begin_answer(placeholder, details)
@@ -386,9 +388,12 @@ def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:
     """Close the transport's stream; what is left of that, if it has to be waited for."""
     try:
         work = close()
-        if not hasattr(work, "send"):
+        try:
+            begin = work.send
+        except AttributeError:
             work = as_coroutine(work)
-        return work, work.send(None)
+            begin = work.send
+        return work, begin(None)
     except StopIteration:
         return None
     except Exception:

@@ -204,12 +204,9 @@ async def test_a_token_can_be_cancelled_at_every_event(mode: ExecutionMode, numb
             signal.cancel("enough")
 
     config, stream = scenario(mode)
-    outcome, sink = await observe(config, signal=signal, on_event=cancel_then)
-    if isinstance(outcome, RunResult):
-        assert is_in_last_turn(sink, number)
-    else:
-        assert type(outcome) is RunAborted
-        assert outcome.reason == "enough"
+    outcome, _ = await observe(config, signal=signal, on_event=cancel_then)
+    assert type(outcome) is RunAborted
+    assert outcome.reason == "enough"
     assert stream.open == 0
 
 

@@ -58,7 +58,7 @@ SEAMS = {
     "batch is settled": "clark_agent.execution:Batch.settle",
     "batch is stopped": "clark_agent.execution:Batch.stop",
     "batch awaits its tasks": "clark_agent.execution:Batch._tasks_done",
-    "grace of a call ends": "clark_agent.tool_run:ToolRun._end_of_grace",
+    "grace of a call ends": "clark_agent.supervised:Supervised._end_of_grace",
 }
 
 # Tests that notice a fault.
