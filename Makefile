@@ -70,8 +70,10 @@ bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run, and count opera
 bench-pin: $(VENV)/.stamp-core ## write the operations of each workload into benchmarks/operations.json
 	@$(PY) -m benchmarks.operations --pin
 
-soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills; SECONDS_GIVEN=60 for fewer
+soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills, races, flipped bytes; SECONDS_GIVEN=60
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
+	@$(PY) -m tests.run_log.contention_driver --rounds 200
+	@$(PY) -m tests.run_log.damage_driver
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
 
 mutants: $(VENV)/.stamp-test ## break promises on purpose: the tests must notice; ONLY=name for one

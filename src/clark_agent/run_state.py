@@ -716,8 +716,8 @@ class Run:
         warning = self._warning()
         messages = [*pending, *warning]
         if self.log is not None and messages:
-            warned: list[Purpose] = ["budget"] * len(warning)
-            purposes = [*map(self._purpose, pending), *warned]
+            purposes: list[Purpose] = [self._purpose(message) for message in pending]
+            purposes.extend(["budget" for _ in warning])
             self.log.added("turn", messages, purposes, [*self._left, *self._taken()])
         self._pending_follow_ups = False
         self._left = []

@@ -12,6 +12,8 @@ from threading import Barrier, Thread
 
 from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log.records import RunEnded
+from clark_agent.run_log.sqlite import SqliteStore
+from clark_agent.wire import encode_json
 from tests.run_log.storing import (
     append,
     close,
@@ -135,6 +137,40 @@ def fork(kind: str, folder: str) -> None:
     close(appender)
 
 
+def fork_and_close(folder: str) -> None:
+    """Fork while connections are open; close those here while the new process writes."""
+    store = open_store("sqlite", Path(folder))
+    assert isinstance(store, SqliteStore)
+    appender = store.create("parent")
+    append(appender, some_records("parent", 1))
+    is_closed, closed = os.pipe()
+    is_open, opened = os.pipe()
+    new = os.fork()
+    if new == 0:
+        own = store.create("child")
+        records = some_records("child", 3)
+        append(own, records[:1])
+        os.write(opened, b"x")
+        os.read(is_closed, 1)
+        append(own, records[1:])
+        close(own)
+        sys.exit()
+    os.read(is_open, 1)
+    close(appender)
+    store.close()
+    os.write(closed, b"x")
+    os.waitpid(new, 0)
+    say([len(store.load(name).records) for name in ("parent", "child")])
+
+
+def end_at_once(folder: str) -> None:
+    """Write the run "r", and wait for nothing."""
+    appender = open_store("sqlite", Path(folder)).create("r")
+    for record in some_records("r", 3):
+        appender.append(record, encode_json(record))
+    appender.close()
+
+
 def leave_a_helper(kind: str, folder: str, how: str) -> None:
     """Begin the run "left", start a process that outlives this one, and say its id."""
     appender = open_store(kind, Path(folder)).create("left")
@@ -168,7 +204,17 @@ def read_at_once(kind: str, folder: str) -> None:
     say(counts)
 
 
-TASKS = (append_forever, contend, fill, many, fork, leave_a_helper, read_at_once)
+TASKS = (
+    append_forever,
+    contend,
+    end_at_once,
+    fill,
+    fork,
+    fork_and_close,
+    leave_a_helper,
+    many,
+    read_at_once,
+)
 
 if __name__ == "__main__":
     chosen = {task.__name__: task for task in TASKS}

@@ -1,4 +1,4 @@
-"""Runs that are killed at any moment, and disks that are full at any byte.
+"""Runs that are killed at any moment, or wanted by several, and disks that are full at any byte.
 
 The processes that die are started by `tests.run_log.crash_driver`; this only looks at what it says.
 """
@@ -11,14 +11,15 @@ import sys
 
 import pytest
 
+from tests.run_log.contention_driver import ROUNDS
 from tests.run_log.crash_driver import KINDS
 from tests.sizes import DISK_STEPS, KILLS
 
 
-def drive(*arguments: object) -> dict[str, int]:
+def drive(*arguments: object, driver: str = "crash_driver") -> dict[str, int]:
     """Run the driver to its end; what it has counted."""
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.run_log.crash_driver", *map(str, arguments)],
+        [sys.executable, "-m", f"tests.run_log.{driver}", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         encoding="utf-8",
@@ -26,7 +27,8 @@ def drive(*arguments: object) -> dict[str, int]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return {name: int(number) for name, number in [pair.split("=") for pair in ran.stdout.split()]}
+    pairs = [pair.split("=") for pair in ran.stdout.split() if "=" in pair]
+    return {name: int(number) for name, number in pairs}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,6 +42,18 @@ def test_a_run_survives_being_killed_at_any_moment(kind: str) -> None:
     assert counted["run_resumed"] > 0
     assert counted["tool_started"] > KILLS // 15
     assert counted["tool_ended"] > KILLS // 15
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_several_processes_that_want_a_run_one_makes_its_calls(
+    kind: str, processes: int
+) -> None:
+    """They resume one, and begin one, at the same moment; the rules are in the driver."""
+    given = ("--stores", kind, "--processes", processes, "--rounds", ROUNDS)
+    counted = drive(*given, driver="contention_driver")
+    assert counted["won"] == 2 * ROUNDS
+    assert counted["busy"] > ROUNDS
 
 
 def test_a_full_disk_stops_a_run_that_can_go_on_later_in_files() -> None:

@@ -229,6 +229,14 @@ def test_four_processes_write_two_hundred_runs(tmp_path: Path) -> None:
         assert store.load(run.run_id) == LoadedRun(run.run_id, tuple(due))
 
 
+def test_a_forked_process_does_not_write_into_files_that_its_parent_removes(
+    tmp_path: Path,
+) -> None:
+    with child("fork_and_close", tmp_path) as process:
+        assert process.communicate()[0] == "[1, 3]\n"
+        assert process.returncode == 0
+
+
 # --- the file ---------------------------------------------------------------------------------
 
 

@@ -2,8 +2,7 @@
 
 Writing goes through one connection, under a lock: two would wait for each other by sleeping. Each
 reader has a connection to itself while it reads; they are kept for the next one, and no reader
-waits for a writer. A process that was forked opens its own, since neither locks nor connections may
-be carried over.
+waits for a writer. While a process is forked there are none.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
+from weakref import WeakSet
 
 from clark_agent._private_files import make_folder, open_file
 from clark_agent.errors import RunStoreError
@@ -85,10 +85,6 @@ _FROM_1 = f"""
 _MIGRATIONS = {0: _RUNS + _RECORDS + _VIEW, 1: _FROM_1}
 """What brings a database of each version to the newest; 0 is an empty one."""
 
-_left_behind: list[sqlite3.Connection] = []
-"""Of a parent process: to close them here would be to meddle with its files."""
-
-
 _making = Lock()
 
 
@@ -98,43 +94,38 @@ class Connections:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._start_over()
+        _every.add(self)
 
     def _start_over(self) -> None:
-        self._process = os.getpid()
         self._lock = Lock()
         """For whoever writes, for as long as that takes."""
+        self._readers = Condition()
+        self._reading = 0
+        self._is_paused = False
         self._writer: sqlite3.Connection | None = None
         self._is_full = False
         self._idle: list[sqlite3.Connection] = []
 
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            _left_behind.extend(self._take_all())
-            self._start_over()
-
-    def _take_all(self) -> list[sqlite3.Connection]:
-        every, self._idle = self._idle, []
-        if self._writer is not None:
-            every.append(self._writer)
-            self._writer = None
-        return every
-
     @contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
         """A connection that nobody else uses meanwhile, and that sees the database as it is now."""
-        self._check_process()
+        with self._readers:
+            self._readers.wait_for(lambda: not self._is_paused)
+            self._reading += 1
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = self._open()
-        try:
-            connection.execute("BEGIN")
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.close()
-            raise
-        self._idle.append(connection)
+            connection = self._idle.pop() if self._idle else self._open()
+            try:
+                connection.execute("BEGIN")
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                connection.close()
+                raise
+            self._idle.append(connection)
+        finally:
+            with self._readers:
+                self._reading -= 1
+                self._readers.notify_all()
 
     @contextmanager
     def writing(self, *, sync: bool = False) -> Generator[sqlite3.Connection]:
@@ -142,7 +133,6 @@ class Connections:
 
         The commit waits for the disk if asked.
         """
-        self._check_process()
         with self._lock, _transaction(self._ready(sync=sync)) as connection:
             yield connection
 
@@ -158,10 +148,36 @@ class Connections:
 
     def close(self) -> None:
         """Close those that are not in use. They are opened again when they are needed."""
-        self._check_process()
         with self._lock:
-            for connection in self._take_all():
-                connection.close()
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        every, self._idle = self._idle, []
+        if self._writer is not None:
+            every.append(self._writer)
+            self._writer = None
+        for connection in every:
+            connection.close()
+
+    # --- forks ----------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Close all connections, and open none until `go_on`."""
+        self._lock.acquire()
+        with self._readers:
+            self._is_paused = True
+            self._readers.wait_for(lambda: not self._reading)
+        self._close_idle()
+
+    def go_on(self, *, in_child: bool) -> None:
+        """The process has been forked."""
+        if in_child:
+            self._start_over()
+            return
+        with self._readers:
+            self._is_paused = False
+            self._readers.notify_all()
+        self._lock.release()
 
     def _open(self) -> sqlite3.Connection:
         self._make_file()
@@ -233,6 +249,33 @@ class Connections:
             if time.monotonic() > until:
                 raise RunStoreError(f"{self._path} is being set up by somebody else")
             time.sleep(0.005)
+
+
+_every: WeakSet[Connections] = WeakSet()
+_paused: list[Connections] = []
+
+
+def _before_fork() -> None:
+    """SQLite takes what it knows of its locks over into a forked process, where it is not true: a
+    connection that is opened there would hold none, and another process would remove the
+    write-ahead log under its feet. So there must be no connection when a process is forked.
+    """
+    for connections in list(_every):
+        connections.pause()
+        _paused.append(connections)
+
+
+def _after_fork(*, in_child: bool) -> None:
+    while _paused:
+        _paused.pop().go_on(in_child=in_child)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(in_child=False),
+        after_in_child=lambda: _after_fork(in_child=True),
+    )
 
 
 @contextmanager

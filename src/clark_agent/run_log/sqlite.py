@@ -300,7 +300,7 @@ def _failures_told(run_id: str | None = None) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         raise RunStoreError(str(error), run_id) from error
-    except (TypeError, OverflowError) as error:  # a value that nobody has put there
+    except (TypeError, OverflowError, UnicodeError) as error:  # of what nobody has put there
         raise RunStoreError(f"the database is damaged: {error}", run_id) from error
 
 
@@ -316,7 +316,8 @@ def _read_rows(
     """The keys of a run's records, and their JSON."""
     key = number << _NUMBERS
     return connection.execute(
-        "SELECT id, CAST(data AS BLOB) FROM records WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
+        "SELECT id, CAST(coalesce(data, '') AS BLOB) FROM records"
+        " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
         (key | start, key | _LAST, limit),
     ).fetchall()
 
