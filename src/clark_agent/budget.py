@@ -75,7 +75,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     tokens: int | None = None
     cost: float | None = None
     seconds: float | None = None
-    """Wall time from the start of the outermost run."""
+    """Wall time from the start of the outermost run. For a run that is resumed, the time in which
+    processes worked on it; not the time in between."""
     prices: Mapping[str, Price] = field(default_factory=dict)
     """By ``model_id``."""
     wrap_up_at: float | None = 0.8
@@ -167,6 +168,10 @@ class Meter:
         """Count what another process has spent."""
         self._turns += turns
         self.spend(usage, model_id)
+
+    def restore_time(self, milliseconds: int) -> None:
+        """Count the time in which another process has worked."""
+        self._started_ms -= milliseconds
 
     def spent(self) -> Spent:
         """All that was spent so far."""

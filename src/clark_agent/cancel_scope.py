@@ -41,6 +41,7 @@ class CancelScope:
         "expected",
         "interrupt",
         "is_fired",
+        "noticed",
     )
 
     def __init__(self, token: CancellationToken) -> None:
@@ -53,6 +54,8 @@ class CancelScope:
         self.interrupt: Callable[[], None] | None = None
         self.is_fired = False
         """Whether the token was cancelled."""
+        self.noticed: Callable[[], None] | None = None
+        """Called in the event loop when the token was cancelled, before anything is stopped."""
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -71,6 +74,8 @@ class CancelScope:
         task = self._task
         if task is None:
             return
+        if self.noticed is not None:
+            self.noticed()
         if self.interrupt is not None:
             self.interrupt()
         else:

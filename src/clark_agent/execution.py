@@ -398,6 +398,8 @@ class Batch:
                 result = await tool_run
             pending.result = accept_result(result, f"the tool {tool.name!r}")
             pending.has_run = True
+            if not alone and run.log is not None and run.hooks.after_tool_call:
+                pending.returned = run.log.place
             if run.replays is not None:
                 pending.by_runtime = run.replays.by_runtime(pending.position)
         except (Exception, asyncio.CancelledError) as error:
@@ -575,7 +577,8 @@ class Batch:
                 raised_text=pending.raised_text,
                 hook_raised=pending.hook_raised,
                 decisions=tuple(pending.decisions),
-            )
+            ),
+            returned=pending.returned,
         )
 
     def positions(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ class PlainTextFallback:
         self.stops = 0
         self._answer = None
 
-    def take_over(self, messages: Iterable[AgentMessage]) -> None:
+    def restore(self, messages: Iterable[AgentMessage]) -> None:
         """Count what another process has seen."""
         for message in messages:
             if isinstance(message, AssistantMessage):

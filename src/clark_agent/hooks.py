@@ -25,14 +25,19 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
 
     An async hook that ignores its cancellation is left behind after the run's grace.
     """
+    await run.asks()
     try:
         if not hook.is_async:
-            return hook.call(*args)
-        what = f"the hook {hook.name!r}"
-        work = Supervised(as_coroutine(hook.call(*args)), grace=run.grace, what=what)
-        if run.config.hook_timeout is None:
-            return await work
-        return await _within(run.config.hook_timeout, hook, work)
+            answer = hook.call(*args)
+        else:
+            what = f"the hook {hook.name!r}"
+            work = Supervised(as_coroutine(hook.call(*args)), grace=run.grace, what=what)
+            if run.config.hook_timeout is None:
+                answer = await work
+            else:
+                answer = await _within(run.config.hook_timeout, hook, work)
+        await run.has_asked()
+        return answer
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
@@ -57,8 +62,9 @@ async def poll(run: Run, sources: Sequence[Hook], into: list[AgentMessage]) -> N
     """
     for source in sources:
         try:
-            into.extend(accept_messages(await call_hook(run, source)))
+            run.collect(source, accept_messages(await call_hook(run, source)), into)
         except HookError:
             raise
         except Exception:
             logger.exception("the message source %r failed; it counts as empty", source.name)
+    run.note_taken()

@@ -38,7 +38,6 @@ from clark_agent.fallback import Deliver, Nudge, PlainTextFallback
 from clark_agent.hooks import poll
 from clark_agent.intake import accept_messages
 from clark_agent.plugin import ToolGateContext
-from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.preparation import ask_policy
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
 from clark_agent.run_log.records import RunEnded, RunFailed
@@ -190,6 +189,7 @@ async def start(
     state.resumption, state.replays = resumption, replays
     if replays is not None:
         replays.run = state
+        state.stop_timers()
     with state.scope:
         try:
             outcome = await _run(state, messages)
@@ -198,11 +198,14 @@ async def start(
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not state.scope.is_running():
                 raise  # thrown away by an event loop that is gone: nothing can be awaited
+            failure = _failure(error, state.signal)
+            is_cancelled = state.is_cancelled() or not isinstance(error, Exception)
+            if isinstance(failure, RunAborted) and is_cancelled:
+                state.note_cancelled()
             if state.has_unanswered_calls and state.turn_message is not None:
                 state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
             if state.log is not None:
                 state.log.is_closing = True
-            failure = _failure(error, state.signal)
             state.carry(failure, await _closed(state, error))
             if state.log is not None:
                 if not state.log.has_ended:
@@ -296,8 +299,8 @@ async def _run(state: Run, prompts: Sequence[AgentMessage]) -> LoopOutcome:
     await state.begin(prompts)
     first, resumption = _Then.ANSWER, state.resumption
     if resumption is not None:
-        state.go_on(resumption)
-        ask_policy(state, lambda: fallback.take_over(resumption.messages))
+        state.restore(resumption)
+        ask_policy(state, lambda: fallback.restore(resumption.messages))
         first = await _resume(state, resumption, fallback)
     if first is not _Then.END:
         await poll(state, state.hooks.steering, state.pending)
@@ -463,7 +466,5 @@ def _outcome(state: Run, *, unfinished: bool) -> LoopOutcome:
         cap = state.config.max_iterations
         hit_cap = cap is not None and state.iterations >= cap
         return LoopOutcome.HIT_MAX_ITERATIONS if hit_cap else LoopOutcome.OUT_OF_BUDGET
-    warned = state.was_told_to_wrap_up or any(
-        isinstance(plugin, GracefulTurnLimit) and plugin.fired for plugin in state.hooks.plugins
-    )
-    return LoopOutcome.WRAPPED_UP if warned else LoopOutcome.DONE
+    was_warned = not state.told.isdisjoint(("wrap_up", "budget"))
+    return LoopOutcome.WRAPPED_UP if was_warned else LoopOutcome.DONE

@@ -25,6 +25,7 @@ from clark_agent.argument_repair import close_match
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent
+from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
 from clark_agent.tokens import TokenEstimator
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.transcript import MessageView
@@ -40,6 +41,7 @@ __all__ = [
     "BeforeToolDecision",
     "Block",
     "ContextTransform",
+    "EarlierCall",
     "EventObserver",
     "FollowUpSource",
     "FunctionPlugin",
@@ -143,6 +145,15 @@ class TransformContext(Struct, frozen=True):
     """The tools of the run by name."""
 
 
+class EarlierCall(Struct, frozen=True):
+    """A call that ended in another process."""
+
+    tool_call: ToolCall
+    result: ToolResult
+    decisions: Sequence[Mapping[str, Any]] = ()
+    """Which plugins had a hand in the result, and how."""
+
+
 class RestoreContext(Struct, frozen=True):
     """What a plugin may want to know of a run that another process has begun."""
 
@@ -150,9 +161,12 @@ class RestoreContext(Struct, frozen=True):
     """How many turns are over."""
     messages: Sequence[AgentMessage]
     """What the run has added to the transcript so far."""
+    calls: Sequence[EarlierCall]
+    """All calls that have their result, in the order in which they ended."""
     purposes: Sequence[str]
-    """Why messages were added that neither the model nor a tool gave, in order; see
-    ``Plugin``."""
+    """Why messages were added that neither the model nor a tool gave, in order: ``steering``,
+    ``follow_up``, ``budget``, ``nudge``, ``final_answer``, or the ``purpose`` of the plugin that
+    gave them."""
     requests: Sequence[MessageView]
     """The transcript as it was before each request, oldest first, and before any transform."""
     estimator: TokenEstimator
@@ -256,6 +270,63 @@ class ToolGate(Protocol):
         ...
 
 
+class SteeringChannel(Protocol):
+    """A steering source that can also interrupt a run, and whose messages have receipts.
+
+    A plugin is one if it has `listen`; see `clark_agent.plugins.ChannelSteering`.
+    """
+
+    handle: SteeringHandle
+
+    @property
+    def taken(self) -> tuple[SteeringReceipt, ...]:
+        """What was taken from the queue and is not settled yet."""
+        ...
+
+    @property
+    def urgency(self) -> SteerWhen | None:
+        """How soon the most pressing message that waits wants to be heard."""
+        ...
+
+    def waiting(self) -> list[SteeringReceipt]:
+        """What was sent and not taken yet."""
+        ...
+
+    def watch(self, accepted: Callable[[SteeringReceipt], None]) -> None:
+        """Have ``accepted`` called, on any thread, with each message that is sent."""
+        ...
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, on any thread, when a message is sent that cannot wait."""
+        ...
+
+    def delivered(self, turn: int) -> None:
+        """All that was taken is now in the transcript, before the answer of this turn."""
+        ...
+
+    def promoted(self) -> None:
+        """The follow-ups that were taken wait for the next turn, like steering."""
+        ...
+
+    def appended(self) -> None:
+        """The follow-ups that were taken are in the transcript, and no turn comes after them."""
+        ...
+
+    def close(self) -> list[AgentMessage]:
+        """Listen no more; what was accepted and will not be delivered."""
+        ...
+
+    def detached(self) -> SteeringChannel:
+        """A channel like this one that shares nothing with it. For a replay."""
+        ...
+
+
+def channels_among(plugins: Iterable[object]) -> tuple[SteeringChannel, ...]:
+    """Those of the plugins that can interrupt a run."""
+    found: list[Any] = [plugin for plugin in plugins if hasattr(plugin, "listen")]
+    return tuple(found)
+
+
 Capability: TypeAlias = Literal[
     "before_tool_call",
     "after_tool_call",
@@ -348,6 +419,12 @@ the event classes it wants as ``observes``; the others then cost it, and the run
 whose ``on_before_tool_call`` asks a person, or anything else outside of the run, says so with
 ``asks_outside = True``: it is asked behind the others, and a replay takes its decisions from the
 log.
+
+When a run is resumed, a plugin with ``restore(ctx)`` is told once, before anything else, what has
+happened so far; one that steers may say why with ``purpose``, a word that the run log keeps for
+each of its messages. (``wrap_up`` means that the model was told to come to an end: a run that then
+ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
+`clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other.
 """
 
 
@@ -370,6 +447,8 @@ class Hook(Struct, frozen=True):
     is_async: bool
     asks_outside: bool = False
     """Whether its decision comes from outside of the run."""
+    purpose: str | None = None
+    """Why it gives messages, if it says so."""
 
 
 class ObserverHook(Struct, frozen=True):
@@ -518,7 +597,9 @@ def _fresh(plugin: Any) -> Any:
 def _hook(plugin: object, method: str) -> Hook:
     call = getattr(plugin, method)
     asks_outside = getattr(plugin, "asks_outside", False) is True
-    return Hook(plugin_name(plugin), call, _is_async(call), asks_outside)
+    purpose = getattr(plugin, "purpose", None)
+    purpose = purpose if isinstance(purpose, str) else None
+    return Hook(plugin_name(plugin), call, _is_async(call), asks_outside, purpose)
 
 
 def _observer_hook(plugin: object) -> ObserverHook:

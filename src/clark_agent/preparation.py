@@ -70,6 +70,8 @@ class PendingCall(Struct, eq=False):
     """Whether the hooks after the call have seen the result."""
     has_run: bool = False
     """Whether the tool has given a result."""
+    returned: tuple[int, int] | None = None
+    """Where the log was then, if that does not follow from the rest."""
     has_begun: bool = False
     """Whether another process has begun it, and left no result."""
     was_logged: bool = False
@@ -190,7 +192,9 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> Non
         )
         try:
             if hook.asks_outside and run.replays is not None:
+                await run.asks()
                 decision = run.replays.decision(hook.name, pending.position)
+                await run.has_asked()
             else:
                 decision = await call_hook(run, hook, context)
             _apply(hook, decision, pending)

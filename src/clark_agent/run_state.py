@@ -28,6 +28,7 @@ from clark_agent.events import (
     AgentEnd,
     AgentEvent,
     AgentStart,
+    ChildRunEvent,
     EventSink,
     MessageDiscarded,
     MessageEnd,
@@ -40,9 +41,15 @@ from clark_agent.events import (
 )
 from clark_agent.intake import accept_messages, accept_result
 from clark_agent.pace import current_pace
-from clark_agent.plugin import BeforeToolDecision, TransformContext, plugin_name
-from clark_agent.plugins.channel_steering import ChannelSteering
-from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
+from clark_agent.plugin import (
+    BeforeToolDecision,
+    EarlierCall,
+    Hook,
+    RestoreContext,
+    TransformContext,
+    channels_among,
+    plugin_name,
+)
 from clark_agent.protocol import BUDGET_WRAP_UP
 from clark_agent.run_log.log import LoggedClock, RunLog, RunWriter
 from clark_agent.run_log.pieces import cut
@@ -80,6 +87,11 @@ logger = logging.getLogger(__name__)
 Intervention: TypeAlias = Literal["steered", "out_of_time"]
 """Why something is not begun, or broken off, in a run that goes on."""
 
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+
+# Whether these are emitted depends on who listens.
+_UNCOUNTED = (MessageUpdate, ToolExecutionUpdate, ChildRunEvent)
+
 # A child has less time to stop than its parent gives it, so that it is not left behind.
 _CHILDS_SHARE_OF_GRACE = 0.4
 
@@ -107,8 +119,14 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """The newest answer, if its calls have all their results and nothing came behind them."""
     was_delivered: bool = False
     """Whether a text was taken for the final answer."""
-    told: frozenset[str] = frozenset()
-    """The purposes of the messages that were added."""
+    purposes: tuple[str, ...] = ()
+    """Why messages were added that neither the model nor a tool gave."""
+    outcomes: tuple[EarlierCall, ...] = ()
+    """All calls that have their result."""
+    requests: tuple[int, ...] = ()
+    """How long the transcript was before each request."""
+    worked_ms: int = 0
+    """How long other processes have worked on the run."""
     calls: Mapping[int, ToolResult | None] = {}
     """Its calls by position: those with a result, and those (None) that had begun without one."""
     waiting: tuple[tuple[int, AgentMessage, str], ...] = ()
@@ -142,6 +160,14 @@ class ReplayScript(Protocol):
 
         Raises if the plugin has failed there.
         """
+        ...
+
+    def stepped(self, sent: Awaitable[None]) -> Awaitable[None]:
+        """The run has emitted an event or is about to ask a hook; await that it may go on."""
+        ...
+
+    def answered(self) -> Awaitable[None]:
+        """A hook has answered; await that the run may go on."""
         ...
 
     def by_runtime(self, position: int) -> RuntimeResult | None:
@@ -184,11 +210,14 @@ class Run:
         "_open",
         "_parent",
         "_pending_follow_ups",
+        "_placeholder",
+        "_purposes",
         "_streaming",
         "_timers",
         "_turn_due",
         "_turn_open",
         "_was_announced",
+        "_was_cancelled",
         "batch",
         "break_off",
         "can_intervene",
@@ -224,11 +253,11 @@ class Run:
         "tells_deltas",
         "tells_progress",
         "thread",
+        "told",
         "transcript",
         "turn_message",
         "turn_results",
         "usage",
-        "was_told_to_wrap_up",
     )
 
     def __init__(
@@ -269,7 +298,7 @@ class Run:
         """Lets others run."""
         self.pace.begin()
         self.emitter = Emitter(audience, config.hook_timeout, self.grace)
-        self.emit = self.emitter.emit
+        self.emit = self.emitter.emit if self.run_log is None else self._emit
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
         self.tells_progress = bool(self.emitter.listeners(ToolExecutionUpdate))
@@ -308,6 +337,7 @@ class Run:
         self._open: AgentMessage | None = None
         self._streaming = False
         self._was_announced = True
+        self._placeholder = _EMPTY
         self._details: Any = None
         self.failure: tuple[str, str, BaseException | None] | None = None
         """The kind and the text of the failure that the open answer ended with, and what the
@@ -318,6 +348,8 @@ class Run:
         self._turn_due = False
         self._turn_open = False
         self._ended = False
+        self._was_cancelled = False
+        self.scope.noticed = self.note_cancelled
         self.exit: BaseException | None = None
         """What told the interpreter to stop while the run was being closed."""
         self._costs: CachingEstimator | None = None
@@ -326,12 +358,17 @@ class Run:
 
         self.break_off: Callable[[], None] | None = None
         """Stops what is in flight, while there is something that can be stopped."""
-        self.was_told_to_wrap_up = False
+        self.told: set[Purpose] = set()
+        """Why the model was told something that neither it nor a tool has said."""
+        self._purposes: dict[int, Purpose] = {}
+        """The same for messages that wait, by their identity, where a plugin has said it."""
         self._timers: tuple[asyncio.TimerHandle, ...] = ()
         self.loop = asyncio.get_running_loop()
         self.thread = get_ident()
         self.meters: tuple[Meter, ...] = self._meters(() if parent is None else parent.meters)
-        self.channels = tuple([p for p in self.hooks.plugins if isinstance(p, ChannelSteering)])
+        if self.meters:
+            self._start_timers()
+        self.channels = channels_among(self.hooks.plugins)
         for channel in self.channels:
             channel.listen(self._wake)
         self.can_intervene = bool(self.channels or self.meters)
@@ -356,7 +393,7 @@ class Run:
     def add_follow_ups(self, messages: Sequence[AgentMessage]) -> Awaitable[None]:
         """Append what no turn is left to answer."""
         if self.log is not None and messages:
-            purposes: list[Purpose] = ["follow_up"] * len(messages)
+            purposes = ["follow_up"] * len(messages)
             receipts = [*self._left_follow_ups, *self._taken()]
             self.log.added("follow_up", messages, purposes, receipts)
         self._left_follow_ups = []
@@ -474,19 +511,29 @@ class Run:
         self.can_intervene = self.can_intervene or bool(self._left)
         log.go_on_with(receipts, resumption.last_number)
 
-    def go_on(self, resumption: Resumption) -> None:
+    def restore(self, resumption: Resumption) -> None:
         """Take up what another process has left."""
         self.iterations = resumption.turns
         self.usage = resumption.usage
         self.children_usage = resumption.children_usage
         for meter in self.meters:
+            meter.restore_time(resumption.worked_ms)
             for turns, usage, model_id in resumption.spent:
                 meter.take_over(turns, usage, model_id)
-        self.was_told_to_wrap_up = "budget" in resumption.told
-        for plugin in self.hooks.plugins:
-            if isinstance(plugin, GracefulTurnLimit):
-                turns = resumption.turns - (resumption.answer is not None)
-                plugin.take_over(turns, fired="wrap_up" in resumption.told)
+        if self.replays is None:
+            self._start_timers()
+        self.told.update(resumption.purposes)
+        self.hooks.restore(
+            RestoreContext(
+                turns=resumption.turns - (resumption.answer is not None),
+                messages=resumption.messages,
+                calls=resumption.outcomes,
+                purposes=resumption.purposes,
+                requests=[self.transcript.first(length) for length in resumption.requests],
+                estimator=self._estimator,
+                tools=self.registry,
+            )
+        )
 
     async def tell_again(self, message: AssistantMessage) -> None:
         """The answer that another process got. It is in the log already."""
@@ -508,12 +555,24 @@ class Run:
             except RuntimeError:
                 logger.debug("steered after the event loop of the run was closed")
 
+    def collect(
+        self, source: Hook, messages: Sequence[AgentMessage], into: list[AgentMessage]
+    ) -> None:
+        """Take the messages of a source of steering or follow-ups."""
+        into.extend(messages)
+        if source.purpose is not None:
+            self._purposes.update([(id(message), source.purpose) for message in messages])
+
     def _purpose(self, message: AgentMessage) -> Purpose:
         """Why a message comes with a turn."""
-        for plugin in self.hooks.plugins:
-            if isinstance(plugin, GracefulTurnLimit) and plugin.message is message:
-                return "wrap_up"
-        return "follow_up" if self._pending_follow_ups else "steering"
+        usual = "follow_up" if self._pending_follow_ups else "steering"
+        return self._purposes.pop(id(message), usual)
+
+    def note_taken(self) -> None:
+        """Have the log say what was sent before it was taken."""
+        if self.log is not None:
+            for receipt in self._taken():
+                self.log.heard(receipt)
 
     def _taken(self) -> list[SteeringReceipt]:
         return [receipt for channel in self.channels for receipt in channel.taken]
@@ -528,6 +587,9 @@ class Run:
         log.write(
             Answered(
                 message=message,
+                start=self._placeholder
+                if self._was_announced and self._placeholder != _EMPTY
+                else None,
                 pieces=cut(self.chunks, message) if self._was_announced else None,
                 details=self._details,
                 discarded=discarded,
@@ -537,6 +599,47 @@ class Run:
             ),
             hand_on=not follows or bool(self.hooks.before_tool_call),
         )
+
+    def _emit(self, event: AgentEvent) -> Awaitable[None]:
+        """Emit an event of a run that is logged."""
+        if type(event) in _UNCOUNTED:
+            return self.emitter.emit(event)
+        clock = self.clock
+        assert isinstance(clock, LoggedClock)
+        clock.events += 1  # first: who acts on the event acts behind it
+        clock.steps += 1
+        sent = self.emitter.emit(event)
+        return sent if self.replays is None else self.replays.stepped(sent)
+
+    def asks(self) -> Awaitable[None]:
+        """A hook is about to be asked."""
+        if not isinstance(self.clock, LoggedClock):
+            return FINISHED
+        self.clock.steps += 1
+        return FINISHED if self.replays is None else self.replays.stepped(FINISHED)
+
+    def has_asked(self) -> Awaitable[None]:
+        """The hook has answered."""
+        if not isinstance(self.clock, LoggedClock):
+            return FINISHED
+        self.clock.steps += 1
+        return FINISHED if self.replays is None else self.replays.answered()
+
+    @property
+    def steps_since_record(self) -> int:
+        """How many steps it has made since the newest record."""
+        return self.clock.steps if isinstance(self.clock, LoggedClock) else 0
+
+    def note_cancelled(self) -> None:
+        """Have the log say where the run was cancelled."""
+        if self.log is None or self.log.is_closing or self._was_cancelled:
+            return
+        self._was_cancelled = True
+        self._note_interrupt("cancelled")
+
+    def _note_interrupt(self, why: Literal["cancelled", "out_of_time"]) -> None:
+        if isinstance(self.clock, LoggedClock):
+            self.clock.interrupts.append((self.clock.steps, why))
 
     # --- limits ---------------------------------------------------------------------------------
 
@@ -557,12 +660,11 @@ class Run:
 
     def _warning(self) -> list[AgentMessage]:
         """A word to the model, once, when something is about to run out."""
-        if self.was_told_to_wrap_up:
+        if "budget" in self.told:
             return []
         for meter in self.meters:
             limit = meter.nearly_reached()
             if limit is not None:
-                self.was_told_to_wrap_up = True
                 text = meter.budget.message or BUDGET_WRAP_UP[limit]
                 return [SystemMessage(text, self.clock.now_ms())]
         return []
@@ -581,12 +683,31 @@ class Run:
                 clock = self._parent.clock
                 seconds = max(0, deadline - clock.now_ms()) / 1000
                 meters = (*meters, Meter(Budget(seconds=seconds), clock))
-        for meter in meters:
+        return meters
+
+    def _start_timers(self) -> None:
+        self.stop_timers()
+        timers: list[asyncio.TimerHandle] = []
+        for meter in self.meters:
             left = meter.seconds_left()
             if left is not None:
-                timer = self.loop.call_later(left, self._out_of_time, meter)
-                self._timers = (*self._timers, timer)
-        return meters
+                timers.append(self.loop.call_later(left, self._out_of_time, meter))
+        self._timers = tuple(timers)
+
+    def count_below(self, spent: Iterable[tuple[int, Usage, str | None]]) -> None:
+        """Count what runs below have cost that are not replayed: turns, tokens, and the model."""
+        for turns, usage, model_id in spent:
+            above: Run | None = self
+            while above is not None:
+                above.children_usage += usage
+                above = above._parent
+            for meter in self.meters:
+                meter.take_over(turns, usage, model_id)
+
+    def stop_timers(self) -> None:
+        """In a replay time runs out when the log says so."""
+        for timer in self._timers:
+            timer.cancel()
 
     def run_out_of_time(self) -> None:
         """The time is over, as it was in the run that is replayed."""
@@ -595,6 +716,7 @@ class Run:
                 self._out_of_time(meter)
 
     def _out_of_time(self, meter: Meter) -> None:
+        self._note_interrupt("out_of_time")
         meter.is_out_of_time = True
         self._intervene()
 
@@ -624,6 +746,9 @@ class Run:
             return None
         for channel in self.channels:
             if channel.urgency in (when, SteerWhen.NOW):
+                if self.log is not None:  # what takes effect was accepted before
+                    for receipt in channel.waiting():
+                        self.log.heard(receipt)
                 return "steered"
         for receipt in self._left:
             if receipt.when in (when, SteerWhen.NOW):
@@ -645,8 +770,7 @@ class Run:
 
     def leave(self) -> tuple[AgentMessage, ...]:
         """Listen to nobody any more; what was accepted and never delivered."""
-        for timer in self._timers:
-            timer.cancel()
+        self.stop_timers()
         left = [*self.pending, *self.follow_ups]
         for channel in self.channels:
             left += channel.close()
@@ -715,9 +839,9 @@ class Run:
         pending, self.pending = self.pending, []
         warning = self._warning()
         messages = [*pending, *warning]
+        purposes = [*map(self._purpose, pending), *["budget" for _ in warning]]
+        self.told.update(purposes)
         if self.log is not None and messages:
-            purposes: list[Purpose] = [self._purpose(message) for message in pending]
-            purposes.extend(["budget" for _ in warning])
             self.log.added("turn", messages, purposes, [*self._left, *self._taken()])
         self._pending_follow_ups = False
         self._left = []
@@ -727,7 +851,7 @@ class Run:
 
     def begin_answer(self, placeholder: AssistantMessage, details: Any = None) -> Awaitable[None]:
         """The model has begun to answer."""
-        self._open = placeholder
+        self._open = self._placeholder = placeholder
         self._streaming = self._was_announced = True
         self._details = details
         self.chunks = []
@@ -792,11 +916,14 @@ class Run:
 
     def is_cancelled(self) -> bool:
         """Whether the run was cancelled, by its token or by its task."""
-        return self.scope.is_cancelled()
+        if not self.scope.is_cancelled():
+            return False
+        self.note_cancelled()  # whoever asks acts on it
+        return True
 
     def check_cancelled(self) -> None:
         """Raise if the run was cancelled, also when somebody has swallowed that."""
-        if self.scope.is_cancelled():
+        if self.is_cancelled():
             if self.scope.cancelled_from_outside:
                 raise asyncio.CancelledError
             raise RunAborted(self.signal.reason)

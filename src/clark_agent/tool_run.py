@@ -56,7 +56,8 @@ class ToolRun(Supervised):
         if self.stopped is not None:
             return
         self.stopped = why
-        self._context.signal.cancel(why)
+        if self._context.signal.reason is None:  # one that somebody gave stays
+            self._context.signal.cancel(why)
         if self._in_thread:
             self._later(self._grace, self._end_of_grace)
         elif self._context.is_watched:

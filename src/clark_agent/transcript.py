@@ -39,6 +39,10 @@ class MessageLog:
         """All messages so far, and behind them ``tail``, which does not enter the log."""
         return MessageView(self._items, len(self._items), tail)
 
+    def first(self, count: int) -> MessageView:
+        """The first so many messages."""
+        return MessageView(self._items, min(count, len(self._items)))
+
     def __len__(self) -> int:
         return len(self._items)
 

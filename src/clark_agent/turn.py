@@ -122,6 +122,9 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
         if hooks.tool_gate:
             tools, gate_context, allowlist = await _gated(run, iteration, messages)
         request = _request(run, messages, tools, attempts)
+        if run.log is not None:  # first: so the log knows all that the event tells
+            attempt += 1
+            run.log.asked(request, run.iterations, attempt)
         await run.emit(
             ProviderRequestPrepared(
                 iteration,
@@ -133,9 +136,6 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
                 attempts.cap,
             )
         )
-        if run.log is not None:
-            attempt += 1
-            run.log.asked(request, run.iterations, attempt)
         outcome = await _stream(run, request)
         if type(outcome) is AssistantMessage:
             if run.meters or outcome.usage is not None:
@@ -185,7 +185,7 @@ async def _transformed(
             raise
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
-        if run.log is not None and messages is not before:
+        if run.log is not None:
             run.log.edited(hook.name, before, messages)
         await run.emit(ContextTransformApplied(iteration, hook.name, before, messages))
     return messages
@@ -302,7 +302,7 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
         try:
             awaited = work.send(None)
         except StopIteration as done:  # it had nothing to wait for
-            outcome: AssistantMessage | _Failure = done.value
+            outcome: AssistantMessage | _Failure | None = done.value
         else:
             outcome = await Supervised(work, awaited, grace=run.grace, what="the transport")
         if reading.is_due and isinstance(outcome, _Failure):
@@ -325,7 +325,7 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
 
 async def _read(
     run: Run, events: AsyncIterator[Any], reading: _Reading
-) -> AssistantMessage | _Failure:
+) -> AssistantMessage | _Failure | None:
     """Read to the end, or until somebody intervenes. Chunks before `Start` are ignored."""
     placeholder: AssistantMessage | None = None
     tells_deltas = run.tells_deltas
@@ -378,6 +378,8 @@ async def _read(
             closing = _begin_to_close(close)
             if closing is not None:
                 await _finish_closing(run, *closing)
+    if reading.is_due:
+        return None
     message = AssistantMessage(
         (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
     )

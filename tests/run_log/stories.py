@@ -161,6 +161,8 @@ class Story:
         self.models: list[Model] = []
         self.settings: dict[str, Any] = {}
         self.tools: list[Any] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        """That in which it is played, for those who want to cancel it."""
 
     def model(self, *steps: Step, **more: Any) -> Model:
         model = Model(*steps, **more)

@@ -20,14 +20,17 @@ from clark_agent import (
     BeforeToolCallContext,
     BeforeToolDecision,
     Block,
+    Budget,
     ChannelSteering,
     FanOutSink,
     FunctionPlugin,
     LoopConfig,
     ReasoningEffort,
     RunResult,
+    StreamErrorKind,
     SystemMessage,
     TokenBudget,
+    ToolContext,
     ToolGateContext,
     ToolResult,
     ToolResultBudget,
@@ -36,17 +39,20 @@ from clark_agent import (
     agent_tool,
     check_events,
     run,
+    run_child,
 )
 from clark_agent.errors import failure_of
-from clark_agent.events import AgentStart, ChildRunEvent, RunIdentified
-from clark_agent.run_log.records import RunBegan
-from clark_agent.testing import RecordingSink
+from clark_agent.events import AgentStart, ChildRunEvent, ProviderRequestPrepared, RunIdentified
+from clark_agent.run_log.records import RunBegan, ToolStarted
+from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
+from clark_agent.testing import RecordingSink, call, say
 from clark_agent.trajectory import (
     Difference,
     JsonlStore,
     MemoryStore,
     RunLog,
     RunNotFound,
+    RunStore,
     assert_replays,
     fold,
     replay,
@@ -494,3 +500,294 @@ async def test_a_replay_leaves_the_log_alone() -> None:
 async def test_a_run_that_nobody_knows_is_not_replayed() -> None:
     with pytest.raises(RunNotFound):
         await replay(MemoryStore(), "nobody", begin("plain").config())
+
+
+# --- words that the runtime uses too --------------------------------------------------------------
+
+RUNTIME_RESULTS = [
+    ToolResult.error("The call was stopped because another call of the same batch failed."),
+    ToolResult.error("The call was not run: an earlier call of the same batch failed. And so on."),
+    ToolResult.error(
+        "The result was withheld: the run was stopped before the hooks had checked it."
+    ),
+    *[
+        ToolResult.error("words", details={"kind": kind, "reason": why, "still_running": True})
+        for kind in ("tool_call_stopped", "tool_call_not_executed", "tool_call_uncertain")
+        for why in ("aborted", "steered", "out_of_time", "sibling", "timeout", "interrupted")
+    ],
+]
+
+
+@pytest.mark.parametrize("plugins", [(), (Meddling(),)], ids=["plain", "hooked"])
+async def test_a_tool_may_say_what_the_runtime_says(plugins: tuple[Any, ...]) -> None:
+    """What a result says does not matter, only what the log says of who made it."""
+
+    def make() -> Story:
+        s = Story()
+        said = iter(RUNTIME_RESULTS)
+        s.deed("work", lambda args, ctx: next(said))
+        s.settings["plugins"] = plugins
+        pairs = [[call("work", n=n), call("work", m=n)] for n in range(len(RUNTIME_RESULTS) // 2)]
+        s.model(*pairs, call("work"), "Done.")
+        return s
+
+    played, store = make(), MemoryStore()
+    result = await played.play(RunLog(store))
+    assert isinstance(result, RunResult)
+    loaded, again = root_of(store), make()
+    async with asyncio.timeout(5):
+        report = await replay(copy_of(store, loaded.run_id), loaded.run_id, again.config())
+    assert str(report.drift) == "None"
+    assert_same_events(played.sink.events, again.sink.events)
+
+
+async def test_a_transport_may_say_what_the_runtime_says() -> None:
+    def make() -> Story:
+        s = Story()
+        failed = Error(say(""), StreamErrorKind.FATAL, "the transport raised ValueError: ")
+        s.model([failed])
+        return s
+
+    played, store = make(), MemoryStore()
+    await played.play(RunLog(store))
+    loaded, again = root_of(store), make()
+    report = await replay(copy_of(store, loaded.run_id), loaded.run_id, again.config())
+    assert str(report.drift) == "None"
+    assert_same_events(played.sink.events, again.sink.events)
+
+
+# --- a replay that is cancelled -------------------------------------------------------------------
+
+
+class Stuck:
+    """A hook that waits for ever in a replay."""
+
+    def __init__(self, hook: str) -> None:
+        self.reached = asyncio.Event()
+
+        async def wait(*args: Any) -> None:
+            self.reached.set()
+            await asyncio.Event().wait()
+
+        setattr(self, hook, wait)
+
+    name = "stuck"
+
+
+HOOKS = [
+    "transform_context",
+    "next_turn_tool_allowlist",
+    "on_before_tool_call",
+    "on_after_tool_call",
+    "next_steering_messages",
+    "next_follow_up_messages",
+    "on_event",
+]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", ["batches", "cancelled_in_a_batch"])
+async def test_a_replay_can_be_cancelled_anywhere(hook: str, name: str) -> None:
+    if (hook, name) == ("next_follow_up_messages", "cancelled_in_a_batch"):
+        return  # it is not asked there
+    _, _, loaded, store = await told(name)
+    story, stuck = begin(name), Stuck(hook)
+    story.settings |= {"plugins": [stuck], "cancel_grace": 0.01}
+    task = asyncio.create_task(replay(store, loaded.run_id, story.config()))
+    await stuck.reached.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+@pytest.mark.parametrize("name", ["batches", "helpers", "steering_now_in_a_batch"])
+async def test_a_replay_can_be_cancelled_behind_every_event(name: str) -> None:
+    """Also while the tools of the log wait for their turn."""
+    _, _, loaded, store = await told(name)
+    events = len(await _replayed_events(name, store, loaded.run_id))
+    for at in range(1, events, 3):
+        task, seen = await cancelled_behind(at, name, store, loaded.run_id)
+        assert task.done(), at
+        assert task.cancelled() or seen == events, at
+
+
+async def cancelled_behind(
+    at: int, name: str, store: RunStore, run_id: str
+) -> tuple[asyncio.Task[Any], int]:
+    """Cancel a replay in the middle of an event; its task, and how many events there were."""
+    story = begin(name)
+    seen: list[AgentEvent] = []
+
+    def cancel(event: AgentEvent) -> None:
+        seen.append(event)
+        if len(seen) == at:
+            story.tasks[0].cancel()
+
+    story.settings |= {"event_sink": cancel, "cancel_grace": 0.01}
+    work = replay(copy_of(store, run_id), run_id, story.config())
+    story.tasks = [asyncio.create_task(work)]
+    await asyncio.wait(story.tasks, timeout=5)
+    return story.tasks[0], len(seen)
+
+
+async def _replayed_events(name: str, store: RunStore, run_id: str) -> list[AgentEvent]:
+    story = begin(name)
+    await replay(copy_of(store, run_id), run_id, story.config())
+    return story.sink.events
+
+
+async def test_a_timeout_around_a_replay_is_a_timeout() -> None:
+    _, _, loaded, store = await told("batches")
+    story = begin("batches")
+    story.settings["plugins"] = [Stuck("transform_context")]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await replay(store, loaded.run_id, story.config())
+
+
+# --- runs below -----------------------------------------------------------------------------------
+
+
+def own_child(s: Story) -> None:
+    """A tool of one's own that runs an agent."""
+    child = LoopConfig(stream=s.model("From below.", prefix="c"), clock=s.clock)
+
+    async def asks(args: Any, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text((await run_child(ctx, "Help.", child)).text)
+
+    top = s.model(call("asks"), call("asks"), "Done.", *["More."] * 3)
+    s.models.insert(0, s.models.pop(s.models.index(top)))
+    s.deed("asks", asks)
+
+
+@pytest.mark.parametrize("budget", [None, Budget(tokens=350, wrap_up_at=None)])
+async def test_what_a_tool_of_ones_own_has_spent_below_is_counted(budget: Budget | None) -> None:
+    def make() -> Story:
+        s = Story()
+        own_child(s)
+        s.settings["budget"] = budget
+        return s
+
+    played, store = make(), MemoryStore()
+    result = await played.play(RunLog(store))
+    assert isinstance(result, RunResult)
+    assert result.tree_usage != result.usage
+    loaded, again = root_of(store), make()
+    report = await replay(store, loaded.run_id, again.config())
+    assert str(report.drift) == "None"
+    assert report.result is not None
+    assert (report.result.tree_usage, report.result.outcome) == (result.tree_usage, result.outcome)
+    assert not again.was_asked
+
+
+async def test_a_child_that_had_not_begun_when_its_parent_died_is_not_mistaken_for_the_next() -> (
+    None
+):
+    """The call is idempotent: the process that goes on runs it again, and then there is a child."""
+
+    def make() -> Story:
+        s = begin("helpers")
+        for each in s.tools:
+            each.idempotent = True
+        return s
+
+    played, store = make(), MemoryStore()
+    await played.play(RunLog(store))
+    loaded = root_of(store)
+    started = [n for n, r in enumerate(loaded.records) if isinstance(r.entry, ToolStarted)]
+    cut = MemoryStore()
+    fill(cut, loaded.run_id, loaded.records[: started[0] + 1])  # and no log of a child
+    await resume(cut, loaded.run_id, make().config())
+    again = make()
+    async with asyncio.timeout(5):
+        report = await replay(cut, loaded.run_id, again.config())
+    assert str(report.drift) == "None"
+    assert not again.was_asked
+
+
+# --- what is noticed ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"temperature": 0.5}, {"max_output_tokens": 7}])
+async def test_a_setting_is_compared_also_if_the_run_was_cancelled_at_once(
+    change: dict[str, Any],
+) -> None:
+    """The event tells the setting, so the log has it, however soon the run ends behind it."""
+
+    def make(**settings: Any) -> Story:
+        s = Story()
+        s.model("Never.")
+
+        def stop(event: AgentEvent) -> None:
+            if isinstance(event, ProviderRequestPrepared):
+                s.signal.cancel()
+
+        s.settings |= {"event_sink": stop, **settings}
+        return s
+
+    store = MemoryStore()
+    await make().play(RunLog(store))
+    loaded = root_of(store)
+    same = await replay(store, loaded.run_id, make().config())
+    assert str(same.drift) == "None"
+    report = await replay(store, loaded.run_id, make(**change).config())
+    assert report.drift is not None
+    assert next(iter(change)) in str(report.drift)
+
+
+class Alternating:
+    """A transform that adds a note in every other turn, unless it is told to in all."""
+
+    name = "alternating"
+
+    def __init__(self, *, always: bool = False, says_so: bool = False) -> None:
+        self.always = always
+        self.says_so = says_so
+
+    def should_transform(self, messages: Sequence[AgentMessage], ctx: TransformContext) -> bool:
+        return self.always or not self.says_so or ctx.iteration % 2 == 0
+
+    def transform_context(
+        self, messages: Sequence[AgentMessage], ctx: TransformContext
+    ) -> Sequence[AgentMessage]:
+        if self.always or ctx.iteration % 2 == 0:
+            return [*messages, SystemMessage("a note", 5)]
+        return messages
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+async def test_a_transform_that_stops_to_edit_is_compared(says_so: bool) -> None:
+    """What it gives is in the log turn by turn; and whether it ran follows from the events."""
+
+    def make(plugin: Alternating) -> Story:
+        s = Story()
+        s.deed("work", "done")
+        s.settings["plugins"] = [plugin]
+        s.model(call("work"), call("work"), call("work"), "Done.")
+        return s
+
+    store = MemoryStore()
+    await make(Alternating(says_so=says_so)).play(RunLog(store))
+    loaded = root_of(store)
+    same = await replay(store, loaded.run_id, make(Alternating(says_so=says_so)).config())
+    assert str(same.drift) == "None"
+    for other in (Alternating(always=True), Alternating(says_so=not says_so)):
+        report = await replay(store, loaded.run_id, make(other).config())
+        assert not report.is_identical
+        assert report.drift is not None
+        assert report.drift.turn in (1, 2)
+
+
+async def test_an_answer_that_is_announced_with_something_is_announced_so_again() -> None:
+    def make() -> Story:
+        s = Story()
+        placeholder = say("I ")
+        s.model([Start(placeholder), Chunk(TextChunk("I am.")), Done(say("I am."))])
+        return s
+
+    played, store = make(), MemoryStore()
+    await played.play(RunLog(store))
+    loaded, again = root_of(store), make()
+    report = await replay(store, loaded.run_id, again.config())
+    assert str(report.drift) == "None"
+    assert_same_events(played.sink.events, again.sink.events)

@@ -40,6 +40,10 @@ class ChannelSteering:
         self._channel.listeners[listener] = None
         return listener
 
+    def detached(self) -> ChannelSteering:
+        """A channel of its own. For a replay, which gets from the log what was sent."""
+        return ChannelSteering()
+
     def end_run(self) -> None:
         """One run less listens."""
         self.close()

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent, TurnEnd
+from clark_agent.plugin import RestoreContext
 from clark_agent.protocol import WRAP_UP
 from clark_agent.types import SystemMessage
 
@@ -24,6 +25,7 @@ class GracefulTurnLimit:
     """
 
     name = "graceful_turn_limit"
+    purpose = "wrap_up"
     observes = (TurnEnd,)
 
     def __init__(
@@ -44,8 +46,6 @@ class GracefulTurnLimit:
         self.message_provider = message_provider
         self.grace_provider = grace_provider
         self.fired = False
-        self.message: SystemMessage | None = None
-        """What it has said."""
         self._completed_turns = 0
 
     @staticmethod
@@ -68,10 +68,10 @@ class GracefulTurnLimit:
             grace_provider=self.grace_provider,
         )
 
-    def take_over(self, turns: int, *, fired: bool) -> None:
-        """Go on after so many turns that another process has seen."""
-        self._completed_turns = turns
-        self.fired = fired
+    def restore(self, ctx: RestoreContext) -> None:
+        """Go on after the turns that another process has seen."""
+        self._completed_turns = ctx.turns
+        self.fired = self.purpose in ctx.purposes
 
     def on_event(self, event: AgentEvent) -> None:
         """Count the turns that are over."""
@@ -84,8 +84,7 @@ class GracefulTurnLimit:
             return []
         text = _ask(self.message_provider, WRAP_UP)
         self.fired = True
-        self.message = SystemMessage(text)
-        return [self.message]
+        return [SystemMessage(text)]
 
 
 def _ask(provider: Callable[[], _T] | None, default: _T) -> _T:

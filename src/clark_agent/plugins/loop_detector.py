@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import AfterToolCallContext, BeforeToolCallContext, Block
+from clark_agent.plugin import (
+    AfterToolCallContext,
+    BeforeToolCallContext,
+    Block,
+    RestoreContext,
+)
 from clark_agent.tool_identity import (
     ToolIdentityPolicy,
     extract_args_key,
     extract_operation_key,
 )
-from clark_agent.tools import AgentTool
+from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.types import SystemMessage, ToolCall
 
 __all__ = ["LoopDetector"]
@@ -30,6 +36,7 @@ class LoopDetector:
     """
 
     name = "loop_detector"
+    purpose = "repetition"
 
     def __init__(
         self, warn_after: int | None = 3, block_after: int | None = 5, *, window: int = 100
@@ -54,6 +61,16 @@ class LoopDetector:
         """A fresh one that has seen nothing."""
         return LoopDetector(self.warn_after, self.block_after, window=self.window)
 
+    def restore(self, ctx: RestoreContext) -> None:
+        """Count what another process has seen. Notes that it has given are not given again."""
+        for call in ctx.calls:
+            if not any(self._has_blocked(decision) for decision in call.decisions):
+                self._count(call.tool_call, ctx.tools.get(call.tool_call.name), call.result)
+        del self._notes[: ctx.purposes.count(self.purpose)]
+
+    def _has_blocked(self, decision: Mapping[str, Any]) -> bool:
+        return decision.get("plugin") == self.name and decision.get("decision") == "block"
+
     def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | None:
         """Refuse a call whose result is known by now."""
         key = _identity(ctx.tool_call, ctx.tool)
@@ -74,9 +91,12 @@ class LoopDetector:
         """Count the outcome."""
         if ctx.tool_call.id in self._blocked:
             self._blocked.discard(ctx.tool_call.id)
-            return
-        key = _identity(ctx.tool_call, ctx.tool)
-        outcome = hash((ctx.result.is_error, ctx.result.content))
+        else:
+            self._count(ctx.tool_call, ctx.tool, ctx.result)
+
+    def _count(self, call: ToolCall, tool: AgentTool | None, result: ToolResult) -> None:
+        key = _identity(call, tool)
+        outcome = hash((result.is_error, result.content))
         known, count = self._seen.pop(key, (outcome, 0))
         count = count + 1 if known == outcome else 1
         self._seen[key] = (outcome, count)
@@ -86,7 +106,7 @@ class LoopDetector:
             self._notes.append(
                 SystemMessage(
                     "[from the runtime, not from the user]\n"
-                    f"You have called {ctx.tool_call.name!r} {count} times in the same way, with "
+                    f"You have called {call.name!r} {count} times in the same way, with "
                     "the same result each time. Calling it again will not change that: use what "
                     "you have, try something different, or say what stands in the way."
                 )

@@ -21,11 +21,12 @@ from clark_agent.run_log.records import (
     Purpose,
     Record,
     RunBegan,
+    RunFailed,
     RuntimeResult,
     SteeringAccepted,
     ToolEnded,
 )
-from clark_agent.types import AgentMessage, SystemMessage, ToolResultMessage
+from clark_agent.types import AgentMessage, StopReason, SystemMessage, ToolResultMessage
 
 __all__ = ["upgraded"]
 
@@ -36,6 +37,8 @@ def upgraded(records: Sequence[Record]) -> list[Record]:
     warns = isinstance(began, RunBegan) and "graceful_turn_limit" in began.plugins
     follow_ups: set[int] = set()
     made: list[Record] = []
+    before: Entry | None = None
+    is_stopped = False
     for record in records:
         entry = record.entry
         if isinstance(entry, SteeringAccepted) and entry.when == "follow_up":
@@ -43,8 +46,33 @@ def upgraded(records: Sequence[Record]) -> list[Record]:
         if record.v == 1:
             is_follow_up = bool(follow_ups.intersection(getattr(entry, "steering", ())))
             entry = _upgraded(entry, "wrap_up" if warns else "budget", is_follow_up=is_follow_up)
-        made.append(record if entry is record.entry else replace(record, entry=entry))
+            record = record if entry is record.entry else replace(record, entry=entry)
+            match entry:
+                case Answered() | RunBegan():
+                    is_stopped = False
+                case ToolEnded(raised=str()):
+                    is_stopped = True  # by the tool itself
+                case _:
+                    if not is_stopped and before is not None and _is_cancelled(before, entry):
+                        is_stopped = True
+                        record = replace(record, interrupts=((0, "cancelled"),))
+            before = entry
+        made.append(record)
     return made
+
+
+def _is_cancelled(before: Entry, entry: Entry) -> bool:
+    """Whether somebody has cancelled the run between two records, while no tool was running."""
+    match entry:
+        case RunFailed(error="RunAborted"):
+            if isinstance(before, Answered):
+                said = before.message.stop_reason
+                return before.discarded is None and said is not StopReason.ABORTED
+            return True
+        case ToolEnded(by_runtime=RuntimeResult(kind="not_executed", reason="aborted")):
+            return isinstance(before, (Answered, ToolEnded))
+        case _:
+            return False
 
 
 def _upgraded(entry: Entry, warning: Purpose, *, is_follow_up: bool) -> Entry:

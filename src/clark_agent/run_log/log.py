@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from clark_agent._finished import FINISHED
-from clark_agent.clock import Clock, now_ms
+from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError, RunBusy, RunExists, RunLogError
 from clark_agent.run_log._checksums import seal
 from clark_agent.run_log.records import (
@@ -29,6 +29,7 @@ from clark_agent.run_log.records import (
     ContextEdited,
     Edit,
     Entry,
+    Interrupt,
     MessagesAdded,
     Purpose,
     Record,
@@ -165,14 +166,21 @@ def store_of(given: RunStore | RunLog) -> RunStore:
 
 
 class LoggedClock:
-    """A clock whose answers are kept for the next record."""
+    """A clock whose answers are kept for the next record, with what else that has to say."""
 
-    __slots__ = ("ids", "readings", "unlogged")
+    __slots__ = ("events", "ids", "interrupts", "readings", "steps", "time_ms", "unlogged")
 
     def __init__(self, clock: Clock) -> None:
         self.unlogged = clock
+        self.time_ms: Callable[[], int] = getattr(clock, "peek_ms", clock.now_ms)
+        """The time, which is not kept. A clock that gives each answer once has ``peek_ms``."""
         self.readings: list[int] = []
         self.ids: list[str] = []
+        self.events = 0
+        """How many events were emitted."""
+        self.steps = 0
+        """The same with hooks that were asked, and their answers."""
+        self.interrupts: list[Interrupt] = []
 
     def now_ms(self) -> int:
         """The time."""
@@ -224,7 +232,19 @@ class RunWriter:
         self._syncs_records = log.durability is Durability.RECORD
         self._fingerprint = _Fingerprint()
 
-    def write(self, entry: Entry, *, hand_on: bool = True, ends_turn: bool = False) -> None:
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the next record, and how many steps there are behind the last."""
+        return self._seq, self.clock.steps
+
+    def write(
+        self,
+        entry: Entry,
+        *,
+        hand_on: bool = True,
+        ends_turn: bool = False,
+        returned: tuple[int, int] | None = None,
+    ) -> None:
         """Write an entry; ``hand_on`` has the store keep it, and all before it, at once or soon."""
         if self._is_broken:
             self._lost(None)
@@ -236,10 +256,14 @@ class RunWriter:
             RUN_LOG_VERSION,
             self._seq,
             self.run_id,
-            now_ms(),
+            clock.time_ms(),
             entry,
             tuple(readings) if readings else (),
             tuple(ids) if ids else (),
+            clock.events,
+            clock.steps if isinstance(entry, SteeringAccepted) else 0,
+            returned,
+            tuple(clock.interrupts) if clock.interrupts else (),
         )
         assert self._appender is not None
         try:
@@ -258,6 +282,9 @@ class RunWriter:
             readings.clear()
         if ids:
             ids.clear()
+        if clock.interrupts:
+            clock.interrupts.clear()
+        clock.events = clock.steps = 0
         self.is_writing = False
         if self.log.on_written is not None:
             self.log.on_written(entry)
@@ -382,6 +409,8 @@ class RunWriter:
         expected: Sequence[AgentMessage] = before
         given, shared = after, 0
         last = self._edits.get(plugin)
+        if last is None and after is before:
+            return
         if is_lasting:  # what was given before does not grow into the new transcript
             self._edits.clear()
         else:

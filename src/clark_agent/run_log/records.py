@@ -15,8 +15,9 @@
     run_ended, run_failed
 
 A record is a line of JSON: the version of this vocabulary, its number in the run, the run, the
-time, what the clock and the source of ids said since the record before, the entry, told apart by
-its ``kind``, and last a checksum (see `clark_agent.run_log.checksums`). Fields may be added; a
+time, the entry, told apart by its ``kind``, what happened since the record before (what the clock
+and the source of ids said, how many events were emitted, who stopped the run behind which of them),
+and last a checksum (see `clark_agent.run_log.checksums`). Fields may be added; a
 reader ignores those it does not know, and refuses a version that is newer than its own.
 
 Version 1 had no checksums, and said in prose what ``purposes``, ``by_runtime`` and the like say
@@ -57,9 +58,16 @@ __all__ = [
 
 RUN_LOG_VERSION = 2
 
-Purpose: TypeAlias = Literal["steering", "follow_up", "wrap_up", "budget", "nudge", "final_answer"]
-"""Why a message was added: somebody steered, a follow-up was due, the turns run out, the budget
-does, the model has to be reminded of its tools, or its text was taken for the final answer."""
+Purpose: TypeAlias = str
+"""Why a message was added: ``steering``, ``follow_up``, ``wrap_up`` (the turns run out), ``budget``
+(the budget does), ``nudge`` (the model has to be reminded of its tools), ``final_answer`` (its text
+was taken for that), or what the plugin that steers says, such as ``repetition``."""
+
+Interrupt: TypeAlias = tuple[NonNegativeInt, Literal["cancelled", "out_of_time"]]
+"""What reached into the run, and behind how many steps since the record before.
+
+A step is an event that is emitted, a hook that is asked, or a hook's answer.
+"""
 
 
 class _Entry(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
@@ -152,6 +160,8 @@ class Answered(_Entry, frozen=True, kw_only=True, tag="answered"):
     """What the provider said."""
 
     message: AssistantMessage
+    start: AssistantMessage | None = None
+    """How the message was announced, if not as an empty one."""
     pieces: tuple[Any, ...] | None = None
     """How the message was cut; see `clark_agent.run_log.pieces`. None: it came in one piece and
     was not announced."""
@@ -283,5 +293,15 @@ class Record(Struct, frozen=True, omit_defaults=True):
     """What the run's clock said since the record before."""
     ids: tuple[str, ...] = ()
     """The ids that were made since then."""
+    events: NonNegativeInt = 0
+    """How many events the run has emitted since then. Deltas, progress and what child runs emit do
+    not count: whether they are emitted depends on who listens."""
+    steps: NonNegativeInt = 0
+    """For a message that somebody sent: behind how many steps since then."""
+    returned: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """For a call that ran beside others and has hooks behind it: which record was next when the
+    tool returned, and behind how many steps."""
+    interrupts: tuple[Interrupt, ...] = ()
+    """What has reached into the run since then."""
     crc: str | None = None
     """Of this record and all before it; None: it was never written."""

@@ -49,6 +49,9 @@ class Difference(Struct, frozen=True):
         where = f"in turn {self.turn}" if self.turn else "at the beginning"
         if self.run_id is not None:
             where += f" of the child run {self.run_id}"
+        if self.path == "events":
+            before = f"{where}, before record {self.seq} ({self.kind})"
+            return f"{before}: {self.first} events were emitted; now {self.second}"
         if self.path == "kind":  # something else has happened
             return f"{where}, record {self.seq}: {self.first}; now {self.second}"
         return (
@@ -80,7 +83,10 @@ def first_difference(
         right = theirs[index] if index < len(theirs) else None
         if left is not None and right is not None and left.entry == right.entry:
             turn = getattr(left.entry, "turn", turn)
-            continue
+            if not of_one_run or left.events == right.events or left.v == 1:
+                continue
+            kind = str(left.entry.__struct_config__.tag)
+            return Difference(left.seq, turn, kind, "events", left.events, right.events)
         known = left or right
         assert known is not None
         found = _differences.first_difference(

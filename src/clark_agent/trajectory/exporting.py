@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, assert_never
 
 import msgspec
 
-from clark_agent.history import repair_history
+from clark_agent.stream import StreamRequest
+from clark_agent.transports.anthropic_messages import MessagesWriter
+from clark_agent.transports.dialects import OPENAI
+from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.openai_chat import chat_messages
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
@@ -19,7 +23,6 @@ from clark_agent.types import (
     TextContent,
     ThinkingContent,
     ToolCall,
-    ToolResultBlock,
     ToolResultMessage,
     UserMessage,
 )
@@ -27,139 +30,41 @@ from clark_agent.types import (
 __all__ = ["to_anthropic_messages", "to_markdown", "to_openai_messages"]
 
 
-def _sound(messages: Iterable[AgentMessage]) -> Sequence[AgentMessage]:
-    return repair_history([m for m in messages if not isinstance(m, CustomMessage)]).messages
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    return call.arguments if isinstance(call.arguments, dict) else {"value": call.arguments}
-
-
 def to_openai_messages(
     messages: Iterable[AgentMessage], system_prompt: str = ""
 ) -> list[dict[str, Any]]:
-    """The conversation as Chat Completions takes it. Reasoning and custom messages are left out."""
-    written: list[dict[str, Any]] = []
-    if system_prompt:
-        written.append({"role": "system", "content": system_prompt})
-    for message in _sound(messages):
-        match message:
-            case SystemMessage():
-                written.append({"role": "system", "content": message.content})
-            case UserMessage():
-                written.append({"role": "user", "content": _openai_content(message)})
-            case AssistantMessage():
-                written.append(_openai_assistant(message))
-            case ToolResultMessage():
-                result = {"role": "tool", "tool_call_id": message.tool_call_id}
-                written.append({**result, "content": message.plain_text})
-            case CustomMessage():
-                pass
-            case _:
-                assert_never(message)
-    return written
+    """The conversation as Chat Completions takes it.
 
-
-def _openai_content(message: UserMessage) -> str | list[dict[str, Any]]:
-    if isinstance(message.content, str):
-        return message.content
-    return [
-        {"type": "text", "text": block.text}
-        if isinstance(block, TextContent)
-        else {"type": "image_url", "image_url": {"url": block.source}}
-        for block in message.content
-    ]
-
-
-def _openai_assistant(message: AssistantMessage) -> dict[str, Any]:
-    written: dict[str, Any] = {"role": "assistant", "content": message.plain_text}
-    if message.tool_calls:
-        written["content"] = message.plain_text or None
-        written["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": msgspec.json.encode(_arguments(call)).decode(),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    return written
+    It is what `clark_agent.transports.OpenAIChat` would send: calls and results in pairs, images of
+    results in a user's message behind them. Reasoning, custom messages and answers that were cut
+    off by a failure are left out.
+    """
+    return chat_messages(_request(messages, system_prompt), OPENAI, model="", target=ReplayTarget())
 
 
 def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
     """The conversation as Anthropic's Messages takes it: results in a user's message, roles by
     turns.
 
-    System messages become a user's, in tags; reasoning and custom messages are left out.
+    It is what `clark_agent.transports.Anthropic` would send, except that all system messages become
+    a user's, in tags. Reasoning, custom messages and answers that were cut off by a failure are
+    left out.
     """
-    written: list[dict[str, Any]] = []
-    for message in _sound(messages):
-        match message:
-            case SystemMessage():
-                text = f"<system>\n{message.content}\n</system>"
-                _add(written, "user", [{"type": "text", "text": text}])
-            case UserMessage():
-                content = message.content
-                blocks = (TextContent(content),) if isinstance(content, str) else content
-                _add(written, "user", _anthropic_blocks(blocks))
-            case AssistantMessage():
-                _add(written, "assistant", _anthropic_assistant(message))
-            case ToolResultMessage():
-                result: dict[str, Any] = {
-                    "type": "tool_result",
-                    "tool_use_id": message.tool_call_id,
-                    "content": _anthropic_blocks(message.content),
-                }
-                if message.is_error:
-                    result["is_error"] = True
-                _add(written, "user", [result])
-            case CustomMessage():
-                pass
-            case _:
-                assert_never(message)
+    writer = MessagesWriter(frozenset())
+    writer.write_all(_request(messages), ReplayTarget())
+    written = writer.messages
+    opening = [
+        {"type": "text", "text": f"<system>\n{block['text']}\n</system>"} for block in writer.system
+    ]
+    if opening and written and written[0]["role"] == "user":
+        written[0]["content"][:0] = opening
+    elif opening:
+        written.insert(0, {"role": "user", "content": opening})
     return written
 
 
-def _add(written: list[dict[str, Any]], role: str, blocks: list[dict[str, Any]]) -> None:
-    if not blocks:
-        return
-    if written and written[-1]["role"] == role:
-        written[-1]["content"] += blocks
-    else:
-        written.append({"role": role, "content": blocks})
-
-
-def _anthropic_blocks(blocks: Iterable[ToolResultBlock]) -> list[dict[str, Any]]:
-    """The blocks, without those that the API refuses: texts with nothing in them."""
-    return [
-        _anthropic_block(block)
-        for block in blocks
-        if not isinstance(block, TextContent) or block.text.strip()
-    ]
-
-
-def _anthropic_block(block: ToolResultBlock) -> dict[str, Any]:
-    if isinstance(block, TextContent):
-        return {"type": "text", "text": block.text}
-    if block.source.startswith("data:"):
-        head, _, data = block.source.partition(",")
-        media_type = head.removeprefix("data:").partition(";")[0] or block.media_type
-        source = {"type": "base64", "media_type": media_type, "data": data}
-    else:
-        source = {"type": "url", "url": block.source}
-    return {"type": "image", "source": source}
-
-
-def _anthropic_assistant(message: AssistantMessage) -> list[dict[str, Any]]:
-    said = [{"type": "text", "text": message.plain_text}] if message.plain_text.strip() else []
-    calls = [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)}
-        for call in message.tool_calls
-    ]
-    return [*said, *calls]
+def _request(messages: Iterable[AgentMessage], system_prompt: str = "") -> StreamRequest:
+    return StreamRequest(system_prompt=system_prompt, messages=tuple(messages), tools=())
 
 
 # --- for people -------------------------------------------------------------------------------

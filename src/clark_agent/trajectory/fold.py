@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.base_tool import ToolResult
 from clark_agent.errors import DecodeError, LogDamaged
+from clark_agent.plugin import EarlierCall
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -62,8 +64,15 @@ class FoldedRun(Struct):
     """The newest answer, if its results are the last that is in the transcript."""
     was_delivered: bool = False
     """Whether the last that is in the transcript is a text that was taken for the final answer."""
-    told: set[str] = set()
-    """The purposes of all messages that were added."""
+    purposes: list[str] = []
+    """Why messages were added that neither the model nor a tool gave, in order."""
+    outcomes: list[EarlierCall] = []
+    """All calls that have their result, in the order in which they ended."""
+    requests: list[int] = []
+    """How long ``transcript`` was before each request, since it was last changed otherwise than by
+    growing."""
+    worked_ms: int = 0
+    """How long processes have worked on the run, up to the last record of each."""
     offered: tuple[str, ...] = ()
     """The tools of the newest request."""
     waiting: dict[int, SteeringAccepted] = {}
@@ -101,7 +110,11 @@ def fold(loaded: LoadedRun) -> FoldedRun:
         transcript=[*began.history, *began.prompts],
         messages=list(began.prompts),
     )
+    before = records[0].at
     for record in records[1:]:
+        if not isinstance(record.entry, RunResumed):  # nobody worked on it until then
+            run.worked_ms += max(0, record.at - before)
+        before = record.at
         try:
             _take(run, record)
         except _OutOfPlace as error:
@@ -120,7 +133,7 @@ def _take(run: FoldedRun, record: Record) -> None:
             if added.source == "turn":
                 _end_turn(run)
             _append(run, added.messages)
-            run.told.update(added.purposes)
+            run.purposes.extend(added.purposes)
             run.was_delivered = "final_answer" in added.purposes
             for number in added.steering:
                 run.waiting.pop(number, None)
@@ -130,10 +143,12 @@ def _take(run: FoldedRun, record: Record) -> None:
         case ContextEdited(is_lasting=True) as edited:
             for edit in reversed(edited.edits):
                 run.transcript[edit.start : edit.start + edit.removed] = edit.inserted
+            run.requests.clear()
         case Asked() as asked:
             if asked.turn > run.asked:
                 _end_turn(run)
             run.asked = asked.turn
+            run.requests.append(len(run.transcript))
             if asked.settings is not None:
                 run.offered = tuple(asked.settings.get("tools") or ())
         case Answered() as answered:
@@ -144,6 +159,7 @@ def _take(run: FoldedRun, record: Record) -> None:
             run.calls[ended.position] = ended.result
             if ended.tool_name is not None:
                 run.names[ended.position] = ended.tool_name
+            _outcome(run, ended)
         case BatchEnded() as batch:
             _batch_ended(run, batch)
         case RunEnded() | RunFailed() as ending:
@@ -154,6 +170,15 @@ def _take(run: FoldedRun, record: Record) -> None:
             del run.turn_ends[resumed.turn :]
         case _:
             pass
+
+
+def _outcome(run: FoldedRun, ended: ToolEnded) -> None:
+    calls = () if run.answer is None else run.answer.tool_calls
+    if ended.position < len(calls):
+        call = calls[ended.position]
+        if ended.tool_name is not None:
+            call = replace(call, name=ended.tool_name)
+        run.outcomes.append(EarlierCall(call, ended.result, ended.decisions))
 
 
 def _end_turn(run: FoldedRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -9,8 +10,8 @@ from msgspec import Struct
 from clark_agent.errors import InvalidContinuationError
 from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.records import Answered, RunEnded, RunFailed, ToolStarted
-from clark_agent.run_log.store import LoadedRun, RunStore
-from clark_agent.trajectory.fold import fold
+from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
+from clark_agent.trajectory.fold import FoldedRun, fold
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
 __all__ = ["RunUsage", "fork", "usage_tree"]
@@ -72,7 +73,7 @@ class RunUsage(Struct, frozen=True, kw_only=True):
     """Attempts included."""
     tool_calls: int
     milliseconds: int
-    """From its first record to its last."""
+    """In which processes worked on it: from the first record of each to its last."""
     children: tuple[RunUsage, ...] = ()
 
     def __str__(self) -> str:
@@ -87,7 +88,7 @@ def usage_tree(store: RunStore | RunLog, run_id: str, *, before: int | None = No
     loaded = store.load(run_id)
     folded = fold(loaded)
     entries = [record.entry for record in loaded.records]
-    below = sorted(store.runs(parent_run_id=run_id), key=lambda run: run.began_at)
+    below = sorted(_children(store, loaded, folded), key=lambda run: run.began_at)
     below = [run for run in below if before is None or run.began_at < before]
     children = tuple([usage_tree(store, child.run_id) for child in below])
     total = folded.usage
@@ -102,9 +103,16 @@ def usage_tree(store: RunStore | RunLog, run_id: str, *, before: int | None = No
         turns=folded.turns,
         model_calls=sum(isinstance(entry, Answered) for entry in entries),
         tool_calls=sum(isinstance(entry, ToolStarted) for entry in entries),
-        milliseconds=loaded.records[-1].at - loaded.records[0].at,
+        milliseconds=folded.worked_ms,
         children=children,
     )
+
+
+def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
+    """The runs right below. A run that has ended without having made an id has none."""
+    if folded.ending is not None and not any(record.ids for record in loaded.records):
+        return ()
+    return store.runs(parent_run_id=loaded.run_id)
 
 
 def _outcome(ending: RunEnded | RunFailed | None) -> str | None:

@@ -12,7 +12,7 @@ from clark_agent.clock import Clock, SystemClock
 from clark_agent.events import AgentEvent
 from clark_agent.trajectory import records as rec
 from clark_agent.trajectory.records import TrajectoryPayload, TrajectoryRecord
-from clark_agent.types import RunIdentity
+from clark_agent.types import AssistantMessage, RunIdentity
 
 __all__ = ["InMemoryTrajectorySink", "TrajectoryRecorder", "TrajectorySink"]
 
@@ -48,7 +48,7 @@ class TrajectoryRecorder:
     observes = tuple(
         kind
         for kind in get_args(AgentEvent)
-        if kind not in (ev.MessageUpdate, ev.ToolExecutionUpdate, ev.MessageDiscarded)
+        if kind not in (ev.MessageUpdate, ev.ToolExecutionUpdate, ev.ChildRunEvent)
     )
 
     def __init__(self, sink: TrajectorySink, *, clock: Clock | None = None) -> None:
@@ -56,6 +56,8 @@ class TrajectoryRecorder:
         self._clock = clock or SystemClock()
         self._identity: RunIdentity | None = None
         self._seq = 0
+        self._answer: TrajectoryRecord | None = None
+        """The newest answer, until it is known whether it enters the transcript."""
 
     def for_run(self) -> TrajectoryRecorder:
         """A fresh one that writes to the same sink."""
@@ -65,11 +67,21 @@ class TrajectoryRecorder:
         """Write the record of an event, if it has one."""
         if isinstance(event, ev.RunIdentified):
             self._identity = event.identity
+        answer, self._answer = self._answer, None
+        if answer is not None and not isinstance(event, ev.MessageDiscarded):
+            await self._write(answer)
         payload = payload_of(event)
         if payload is None:
             return
+        record = self._record(payload)
+        if isinstance(event, ev.MessageEnd) and isinstance(event.message, AssistantMessage):
+            self._answer = record
+        else:
+            await self._write(record)
+
+    def _record(self, payload: TrajectoryPayload) -> TrajectoryRecord:
         identity = self._identity
-        record = TrajectoryRecord(
+        return TrajectoryRecord(
             schema_version=rec.TRAJECTORY_SCHEMA_VERSION,
             seq=self._seq,
             run_id=None if identity is None else identity.run_id,
@@ -78,6 +90,8 @@ class TrajectoryRecorder:
             recorded_at_unix_ms=self._clock.now_ms(),
             payload=payload,
         )
+
+    async def _write(self, record: TrajectoryRecord) -> None:
         self._seq += 1
         try:
             pending = self._sink.record(record)

@@ -118,19 +118,26 @@ def _resumption(folded: FoldedRun, spent: RunUsage) -> Resumption:
         messages=tuple(folded.messages if answer is None else folded.messages[:-1]),
         usage=folded.usage,
         children_usage=sum(below, Usage()),
-        spent=((folded.turns, folded.usage, spent.model_id), *_spent_below(spent)),
+        spent=(
+            (folded.turns, folded.usage, spent.model_id),
+            *[each for child in spent.children for each in spent_by(child)],
+        ),
         answer=answer,
         offered=None if offered.issuperset(folded.began.tools) else offered,
         ended=folded.ended,
         was_delivered=folded.was_delivered,
-        told=frozenset(folded.told),
+        purposes=tuple(folded.purposes),
+        outcomes=tuple(folded.outcomes),
+        requests=tuple(folded.requests),
+        worked_ms=folded.worked_ms,
         calls=folded.calls if answer is not None or folded.ended is not None else {},
         waiting=tuple([(n, a.message, a.when) for n, a in folded.waiting.items()]),
         last_number=folded.last_number,
     )
 
 
-def _spent_below(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:
+def spent_by(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:
+    """Turns and tokens of a run and of each below it, and of which model."""
+    yield run.turns, run.usage, run.model_id
     for child in run.children:
-        yield child.turns, child.usage, child.model_id
-        yield from _spent_below(child)
+        yield from spent_by(child)

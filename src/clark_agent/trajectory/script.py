@@ -1,0 +1,714 @@
+"""The records of a run as a script for those who answered it: model, tools, clock, and whoever
+steered or cancelled.
+
+The replay writes a log of its own and counts its steps, so it is known how far it is. Each takes
+its cue from that: the second tool to end in the log ends second, and who steered between two
+events, or while a hook was asked, does so again. Once the replay writes something else than the log
+has there, it has left the log: then nobody waits for anything any more, and it ends as it may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent._finished import FINISHED
+from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
+from clark_agent.cancellation import CancellationToken
+from clark_agent.config import LoopConfig
+from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
+from clark_agent.plugin import Answer, BeforeToolDecision, Block, Rewrite, channels_among
+from clark_agent.run_log.log import RunLog
+from clark_agent.run_log.pieces import joined
+from clark_agent.run_log.records import (
+    Answered,
+    Asked,
+    BatchEnded,
+    Entry,
+    Record,
+    RunBegan,
+    RunEnded,
+    RunFailed,
+    RuntimeResult,
+    SteeringAccepted,
+    ToolEnded,
+    ToolProgress,
+    ToolStarted,
+)
+from clark_agent.run_log.store import LoadedRun, RunStore
+from clark_agent.run_state import Replayed, Resumption, Run
+from clark_agent.steering import SteeringHandle, SteerWhen
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamErrorKind,
+    StreamEvent,
+    StreamRequest,
+)
+from clark_agent.tool_run import ToolLeftBehindError
+from clark_agent.tools import ToolRegistry
+from clark_agent.trajectory.fold import fold
+from clark_agent.trajectory.forking import usage_tree
+from clark_agent.trajectory.resuming import spent_by, taken_up
+from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, StopReason
+
+__all__ = ["Script"]
+
+T = TypeVar("T")
+
+
+class Script:
+    """Answers one run, or what one process did of it, from its records."""
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        part: range,
+        store: RunStore,
+        copy: RunStore,
+        parent: Script | None = None,
+    ) -> None:
+        self.run: Run | None = None
+        self.signal = CancellationToken()
+        self._part = part
+        self._records = records
+        began = records[0].entry
+        assert isinstance(began, RunBegan)
+        self.began = began
+        self._at = part.start
+        self._interrupted = 0
+        """How many interrupts of the next record have happened."""
+        self._is_reading = False
+        """Whether deltas are being read: what came during an answer comes behind them."""
+        self._has_left = False
+        self._is_held = False
+        """Whether those who act next wait for runs below."""
+        self._is_over = False
+        self._is_out_of_time = False
+        self._was_stopped = False
+        """Whether it is where it was cancelled."""
+        self._waits_to_be_stopped = False
+        """For a child: whether whoever stopped it may do so now."""
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        """Those who wait until a record is next, by its number."""
+        self._parent = parent
+        self._below: list[Script] = []
+        self._expected: set[str] = set()
+        """The calls of agents whose runs have not begun yet."""
+        self._agents: frozenset[str] = frozenset()
+        self._moved_below = asyncio.Event()
+        """Set when a run below has come to where it was stopped, or to its end."""
+        self._store = store
+        self._copy = copy
+        self._children: dict[str, list[str]] | None = None
+        self._handle: SteeringHandle | None = None
+        self._clock = ScriptedClock(records, part)
+        places = [n for n, r in enumerate(records) if isinstance(r.entry, Answered)]
+        self._answers = [n for n in places if n in part]
+        self._given = 0
+        """How many answers the model has been asked for."""
+        self._answered = sum(n < part.start for n in places)
+        """How many answers there are before the next record."""
+        self._calls = _calls(records)
+        self._raised = False
+        """Whether a tool of the newest batch has ended the run."""
+        last = records[part.stop - 1].entry
+        self._failure = last if isinstance(last, RunFailed) else None
+        self._is_old = records[part.start].v == 1
+        """Whether the log does not say where somebody has stopped the run."""
+        self._is_killed = not isinstance(last, (RunEnded, RunFailed))
+        self._is_stopped = self._is_killed or any(
+            why == "cancelled" for n in part for _, why in records[n].interrupts
+        )
+        requests = any(isinstance(r.entry, Asked) and r.entry.request is not None for r in records)
+        self._log = RunLog(copy, full_requests=requests, notes=began.host_notes)
+        self._log.on_written = self._written
+
+    def beginning(self) -> tuple[AgentContext, Resumption | None]:
+        """Where the run, or this part of it, began."""
+        began, start = self.began, self._part.start
+        if start == 0:
+            return AgentContext(began.system_prompt, began.history, began.identity), None
+        before = LoadedRun(began.identity.run_id, tuple(self._records[:start]))
+        spent = usage_tree(self._store, began.identity.run_id, before=self._records[start].at)
+        return taken_up(fold(before), spent)
+
+    def config(self, config: LoopConfig) -> LoopConfig:
+        """The config, with its outside replaced."""
+        channels = {id(channel): channel.detached() for channel in channels_among(config.plugins)}
+        self._handle = next((channel.handle for channel in channels.values()), None)
+        tools = config.registry.values()
+        self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
+        return config.replace(
+            stream=self.answer,
+            tools=ToolRegistry([_ScriptedTool(tool, self) for tool in tools]),
+            plugins=[channels.get(id(plugin), plugin) for plugin in config.plugins],
+            clock=self._clock,
+            run_log=self._log,
+            tool_timeout=None,
+        )
+
+    # --- how far it is --------------------------------------------------------------------------
+
+    @property
+    def _next(self) -> Record | None:
+        return self._records[self._at] if self._at < self._part.stop else None
+
+    def _entry(self, index: int, kind: type[T]) -> T:
+        entry = self._records[index].entry
+        assert isinstance(entry, kind)
+        return entry
+
+    def _written(self, entry: Entry) -> None:
+        """The replay has written a record."""
+        due = None if (record := self._next) is None else record.entry
+        if type(due) is not type(entry) or _position(due) != _position(entry):
+            self._leave()
+        match entry:
+            case Answered():
+                self._answered += 1
+                self._raised = False
+            case ToolStarted(tool_name=name, tool_call_id=call_id) if name in self._agents:
+                if self._started_by(call_id):
+                    self._expected.add(call_id)
+            case ToolEnded(raised=raised, tool_call_id=call_id):
+                self._raised = self._raised or raised is not None
+                self._expected.discard(call_id)
+            case RunEnded() | RunFailed():
+                self._is_over = True
+            case _:
+                pass
+        self._at += 1
+        self._interrupted = 0
+        self._clock.move(self._at)
+        _wake(self._waiting.pop(self._at, ()))
+        _wake(self._waiting.pop(_STEP, ()))
+        self._act()
+        if self._is_over and self._parent is not None:
+            self._parent._below = [child for child in self._parent._below if child is not self]
+            self._parent._moved()
+
+    def _moved(self) -> None:
+        """A run below is where it was stopped, or over."""
+        self._act()
+        if not self._is_held:
+            _wake(self._waiting.pop(_HELD, ()))
+        self._moved_below.set()
+
+    def answered(self) -> Awaitable[None]:
+        """A hook has answered. If the run was stopped here, it has used the answer before that."""
+        _wake(self._waiting.pop(_STEP, ()))
+        is_stopped = self._act()
+        if self._is_held or (is_stopped and self._waits_to_be_stopped):
+            return self._answered_and_held()
+        return FINISHED
+
+    async def _answered_and_held(self) -> None:
+        try:
+            await self._held_behind(FINISHED)
+        except asyncio.CancelledError:
+            if self.run is None or not self.run.scope.is_fired:
+                raise
+
+    def stepped(self, sent: Awaitable[None]) -> Awaitable[None]:
+        """The replay has emitted an event, or is about to ask a hook."""
+        _wake(self._waiting.pop(_STEP, ()))
+        goes_on, run = self._was_stopped, self.run
+        is_stopped = self._act()
+        if is_stopped and not self._waits_to_be_stopped and run is not None:
+            (run.scope.interrupt or _nothing)()  # now, and not when the calls have come further
+        if is_stopped or self._is_held:
+            return self._held_behind(sent, goes_on=goes_on)
+        return sent
+
+    async def _held_behind(self, sent: Awaitable[None], *, goes_on: bool = False) -> None:
+        """Wherever it was stopped between this step and the next: from here on nothing happens."""
+        await sent
+        await self._released()
+        run = self.run
+        if run is not None and self._was_stopped and not goes_on and run.scope.interrupt is None:
+            await self._never()
+
+    async def _released(self) -> None:
+        """Wait until those who act here have acted."""
+        while self._is_held and not self._is_free:
+            await self._wait_for(_HELD)
+
+    def _leave(self) -> None:
+        self._has_left, self._is_held = True, False
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Nobody has to wait any more, here and below."""
+        waiting, self._waiting = self._waiting, {}
+        for each in waiting.values():
+            _wake(each)
+        self._moved_below.set()
+        for child in self._below:
+            child._let_go()
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether nobody waits for what the log says."""
+        above = self._parent
+        return self._has_left or (above is not None and above._is_free)
+
+    async def _reach(self, index: int) -> None:
+        """Wait until the records before this one are written; at once if they are.
+
+        Messages do not count that were sent further on: it is for this that they wait.
+        """
+        while index > self._at and isinstance(self._records[index - 1].entry, SteeringAccepted):
+            index -= 1
+        if self._at < index and not self._is_free:
+            await self._wait_for(index)
+
+    async def _reach_place(self, index: int, steps: int) -> None:
+        """Wait until this record is next, and behind so many steps."""
+        while not self._is_free and self._at <= index:
+            if self._at == index and self.run is not None:
+                if self.run.steps_since_record >= steps:
+                    return
+                await self._wait_for(_STEP)
+            else:
+                await self._wait_for(index)
+
+    def _wait_for(self, index: int) -> asyncio.Future[None]:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(index, []).append(waiter)
+        return waiter
+
+    async def _never(self) -> None:
+        """Wait to be stopped."""
+        if not self._is_free:
+            await self._wait_for(_NEVER)
+
+    # --- those who reach into the run -----------------------------------------------------------
+
+    def _act(self) -> bool:
+        """Do what others have done here. Whether the run is to be stopped."""
+        while (cue := self._due()) is not None:
+            # Whoever acts here may stop the runs below: these have to come to where they were.
+            self._is_held = bool(self._expected) or any(c._must_go_on for c in self._below)
+            if self._is_held:
+                return False
+            if isinstance(cue, SteeringAccepted):
+                self._send(cue)
+            else:
+                self._interrupted += 1
+                if self._stop(cue):
+                    return True
+        return False
+
+    def _due(self) -> SteeringAccepted | str | None:
+        """What others have done behind the newest step: they sent a message, or stopped the run."""
+        if self._has_left or self._is_reading or self.run is None:
+            return None
+        record, behind = self._next, self.run.steps_since_record
+        if record is None:
+            return "cancelled" if self._is_killed and not self._was_stopped else None
+        if self._interrupted < len(record.interrupts) and not self._was_stopped:
+            steps, why = record.interrupts[self._interrupted]
+            return why if steps <= behind else None
+        is_sent = isinstance(record.entry, SteeringAccepted) and record.steps <= behind
+        return record.entry if is_sent else None  # type: ignore[return-value]
+
+    @property
+    def _must_go_on(self) -> bool:
+        """Whether the run is neither over nor where it was stopped."""
+        return not (self._waits_to_be_stopped or self._has_left or self._is_over)
+
+    def _stop(self, why: str) -> bool:
+        """The run is cancelled here, or out of time. Whether it is to end."""
+        run = self.run
+        assert run is not None
+        if why == "out_of_time":
+            self._is_out_of_time = True
+            # From the event loop, as a timer does: the tool that is about to start has started.
+            asyncio.get_running_loop().call_soon(run.run_out_of_time)
+            return False
+        self._was_stopped = True
+        if self._parent is not None and not self._parent._is_free:
+            self._waits_to_be_stopped = True  # whoever has stopped it is above
+            self._parent._moved()
+        elif not run.signal.cancelled:
+            run.signal.cancel(None if self._failure is None else self._failure.reason)
+        return True
+
+    def _send(self, accepted: SteeringAccepted) -> None:
+        at, handle = self._at, self._handle
+        if handle is not None and accepted.when == "follow_up":
+            _ = handle.follow_up(accepted.message)
+        elif handle is not None:
+            _ = handle.steer(accepted.message, SteerWhen(accepted.when))
+        if self._at == at:
+            self._leave()  # nobody has heard it
+
+    # --- the model ------------------------------------------------------------------------------
+
+    async def answer(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        """The transport: what the provider answered."""
+        answered = self._next_answer()
+        if answered is None:
+            if self._is_stopped and not self._has_left:
+                if self._next is not None:  # it had begun to answer
+                    yield Start(_EMPTY)
+                if not self._was_stopped:
+                    self._stop("cancelled")
+                await self._never()
+            yield Error(_EMPTY, StreamErrorKind.FATAL, "the log has no further answer")
+            return
+        if answered.pieces is not None:
+            self._is_reading = True
+            yield Start(answered.start or _EMPTY, answered.details)
+            for chunk in joined(answered.pieces, answered.message):
+                yield Chunk(chunk)
+            self._is_reading = False
+            self._act()
+        if answered.error is not None:
+            yield _failed(answered)
+        elif answered.discarded in _STOPPED and self._is_stopped_now(answered.discarded):
+            await self._never()
+            yield Error(_EMPTY, StreamErrorKind.FATAL, "the log has no such answer")
+        else:
+            yield Done(answered.message)
+
+    def _next_answer(self) -> Answered | None:
+        """The answer that comes next in the log, or once that is left the one after the last."""
+        answers = self._answers
+        while (
+            not self._has_left and self._given < len(answers) and (answers[self._given] < self._at)
+        ):
+            self._given += 1  # it was broken off before anybody was asked
+        if self._given == len(answers):
+            return None
+        self._given += 1
+        return self._entry(answers[self._given - 1], Answered)
+
+    def _is_stopped_now(self, why: str) -> bool:
+        """Whether the answer is broken off here, as it was; otherwise nobody would ever do it."""
+        run = self.run
+        if self._is_free or run is None:
+            return False
+        if self._is_old and why != "steered":
+            self._stop("cancelled" if why == "aborted" else why)
+        if why == "aborted":
+            return True
+        return self._is_out_of_time or run.intervention(SteerWhen.NOW) is not None
+
+    # --- the tools ------------------------------------------------------------------------------
+
+    def decision(self, plugin: str, position: int) -> BeforeToolDecision | None:
+        """What a plugin has decided about a call, with the answer that it had from outside."""
+        ended = self._end_of_call(position)
+        if ended is None:  # the log ends before
+            return None
+        result = ended.given or ended.result
+        for decided in ended.decisions:
+            match decided:
+                case {"plugin": name, "decision": "block"} if name == plugin:
+                    return Block(result.plain_text, result.details)
+                case {"plugin": name, "decision": "answer"} if name == plugin:
+                    return Answer(result)
+                case {"plugin": name, "decision": "rewrite", "args": args} if name == plugin:
+                    return Rewrite(args)
+                case {"plugin": name, "decision": "failed"} if name == plugin:
+                    raise _exception(*(ended.hook_raised or ("Exception", result.plain_text)))
+                case _:
+                    pass
+        return None
+
+    def by_runtime(self, position: int) -> RuntimeResult | None:
+        """Why a call that ends as it did had a result of the runtime's own."""
+        ended = self._end_of_call(position)
+        why = None if ended is None or self._has_left else ended.by_runtime
+        return None if why is None or why.kind == "unchecked" else why  # that is found out again
+
+    def _end_of_call(self, position: int) -> ToolEnded | None:
+        call = self._calls.get((self._answered, position))
+        if call is None or call.end is None or call.end >= self._part.stop:
+            return None
+        return self._entry(call.end, ToolEnded)
+
+    async def run_tool(self, tool: AgentTool, given: Any, ctx: ToolContext) -> ToolResult:
+        """What a tool gave, and what it told on the way."""
+        known = self._calls.get((self._answered, ctx.position))
+        if known is None or not known.has_started or self._has_left:
+            return ToolResult.error("the log has no such call")
+        for index in known.progress:
+            if index in self._part:
+                await self._reach(index)
+                await ctx.update(self._entry(index, ToolProgress).partial)
+        end = known.end if known.end in self._part else None
+        if tool.runs_agent:
+            return await self._run_agent(tool, given, ctx, end)
+        if end is None:  # the log ends before
+            await self._never()
+            return ToolResult.error("the log has no end of the call")
+        self._count_runs_below(ctx)
+        return await self._end(end, ctx)
+
+    async def _run_agent(
+        self, tool: AgentTool, given: Any, ctx: ToolContext, end: int | None
+    ) -> ToolResult:
+        """Let an agent run, whose run is replayed too."""
+        ended = None if end is None else self._entry(end, ToolEnded)
+        why = None if ended is None else ended.by_runtime
+        if why is not None and why.kind == "stopped" and why.reason == "timeout":
+            return await self._run_too_long(tool, given, ctx, ended)
+        own = await tool.execute(given, ctx)
+        await self._reach(self._part.stop if end is None else end)
+        return own
+
+    async def _run_too_long(
+        self, tool: AgentTool, given: Any, ctx: ToolContext, ended: ToolEnded | None
+    ) -> ToolResult:
+        """An agent that took longer than its tool may. Time is not replayed, but its end is."""
+        assert ended is not None
+        running = asyncio.ensure_future(tool.execute(given, ctx))
+        try:
+            while not running.done() and not self._is_free:
+                below = self._below
+                if below and all(child._waits_to_be_stopped for child in below):
+                    ctx.signal.cancel("timeout")
+                    await asyncio.wait([running])
+                else:
+                    self._moved_below.clear()
+                    moved = asyncio.ensure_future(self._moved_below.wait())
+                    await asyncio.wait([running, moved], return_when=asyncio.FIRST_COMPLETED)
+                    moved.cancel()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        return ended.given or ended.result
+
+    def _is_cancelled_itself(self, ctx: ToolContext) -> bool:
+        """Whether somebody has cancelled the replay, and not the run that it is about."""
+        if self.run is None or not ctx.signal.cancelled:
+            return True  # a run tells a call to stop, a task that is cancelled does not
+        scope = self.run.scope
+        return scope.cancelled_from_outside and not scope.is_running()
+
+    async def _end(self, index: int, ctx: ToolContext) -> ToolResult:
+        """End as the tool did: with its result, an error, or not by itself."""
+        ended = self._entry(index, ToolEnded)
+        result = ended.given or ended.result
+        why = _why_stopped(ended.by_runtime)
+        try:
+            if (place := self._records[index].returned) is not None:
+                await self._reach_place(*place)
+            else:
+                await self._reach(index)
+            await self._released()
+            if self._waits_to_be_stopped and not ctx.signal.cancelled:
+                await self._never()  # it has returned while it was being stopped
+            if why is not None and not self._has_left:
+                if why == "aborted" and not self._raised and self._is_old:
+                    asyncio.get_running_loop().call_soon(self._stop, "cancelled")
+                elif why == "out_of_time" and self._is_old:
+                    asyncio.get_running_loop().call_soon(self._stop, "out_of_time")
+                await self._never()
+        except asyncio.CancelledError:
+            if self._is_cancelled_itself(ctx):
+                self._leave()
+                raise
+            await self._reach(index)  # when several are stopped they end in the order of the log
+            if why is not None:
+                if ended.by_runtime is not None and ended.by_runtime.still_running:
+                    raise ToolLeftBehindError from None
+                raise
+        if ended.raised == "fatal":
+            raise ToolFatal(ended.raised_text or "")
+        if ended.raised == "aborted":
+            raise ToolAborted(ended.raised_text or "")
+        return result
+
+    # --- the runs below -------------------------------------------------------------------------
+
+    def child(
+        self, tool_call_id: str, prompts: Sequence[AgentMessage], config: LoopConfig
+    ) -> Replayed:
+        """The run that a call of this one started; with its prompts, if they are what they were."""
+        known = self._started_by(tool_call_id)
+        if not known:
+            text = f"the log has no run that the call {tool_call_id!r} started"
+            raise ToolExecutionError(text)
+        records = self._store.load(known.pop(0)).records
+        script = Script(records, range(len(records)), self._store, self._copy, self)
+        self._below.append(script)
+        self._expected.discard(tool_call_id)  # from here on the run itself is waited for
+        recorded = script.began.prompts
+        if [_undated(message) for message in recorded] == [_undated(m) for m in prompts]:
+            prompts = recorded
+        return Replayed(script.began.identity, prompts, script.config(config), script)
+
+    def _count_runs_below(self, ctx: ToolContext) -> None:
+        """Count what the runs have cost that a tool started by itself, since it is not run."""
+        assert self.run is not None
+        for run_id in self._started_by(ctx.tool_call_id):
+            self.run.count_below(spent_by(usage_tree(self._store, run_id)))
+
+    def _started_by(self, tool_call_id: str) -> list[str]:
+        """The runs that a call has started, oldest first, and that were not replayed yet."""
+        if self._children is None:
+            self._children = self._runs_below()
+        return self._children.get(tool_call_id, [])
+
+    def _runs_below(self) -> dict[str, list[str]]:
+        """The runs that this part has started, by the call that did."""
+        ids = [{i for r in self._records[p.start : p.stop] for i in r.ids} for p in self._others()]
+        elsewhere = set().union(*ids) if ids else set()
+        found: dict[str, list[str]] = {}
+        for summary in reversed(list(self._store.runs(parent_run_id=self.began.identity.run_id))):
+            began = self._store.load(summary.run_id).records[0].entry
+            if summary.run_id in elsewhere or not isinstance(began, RunBegan):
+                continue
+            if began.tool_call_id is not None:
+                found.setdefault(began.tool_call_id, []).append(summary.run_id)
+        return found
+
+    def _others(self) -> list[range]:
+        """What comes before and after this part of the log."""
+        return [range(self._part.start), range(self._part.stop, len(self._records))]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
+    for waiter in waiting:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+_EMPTY = AssistantMessage((), StopReason.OTHER)
+_STOPPED = ("aborted", "steered", "out_of_time")
+
+# Those who wait for no record: for the next step, to be stopped, and until others have acted.
+_STEP, _NEVER, _HELD = -1, -2, -3
+
+
+def _position(entry: object) -> Any:
+    """Which call an entry is about, if it is about one."""
+    return getattr(entry, "position", None)
+
+
+def _why_stopped(why: RuntimeResult | None) -> str | None:
+    """Why a call was stopped by others, if it was. A timeout is its own affair."""
+    if why is None or why.kind != "stopped":
+        return None
+    return why.reason if why.reason in (*_STOPPED, "sibling") else None
+
+
+def _failed(answered: Answered) -> Error:
+    """How a stream failed. Raises what a transport has raised."""
+    if answered.raised is not None:
+        raise _exception(*answered.raised)
+    kind = StreamErrorKind(answered.error or "")
+    return Error(answered.message, kind, answered.error_text or "")
+
+
+def _exception(name: str, text: str) -> Exception:
+    """An exception that is called so, and says that."""
+    error: Exception = type(name, (Exception,), {})(text)
+    return error
+
+
+def _undated(message: AgentMessage) -> AgentMessage:
+    return replace(message, timestamp=None)
+
+
+class _Call(Struct):
+    """Where the records of a call stand."""
+
+    has_started: bool = False
+    progress: list[int] = []
+    end: int | None = None
+
+
+def _calls(records: Sequence[Record]) -> dict[tuple[int, int], _Call]:
+    """Each call, by the number of the answer and its position in it."""
+    calls: dict[tuple[int, int], _Call] = {}
+    answers = 0
+    for index, record in enumerate(records):
+        match record.entry:
+            case Answered():
+                answers += 1
+            case ToolStarted(position=position):
+                calls[answers, position] = _Call(has_started=True)
+            case ToolProgress(position=position):
+                calls.setdefault((answers, position), _Call()).progress.append(index)
+            case ToolEnded(position=position):
+                calls.setdefault((answers, position), _Call()).end = index
+            case _:
+                pass
+    return calls
+
+
+class ScriptedClock:
+    """Says what the clock said, record by record."""
+
+    def __init__(self, records: Sequence[Record], part: range) -> None:
+        self._records = records
+        self._part = part
+        self._last = records[part.start].at
+        self._readings: list[int] = []
+        self._ids: list[str] = []
+        self.move(part.start)
+
+    def move(self, at: int) -> None:
+        """The next record is this one."""
+        if at < self._part.stop:
+            record = self._records[at]
+            self._readings = [*record.now]
+            if isinstance(record.entry, BatchEnded):
+                time = record.entry.time  # one number: the last is said again
+                self._readings += time if isinstance(time, tuple) else (time,)
+            self._readings.reverse()
+            self._ids = [*record.ids]
+
+    def now_ms(self) -> int:
+        """What it said next."""
+        if self._readings:
+            self._last = self._readings.pop()
+        return self._last
+
+    def peek_ms(self) -> int:
+        """What it said last."""
+        return self._last
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others run."""
+        await asyncio.sleep(0)
+
+    def new_id(self) -> str:
+        """The id that was made next."""
+        return self._ids.pop(0) if self._ids else "no further id in the log"
+
+
+class _ScriptedTool(AgentTool):
+    """Looks like a tool of the config, and gives what it gave."""
+
+    def __init__(self, tool: AgentTool, script: Script) -> None:
+        self._tool = tool
+        self._script = script
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("_tool", "_script", "execute", "__class__", "runs_in_thread", "timeout"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_tool"), name)
+
+    runs_in_thread = False
+    timeout = None
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        return await self._script.run_tool(self._tool, args, ctx)
