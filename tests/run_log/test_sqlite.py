@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import sqlite3
@@ -157,6 +158,60 @@ def test_a_close_that_fails_frees_the_run_and_keeps_the_rest(tmp_path: Path) -> 
     with writing(store.reopen("r", after=0)) as again:
         append(again, records[1:])
     assert store.load("r") == LoadedRun("r", tuple(records))
+
+
+class Interrupted:
+    """A connection at whose so-manieth statement somebody presses Ctrl-C."""
+
+    def __init__(self, connection: sqlite3.Connection, at: int, *, before: bool) -> None:
+        self.connection = connection
+        self.left = at
+        self.before = before
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+    def execute(self, *arguments: Any) -> Any:
+        return self._call(self.connection.execute, *arguments)
+
+    def executemany(self, *arguments: Any) -> Any:
+        return self._call(self.connection.executemany, *arguments)
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        self.left -= 1
+        if not self.left and self.before:
+            raise KeyboardInterrupt
+        result = function(*arguments)
+        if not self.left:
+            raise KeyboardInterrupt
+        return result
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_an_interruption_commits_nothing_twice(tmp_path: Path, at: int, before: bool) -> None:
+    """It may also come right behind the commit, when nobody has noted yet that it happened."""
+    store = SqliteStore(tmp_path / "runs.db")
+    records = some_records("r", 6)
+    appender = store.create("r")
+    append(appender, records[:2])
+    store._connections.open_hasty()
+    hasty: Any = store._connections.hasty
+
+    async def interrupted() -> None:
+        for record in records[2:4]:
+            appender.append(record, encode_json(record))
+        with pytest.raises(KeyboardInterrupt):
+            await appender.barrier()
+
+    store._connections.hasty = Interrupted(hasty, at, before=before)  # type: ignore[assignment]
+    asyncio.run(interrupted())
+    store._connections.hasty = hasty
+    append(appender, records[4:])
+    appender.close()
+    assert store.load("r") == LoadedRun("r", tuple(records))
+    store.close()
 
 
 async def test_a_commit_waits_for_the_disk_when_asked(

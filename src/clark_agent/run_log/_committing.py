@@ -19,7 +19,7 @@ from contextlib import suppress
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from clark_agent.run_log._database import Connections
 
@@ -46,7 +46,9 @@ class Waiter:
 
 
 class Writer(Protocol):
-    """Somebody with something to write. These are called by whoever has the database's lock."""
+    """Somebody with something to write. The methods are called by whoever has the lock of the
+    database, one at a time.
+    """
 
     @property
     def has_something(self) -> bool:
@@ -153,11 +155,11 @@ class Committer:
             return False
         try:
             connection = self._connections.hasty
-            if connection is None or not _try(connection, writers):
-                return False
-            outcomes = [writer.end(None) for writer in writers]
+            outcomes = None if connection is None else _committed(connection, writers)
         finally:
             lock.release()
+        if outcomes is None:
+            return False
         _settle(outcomes)
         self._commits += 1
         if self._commits >= _CHECKPOINT:
@@ -209,23 +211,25 @@ class Committer:
                     with self._connections.transaction(sync=sync) as connection:
                         for writer in busy:
                             writer.write(connection)
+            except sqlite3.OperationalError as failure:  # it is locked, or full: for all of them
+                error = failure
             except Exception as failure:
                 error = failure
-            # A database that is locked or full fails for all; otherwise one of them is to blame.
-            is_one_to_blame = len(writers) > 1 and not isinstance(error, sqlite3.OperationalError)
-            if error is not None and is_one_to_blame:
-                for writer in writers:
-                    writer.put_back()
-            else:
-                is_one_to_blame = False
-                _settle([writer.end(error) for writer in writers])
-        if is_one_to_blame:
-            for writer in writers:
-                self._commit([writer])
+                if len(writers) > 1:  # one of them is to blame
+                    for writer in writers:
+                        writer.put_back()
+                    taken = []
+            outcomes = [writer.end(error) for writer, _ in taken]
+        _settle(outcomes)
+        for writer in writers if not taken else ():
+            self._commit([writer])
 
 
-def _try(connection: sqlite3.Connection, writers: list[Writer]) -> bool:
-    """Commit at once. If that is not possible, all is as it was."""
+_Outcome: TypeAlias = tuple[Sequence[Waiter], Exception | None]
+
+
+def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> list[_Outcome] | None:
+    """Commit at once. If that is not possible all is as it was, and this is None."""
     taken: list[tuple[Writer, bool]] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -234,13 +238,20 @@ def _try(connection: sqlite3.Connection, writers: list[Writer]) -> bool:
             if has_something:
                 writer.write(connection)
         connection.execute("COMMIT")
-    except Exception:  # the thread tries again, and tells whoever is to blame
+    except BaseException as error:
+        # Ctrl-C may come right behind the commit: then it has happened.
+        is_committed = not isinstance(error, Exception) and not connection.in_transaction
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-        for writer, _ in taken:
-            writer.put_back()
-        return False
-    return True
+        if is_committed:
+            _settle([writer.end(None) for writer, _ in taken])
+        else:
+            for writer, _ in taken:
+                writer.put_back()
+        if isinstance(error, Exception):  # the thread tries again, and tells whoever is to blame
+            return None
+        raise
+    return [writer.end(None) for writer in writers]
 
 
 def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Order]]:
@@ -253,7 +264,7 @@ def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Or
     return [writer for writer in found if not isinstance(writer, _Order)], orders
 
 
-def _settle(outcomes: Iterable[tuple[Sequence[Waiter], Exception | None]]) -> None:
+def _settle(outcomes: Iterable[_Outcome]) -> None:
     """Tell those who wait, with one call for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Waiter, Exception | None]]] = {}
     for waiters, error in outcomes:

@@ -77,10 +77,11 @@ class JsonlStore:
         with _closed_on_failure(file):
             if not try_lock(file):
                 raise RunExists(run_id)
-            size = file.seek(0, os.SEEK_END)
-            if size and not is_torn(_read(file, 0, size), run_id, _FIRST):
+            line, rest, _ = _find_end(file)
+            if line is not None or (rest and not is_torn(rest, run_id, _FIRST)):
                 raise RunExists(run_id)
-            file.truncate(0)
+            if rest:
+                file.truncate(0)
             return _Appender(file, run_id, 0, new_in=self._folder)
 
     def reopen(self, run_id: str, *, after: int) -> RunAppender:

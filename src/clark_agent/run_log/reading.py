@@ -162,7 +162,8 @@ def is_torn(data: bytes, run_id: str, due: Iterable[int]) -> bool:
     """Whether this is what is left of one record whose write was cut off, and not all of it."""
     if not data or _CONTROL.search(data):
         return False
-    if not any(_begins(data, run_id, version, seq) for version in (1, 2) for seq in due):
+    versions = range(1, RUN_LOG_VERSION + 1)
+    if not any(_begins(data, run_id, version, seq) for version in versions for seq in due):
         return False
     depth = 0
     for token in _TOKENS.finditer(data):

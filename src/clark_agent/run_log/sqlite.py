@@ -332,9 +332,9 @@ def _text_in(data: bytes) -> str:
 
 
 class _Appender:
-    """Writes one run, through the thread that all runs of the store are written by.
+    """Writes one run, through the committer of its store.
 
-    What is pending is appended by one side and removed by the other, when it is committed.
+    What is pending is appended by the run, and removed by the committer when it is in the database.
     """
 
     __slots__ = (
