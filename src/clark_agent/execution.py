@@ -371,7 +371,8 @@ class Batch:
                     tool_call_id=call.id,
                     tool_name=call.name,
                     arguments=None if pending.args is call.arguments else pending.args,
-                )
+                ),
+                hand_on=False,
             )
             waiting = run.log.barrier()
             if waiting is not FINISHED:
@@ -564,12 +565,13 @@ class Batch:
         return event
 
     def _log_end(self, log: RunWriter, pending: PendingCall, result: ToolResult) -> None:
-        name = pending.call.name
+        call, position = pending.call, pending.position
+        name = None if call.name == self._given[position].name else call.name
         log.write(
             ToolEnded(
-                position=pending.position,
-                tool_call_id=pending.call.id,
-                tool_name=None if name == self._given[pending.position].name else name,
+                position=position,
+                tool_call_id=call.id,
+                tool_name=name,
                 result=result,
                 given=pending.given,
                 by_runtime=pending.by_runtime,

@@ -242,6 +242,7 @@ async def _result(state: Run, outcome: LoopOutcome) -> RunResult:
             ),
             ends_turn=True,
         )
+        state.log.has_ended = True
         await state.log.barrier()
     return RunResult(
         messages=tuple(state.messages),

@@ -84,6 +84,10 @@ class MessageView(Sequence[AgentMessage]):
         """The messages behind the stable ones."""
         return self._tail
 
+    def stable_from(self, start: int) -> list[AgentMessage]:
+        """The stable messages from a place on."""
+        return self._items[start : self._stable]
+
     def with_tail(self, tail: tuple[AgentMessage, ...]) -> MessageView:
         """The same stable messages with this tail."""
         return MessageView(self._items, self._stable, tail)

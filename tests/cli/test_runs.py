@@ -55,6 +55,22 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     assert all(json.loads(line)["run_id"] == logged.run_id for line in steps.out.splitlines())
 
 
+async def test_what_is_intact_of_a_damaged_log_can_be_forked(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="2+3"), says("5."), says("Anew.")]
+    async with command_line(tmp_path, script) as (run, _):
+        await run("run", "-t", "calculator", "Sum")
+        [logged] = run.store.runs()
+        path = run.store.path_of(logged.run_id)
+        path.write_bytes(path.read_bytes().replace(b"2+3", b"2+8"))
+        refused, forked = await run.each(
+            [("resume", "last"), ("fork", logged.run_id, "--before", "2", "Once more.")]
+        )
+    assert refused.code == 1
+    assert "is damaged: its checksum is wrong (at line 3, byte " in refused.err
+    assert f"clark-agent fork {logged.run_id} --before 2" in refused.err
+    assert (forked.code, forked.out) == (0, "Anew.\n")
+
+
 async def test_a_fork_goes_on_from_the_middle(tmp_path: Path) -> None:
     script = [calls("calculator", expression="2+3"), says("5."), says("Cinq."), says("Five.")]
     async with command_line(tmp_path, script) as (run, server):

@@ -176,13 +176,15 @@ def leave_a_helper(kind: str, folder: str, how: str) -> None:
     appender = open_store(kind, Path(folder)).create("left")
     append(appender, some_records("left", 2))
     if how == "fork":
-        helper = os.fork()
-        if helper == 0:
+        if os.fork():
             signal.pause()
-    else:
-        helper = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
-    say(helper)
+        say(os.getpid())
+        signal.pause()
+    subprocess.Popen([sys.executable, "-c", _HELPER])
     signal.pause()
+
+
+_HELPER = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
 
 def read_at_once(kind: str, folder: str) -> None:

@@ -275,7 +275,7 @@ def test_an_interruption_writes_nothing_twice(tmp_path: Path) -> None:
 
 def sealed(line: str, before: int = 0) -> bytes:
     """A line as somebody would have written it."""
-    return seal(some_records("r", 1)[0], line.encode(), before)[0]
+    return seal(line.encode(), before)[0]
 
 
 NEWER = '{"v":3,"seq":1,"run":"r","at":1,"entry":'

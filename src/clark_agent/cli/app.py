@@ -24,6 +24,7 @@ from clark_agent.errors import (
     ClarkAgentError,
     ConfigError,
     InvalidContinuationError,
+    LogDamaged,
     RunNotFound,
 )
 
@@ -159,6 +160,9 @@ _WRONG = (ConfigError, InvalidContinuationError, RunNotFound)
 
 
 def _told(error: Exception) -> str:
+    if isinstance(error, LogDamaged) and error.at:
+        fork = f"{PROGRAM} fork {error.run_id} --before {error.at}"
+        return f"{error}; to go on with what is intact: {fork}"
     if isinstance(error, ClarkAgentError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:

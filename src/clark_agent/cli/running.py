@@ -127,6 +127,12 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
 @run_argument()
 @prompt_argument
 @click.option("--turn", type=click.IntRange(min=0), metavar="N", help="Fork behind turn N.")
+@click.option(
+    "--before",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Leave out record N of the log and what comes behind it, such as damage.",
+)
 @agent_options
 @approval_options
 @json_option
@@ -136,6 +142,7 @@ def fork(
     run_id: str,
     prompt: tuple[str, ...],
     turn: int | None,
+    before: int | None,
     given: Given,
     approvals: Approvals,
     as_json: bool,
@@ -147,7 +154,7 @@ def fork(
     the first) and goes on with PROMPT, or by itself where an answer is due.
     """
     found = find_run(log, run_id)
-    context = fork_run(log.store, found, turn=turn)
+    context = fork_run(log.store, found, turn=turn, before=before)
     text = _read_prompt(prompt, needed=False)
     if not text:
         check_continuation(context)

@@ -140,7 +140,8 @@ def settings_of(began: RunBegan) -> Settings:
 
 def settings_of_run(log: Log, run_id: str) -> Settings:
     """The settings of a run by its id."""
-    began = log.store.load(run_id).records[0].entry
+    records = log.store.load(run_id).records
+    began = records[0].entry if records else None
     return settings_of(began) if isinstance(began, RunBegan) else Settings()
 
 

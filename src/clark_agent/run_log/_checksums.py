@@ -18,21 +18,22 @@ from msgspec.structs import force_setattr
 from clark_agent.run_log.records import Record
 from clark_agent.wire import encode_json
 
-__all__ = ["checksum_in", "is_sealed", "seal", "seal_all"]
+__all__ = ["SEALED", "checksum_in", "is_sealed", "seal", "seal_all"]
 
-_SEAL = b',"crc":"%08x"}'
-_LENGTH = len(_SEAL % 0)
+SEALED = b'%b,"crc":"%08x"}'
+"""A record's JSON up to its last brace, and its checksum, make its line."""
+_START = b',"crc":"'
+_LENGTH = len(SEALED % (b"", 0))
 
 
-def seal(record: Record, data: bytes, before: int) -> tuple[bytes, int]:
-    """The JSON of a record with its checksum, which the record then has too; and the checksum.
+def seal(data: bytes, before: int) -> tuple[bytes, int]:
+    """The JSON of a record with its checksum, and the checksum.
 
     ``data`` is its JSON without; ``before`` the checksum of the record before, or 0.
     """
     body = data[:-1]
     checksum = crc32(body, before)
-    force_setattr(record, "crc", f"{checksum:08x}")
-    return body + _SEAL % checksum, checksum
+    return SEALED % (body, checksum), checksum
 
 
 def seal_all(records: Iterable[Record], after: Record | None = None) -> None:
@@ -40,20 +41,21 @@ def seal_all(records: Iterable[Record], after: Record | None = None) -> None:
     before = 0 if after is None or after.crc is None else int(after.crc, 16)
     for record in records:
         force_setattr(record, "crc", None)
-        _, before = seal(record, encode_json(record), before)
+        _, before = seal(encode_json(record), before)
+        force_setattr(record, "crc", f"{before:08x}")
 
 
 def is_sealed(data: bytes, before: int) -> bool:
     """Whether the JSON has the checksum that it must have behind a record with that one."""
-    return data[-_LENGTH:] == _SEAL % crc32(data[:-_LENGTH], before)
+    return data[-_LENGTH:] == SEALED % (b"", crc32(data[:-_LENGTH], before))
 
 
 def checksum_in(data: bytes) -> int | None:
     """The checksum that stands there, right or wrong; None if there is none."""
     end = data[-_LENGTH:]
-    if end[:8] != _SEAL[:8] or end[-2:] != _SEAL[-2:]:
+    if not end.startswith(_START) or not end.endswith(b'"}'):
         return None
     try:
-        return int(end[8:-2], 16)
+        return int(end[len(_START) : -2], 16)
     except ValueError:
         return None

@@ -1,19 +1,25 @@
-"""A thread that commits what runs have to write, so that no event loop waits for a database.
+"""Commits what runs have to write, so that no event loop waits for a database.
 
-It takes whatever has come together since its last commit, of all runs of a store, into one
-transaction: many runs at once cost little more commits than one. The thread is started when it is
-needed, and ends with its store. In a process that was forked there is none, so it gets its own.
+A commit that need not wait for anything is made at once, by whoever asks for it: that takes less
+time than to wake a thread. While several runs are open, what comes together in one round of the
+event loop goes into one transaction. If another process or thread is writing, or the disk has to be
+waited for, a thread commits, for all runs at once, and meanwhile the event loop goes round; and so
+it is when no event loop runs.
+
+The thread is started when it is needed, and ends with its store. In a process that was forked there
+is none, so it gets its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from enum import Enum, auto
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from clark_agent.run_log._database import Connections
 
@@ -40,15 +46,26 @@ class Waiter:
 
 
 class Writer(Protocol):
-    """Somebody with something to write. These are called by the committer's thread alone."""
+    """Somebody with something to write. The methods are called by whoever has the lock of the
+    database, one at a time.
+    """
 
-    def take(self) -> bool:
-        """Look what there is to write, and who waits for it. Whether there is anything."""
+    @property
+    def has_something(self) -> bool:
+        """Whether there is something to write, or somebody waits to hear that there is not."""
         ...
 
     @property
     def wants_sync(self) -> bool:
         """Whether the disk has to be waited for."""
+        ...
+
+    def take(self) -> bool:
+        """Look what there is to write, and who waits for it. Whether there is anything."""
+        ...
+
+    def put_back(self) -> None:
+        """What was taken is not written after all: somebody else will."""
         ...
 
     def write(self, connection: sqlite3.Connection, /) -> None:
@@ -62,23 +79,96 @@ class Writer(Protocol):
         ...
 
 
+class _Order(Enum):
+    """What the thread is told besides."""
+
+    CHECKPOINT = auto()
+    STOP = auto()
+
+
+_CHECKPOINT = 1000
+"""After so many commits at once there is something to move into the database."""
+
+
 class Committer:
     """Commits what writers have, soon after they have said so. Any thread may use it."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._start_over()
+        connections.when_forked = self._start_over
 
     def _start_over(self) -> None:
-        self._process = os.getpid()
         self._lock = Lock()
-        self._queue: SimpleQueue[Writer | None] | None = None
+        self._queue: SimpleQueue[Writer | _Order] | None = None
         self._thread: Thread | None = None
+        self._due: dict[asyncio.AbstractEventLoop, list[Writer]] = {}
+        """What is to be committed at the end of this round, by event loop."""
+        self._commits = 0
+        """How many there were at once since the last checkpoint."""
+        self._open_writers = 0
 
-    def wake(self, writer: Writer) -> None:
-        """Have committed what a writer has."""
-        if self._process != os.getpid():
-            self._start_over()
+    def count(self, more: int) -> None:
+        """There are more writers, or fewer."""
+        with self._lock:
+            self._open_writers += more
+
+    def commit(self, writer: Writer) -> bool:
+        """Commit what a writer has, if it is alone and nothing has to be waited for. Otherwise it
+        is committed soon.
+        """
+        if self._open_writers == 1 and self._commit_at_once([writer]):
+            return True
+        self.commit_soon(writer)
+        return False
+
+    def commit_soon(self, writer: Writer) -> None:
+        """Have committed what a writer has: at the end of this round of the event loop, or by the
+        thread.
+        """
+        loop = _running_loop()
+        if loop is None:
+            self.wake(writer)
+            return
+        due = self._due.get(loop)
+        if due is None:
+            for other in list(self._due):
+                if other.is_closed():  # it has never come round
+                    del self._due[other]
+            due = self._due[loop] = []
+            loop.call_soon(self._commit_due, loop)
+        due.append(writer)
+
+    def _commit_due(self, loop: asyncio.AbstractEventLoop) -> None:
+        writers = [w for w in dict.fromkeys(self._due.pop(loop)) if w.has_something]
+        if writers and not self._commit_at_once(writers):
+            for writer in writers:
+                self.wake(writer)
+
+    def _commit_at_once(self, writers: list[Writer]) -> bool:
+        """Commit if nothing has to be waited for. False: nothing was done."""
+        lock = self._connections.lock
+        for writer in writers:
+            if writer.wants_sync:
+                return False
+        if not lock.acquire(blocking=False):
+            return False
+        try:
+            connection = self._connections.hasty
+            outcomes = None if connection is None else _committed(connection, writers)
+        finally:
+            lock.release()
+        if outcomes is None:
+            return False
+        _settle(outcomes)
+        self._commits += 1
+        if self._commits >= _CHECKPOINT:
+            self._commits = 0
+            self.wake(_Order.CHECKPOINT)
+        return True
+
+    def wake(self, writer: Writer | _Order) -> None:
+        """Have the thread commit what a writer has."""
         with self._lock:
             if self._queue is None:
                 self._queue = SimpleQueue()
@@ -90,65 +180,114 @@ class Committer:
 
     def stop(self) -> None:
         """Commit what there is, and end the thread. The next writer starts another."""
-        if self._process != os.getpid():
-            return
         with self._lock:
             queue, thread = self._queue, self._thread
             self._queue = self._thread = None
         if queue is not None and thread is not None:
-            queue.put(None)
+            queue.put(_Order.STOP)
             if thread is not current_thread():  # which may be the last to let go of the store
                 thread.join()
 
-    def _work(self, queue: SimpleQueue[Writer | None]) -> None:
-        is_over = False
-        while not is_over:
-            writers = _waiting(queue)
-            is_over = None in writers
-            self._commit([(writer, writer.take()) for writer in writers if writer is not None])
+    def _work(self, queue: SimpleQueue[Writer | _Order]) -> None:
+        orders: set[_Order] = set()
+        while _Order.STOP not in orders:
+            writers, orders = _waiting(queue)
+            self._commit(writers)
             del writers  # a thread that waits must not keep a store alive
+            with suppress(Exception):  # what is wrong is told to those who write
+                if _Order.CHECKPOINT in orders:
+                    self._connections.checkpoint()
+                if _Order.STOP not in orders:
+                    self._connections.open_hasty()
 
-    def _commit(self, writers: Sequence[tuple[Writer, bool]]) -> None:
+    def _commit(self, writers: Sequence[Writer]) -> None:
+        """Commit, however long that has to be waited for."""
         error: Exception | None = None
-        try:
-            if busy := [writer for writer, has_something in writers if has_something]:
-                sync = any(writer.wants_sync for writer in busy)
-                with self._connections.writing(sync=sync) as connection:
-                    for writer in busy:
-                        writer.write(connection)
-        except Exception as failure:
-            # A database that is locked or full fails for all; otherwise one of them is to blame.
-            if len(writers) > 1 and not isinstance(failure, sqlite3.OperationalError):
-                for pair in writers:
-                    self._commit([pair])
-                return
-            error = failure
-        _settle([writer.end(error) for writer, _ in writers])
+        with self._connections.lock:
+            taken = [(writer, writer.take()) for writer in writers]
+            try:
+                if busy := [writer for writer, has_something in taken if has_something]:
+                    sync = any(writer.wants_sync for writer in busy)
+                    with self._connections.transaction(sync=sync) as connection:
+                        for writer in busy:
+                            writer.write(connection)
+            except sqlite3.OperationalError as failure:  # it is locked, or full: for all of them
+                error = failure
+            except Exception as failure:
+                error = failure
+                if len(writers) > 1:  # one of them is to blame
+                    for writer in writers:
+                        writer.put_back()
+                    taken = []
+            outcomes = [writer.end(error) for writer, _ in taken]
+        _settle(outcomes)
+        for writer in writers if not taken else ():
+            self._commit([writer])
 
 
-def _waiting(queue: SimpleQueue[Writer | None]) -> list[Writer | None]:
-    """All that are in the queue, once each; waits for the first."""
-    writers: dict[Writer | None, None] = {queue.get(): None}
+_Outcome: TypeAlias = tuple[Sequence[Waiter], Exception | None]
+
+
+def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> list[_Outcome] | None:
+    """Commit at once. If that is not possible all is as it was, and this is None."""
+    taken: list[tuple[Writer, bool]] = []
     try:
+        connection.execute("BEGIN IMMEDIATE")
+        taken = [(writer, writer.take()) for writer in writers]
+        for writer, has_something in taken:
+            if has_something:
+                writer.write(connection)
+        connection.execute("COMMIT")
+    except BaseException as error:
+        # Ctrl-C may come right behind the commit: then it has happened.
+        is_committed = not isinstance(error, Exception) and not connection.in_transaction
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if is_committed:
+            _settle([writer.end(None) for writer, _ in taken])
+        else:
+            for writer, _ in taken:
+                writer.put_back()
+        if isinstance(error, Exception):  # the thread tries again, and tells whoever is to blame
+            return None
+        raise
+    return [writer.end(None) for writer in writers]
+
+
+def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Order]]:
+    """All that are in the queue, once each; waits for the first."""
+    found: dict[Writer | _Order, None] = {queue.get(): None}
+    with suppress(Empty):
         while True:
-            writers[queue.get_nowait()] = None
-    except Empty:
-        return list(writers)
+            found[queue.get_nowait()] = None
+    orders = {order for order in found if isinstance(order, _Order)}
+    return [writer for writer in found if not isinstance(writer, _Order)], orders
 
 
-def _settle(outcomes: Iterable[tuple[Sequence[Waiter], Exception | None]]) -> None:
+def _settle(outcomes: Iterable[_Outcome]) -> None:
     """Tell those who wait, with one call for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Waiter, Exception | None]]] = {}
     for waiters, error in outcomes:
         for waiter in waiters:
             loops.setdefault(waiter.loop, []).append((waiter, error))
+    if not loops:
+        return
+    here = _running_loop()
     for loop, told in loops.items():
-        try:
-            loop.call_soon_threadsafe(_tell, told)
-        except RuntimeError:  # the loop was closed: nobody waits any more
+        if loop is here:
+            _tell(told)
             continue
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(_tell, told)
 
 
 def _tell(told: Iterable[tuple[Waiter, Exception | None]]) -> None:
     for waiter, error in told:
         waiter.settle(error)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,6 +1,7 @@
 """The connections to one database of runs, and what is in it.
 
-Writing goes through one connection, under a lock: two would wait for each other by sleeping. Each
+Writing goes through one connection at a time, under a lock: two would wait for each other by
+sleeping. One of them waits for other processes, and for the disk; the other waits for nothing. Each
 reader has a connection to itself while it reads; they are kept for the next one, and no reader
 waits for a writer. While a process is forked there are none.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition, Lock
@@ -24,7 +25,7 @@ __all__ = ["Connections"]
 
 _PATIENCE = 30.0
 _APPLICATION = 0x434C524B  # "CLRK": what the file says it is
-_PAGE = 8192  # of the sizes from 1 to 16 KiB, the one that makes small commits cheapest
+_PAGE = 4096  # a commit writes two: larger ones make small commits dearer, smaller ones large ones
 
 _VERSION = 2
 
@@ -93,17 +94,21 @@ class Connections:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.when_forked: Callable[[], None] = lambda: None
+        """Called in a process that was forked."""
         self._start_over()
         _every.add(self)
 
     def _start_over(self) -> None:
-        self._lock = Lock()
+        self.lock = Lock()
         """For whoever writes, for as long as that takes."""
         self._readers = Condition()
         self._reading = 0
         self._is_paused = False
         self._writer: sqlite3.Connection | None = None
         self._is_full = False
+        self.hasty: sqlite3.Connection | None = None
+        """Waits for nothing. To be used under the lock."""
         self._idle: list[sqlite3.Connection] = []
 
     @contextmanager
@@ -113,28 +118,66 @@ class Connections:
             self._readers.wait_for(lambda: not self._is_paused)
             self._reading += 1
         try:
-            connection = self._idle.pop() if self._idle else self._open()
-            try:
+            with self._idle_connection() as connection:
                 connection.execute("BEGIN")
                 yield connection
                 connection.execute("COMMIT")
-            except BaseException:
-                connection.close()
-                raise
-            self._idle.append(connection)
         finally:
             with self._readers:
                 self._reading -= 1
                 self._readers.notify_all()
 
     @contextmanager
-    def writing(self, *, sync: bool = False) -> Generator[sqlite3.Connection]:
-        """A transaction that writes; everybody else waits until it is committed.
-
-        The commit waits for the disk if asked.
-        """
-        with self._lock, _transaction(self._ready(sync=sync)) as connection:
+    def _idle_connection(self) -> Generator[sqlite3.Connection]:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._open()
+        try:
             yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._idle.append(connection)
+
+    @contextmanager
+    def writing(self) -> Generator[sqlite3.Connection]:
+        """A transaction that writes; everybody else waits until it is committed."""
+        with self.lock, self.transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def transaction(self, *, sync: bool = False) -> Generator[sqlite3.Connection]:
+        """A transaction that writes, for whoever has the lock. If asked, the disk is waited for."""
+        connection = self._ready(sync=sync)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+            connection.execute("COMMIT")
+        except BaseException:
+            # Some failures, such as a full disk, have rolled it back already.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def open_hasty(self) -> None:
+        """Have a connection that waits for nothing, neither for other processes nor for the disk:
+        the checkpoints are left to others.
+        """
+        with self.lock:
+            if self.hasty is None:
+                self.hasty = self._open(patience=0)
+                self.hasty.execute("PRAGMA wal_autocheckpoint=0")
+
+    def checkpoint(self) -> None:
+        """Move what was committed at once from the write-ahead log into the database.
+
+        The next commit then starts the log anew, and waits for the disk: so there is one.
+        """
+        with self._idle_connection() as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        with self.writing() as connection:
+            connection.execute(f"PRAGMA user_version={_VERSION}")
 
     def _ready(self, *, sync: bool) -> sqlite3.Connection:
         """The connection that writes. To be called, and the result used, under the lock."""
@@ -148,22 +191,21 @@ class Connections:
 
     def close(self) -> None:
         """Close those that are not in use. They are opened again when they are needed."""
-        with self._lock:
+        with self.lock:
             self._close_idle()
 
     def _close_idle(self) -> None:
-        every, self._idle = self._idle, []
-        if self._writer is not None:
-            every.append(self._writer)
-            self._writer = None
+        every, self._idle = [*self._idle, self._writer, self.hasty], []
+        self._writer = self.hasty = None
         for connection in every:
-            connection.close()
+            if connection is not None:
+                connection.close()
 
     # --- forks ----------------------------------------------------------------------------------
 
     def pause(self) -> None:
         """Close all connections, and open none until `go_on`."""
-        self._lock.acquire()
+        self.lock.acquire()
         with self._readers:
             self._is_paused = True
             self._readers.wait_for(lambda: not self._reading)
@@ -173,16 +215,18 @@ class Connections:
         """The process has been forked."""
         if in_child:
             self._start_over()
+            self.when_forked()
             return
         with self._readers:
             self._is_paused = False
             self._readers.notify_all()
-        self._lock.release()
+        self.lock.release()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self, patience: float | None = None) -> sqlite3.Connection:
         self._make_file()
+        patience = _PATIENCE if patience is None else patience
         connection = sqlite3.connect(
-            self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
+            self._path, timeout=patience, isolation_level=None, check_same_thread=False
         )
         try:
             if self._version_of(connection) < _VERSION:
@@ -276,16 +320,3 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=lambda: _after_fork(in_child=False),
         after_in_child=lambda: _after_fork(in_child=True),
     )
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[sqlite3.Connection]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield connection
-        connection.execute("COMMIT")
-    except BaseException:
-        # Some failures, such as a full disk, have rolled it back already.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise

@@ -122,19 +122,21 @@ class LockFile:
             # Whoever had it removed it between the opening and the locking.
             file.close()
 
-    def release(self) -> None:
-        """Remove the file and let others lock it; once, whichever thread does it.
+    def release(self) -> bool:
+        """Remove the file and let others lock it; once, whichever thread does it. Whether it was
+        this one.
 
         A forked process leaves it to its parent.
         """
         try:
             file = self._held.pop()
         except IndexError:
-            return
+            return False
         if self._process == os.getpid():
             with suppress(OSError):
                 os.unlink(self._path)
         file.close()
+        return True
 
 
 def _is_at(path: str, file: FileIO) -> bool:

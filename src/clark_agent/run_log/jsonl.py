@@ -55,6 +55,7 @@ __all__ = ["JsonlStore"]
 _SUFFIX = ".jsonl"
 _LONGEST = 128
 _CHUNK = 1 << 14
+_LINE_BREAK = 0x0A  # a number is found in bytes twenty times as fast as bytes are
 _FIRST = (0, 1)
 """The number of the first record of a log."""
 
@@ -76,10 +77,11 @@ class JsonlStore:
         with _closed_on_failure(file):
             if not try_lock(file):
                 raise RunExists(run_id)
-            size = file.seek(0, os.SEEK_END)
-            if size and not is_torn(_read(file, 0, size), run_id, _FIRST):
+            line, rest, _ = _find_end(file)
+            if line is not None or (rest and not is_torn(rest, run_id, _FIRST)):
                 raise RunExists(run_id)
-            file.truncate(0)
+            if rest:
+                file.truncate(0)
             return _Appender(file, run_id, 0, new_in=self._folder)
 
     def reopen(self, run_id: str, *, after: int) -> RunAppender:
@@ -148,13 +150,13 @@ class JsonlStore:
 
 def read_log(run_id: str, data: bytes) -> LoadedRun:
     """The run in a file."""
-    reader = LogReader(run_id)
+    reader = LogReader(run_id, "line {}, byte {}")
     *lines, rest = data.split(b"\n")
     start = 0
     for number, line in enumerate(lines, 1):
-        reader.take(f"line {number}, byte {start}", line)
+        reader.take(line, number, start)
         start += len(line) + 1
-    reader.take_rest(f"line {len(lines) + 1}, byte {start}", rest)
+    reader.take_rest(rest, len(lines) + 1, start)
     return reader.loaded()
 
 
@@ -314,7 +316,6 @@ class _Appender:
         "_is_unsynced",
         "_new_in",
         "_pending",
-        "_process",
         "_run_id",
     )
 
@@ -331,9 +332,8 @@ class _Appender:
         self._run_id = run_id
         self._new_in = new_in
         """The folder to sync, in which the file is new."""
-        self._process = os.getpid()
         self._end = end
-        self._pending: list[bytes] = [b"\n"] if is_in_line else []
+        self._pending: list[bytes] = [b""] if is_in_line else []
         self._is_unsure = False
         """Whether there may be something behind the end."""
         self._is_unsynced = True
@@ -342,14 +342,14 @@ class _Appender:
         """Take a record, and its JSON on one line."""
         if self._file.closed:
             raise RunStoreError(f"the log of the run {self._run_id!r} is closed", self._run_id)
-        if b"\n" in data:
+        if _LINE_BREAK in data:
             raise ValueError("the JSON of a record must be on one line")
-        self._pending += (data, b"\n")
+        self._pending.append(data)
 
     def flush(self, *, sync: bool) -> None:
         """Hand everything on."""
         if self._pending:
-            self._write(b"".join(self._pending))
+            self._write()
         if sync and self._is_unsynced:
             sync_file(self._file)
             if self._new_in is not None:
@@ -360,13 +360,12 @@ class _Appender:
     def barrier(self) -> Awaitable[None]:
         """Hand everything on. There is nothing to wait for."""
         if self._pending:
-            self._write(b"".join(self._pending))
+            self._write()
         return FINISHED
 
-    def _write(self, data: bytes) -> None:
-        if self._process != os.getpid():
-            raise RunStoreError("a run is written by the process that opened it", self._run_id)
-        file = self._file
+    def _write(self) -> None:
+        file, pending = self._file, self._pending
+        data = pending[0] + b"\n" if len(pending) == 1 else b"\n".join([*pending, b""])
         if self._is_unsure:
             file.truncate(self._end)
         self._is_unsure = self._is_unsynced = True

@@ -15,13 +15,14 @@ from enum import StrEnum
 from hashlib import blake2b
 from operator import is_
 from typing import Any, Literal, TypeVar
+from zlib import crc32
 
 import msgspec
 
 from clark_agent._finished import FINISHED
 from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError, RunBusy, RunExists, RunLogError
-from clark_agent.run_log._checksums import seal
+from clark_agent.run_log._checksums import SEALED
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Asked,
@@ -33,7 +34,6 @@ from clark_agent.run_log.records import (
     MessagesAdded,
     Purpose,
     Record,
-    RunEnded,
     SteeringAccepted,
     ToolsGated,
 )
@@ -215,7 +215,7 @@ class RunWriter:
         self.run_id = run_id
         self.clock = clock
         self.has_ended = False
-        """Whether it says that the run has its result."""
+        """Whether it says that the run has its result; then nothing follows."""
         self.is_closing = False
         """Whether the run is over already, so that a failure can stop nothing any more."""
         self._appender = appender
@@ -229,6 +229,7 @@ class RunWriter:
         self._steering: dict[SteeringReceipt, int] = {}
         self._edits: dict[str, tuple[Sequence[AgentMessage], Sequence[AgentMessage]]] = {}
         self._gates: dict[str, tuple[str, ...] | None] = {}
+        self._on_written = log.on_written
         self._syncs_records = log.durability is Durability.RECORD
         self._fingerprint = _Fingerprint()
 
@@ -265,19 +266,21 @@ class RunWriter:
             returned,
             tuple(clock.interrupts) if clock.interrupts else (),
         )
-        assert self._appender is not None
+        appender = self._appender
+        assert appender is not None
         try:
-            data, self._checksum = seal(record, encode_entry(record), self._checksum)
-            self._appender.append(record, data)
-            if hand_on or self._syncs_records:
-                sync = self._syncs_records or (ends_turn and self.log.durability is Durability.TURN)
-                self._appender.flush(sync=sync)
+            body = encode_entry(record)[:-1]
+            self._checksum = checksum = crc32(body, self._checksum)
+            appender.append(record, SEALED % (body, checksum))
+            if self._syncs_records:
+                appender.flush(sync=True)
+            elif hand_on:
+                appender.flush(sync=ends_turn and self.log.durability is Durability.TURN)
         except Exception as error:
             self.is_writing = False
             self._lost(error)
             return
         self._seq += 1
-        self.has_ended = isinstance(entry, RunEnded)
         if readings:
             readings.clear()
         if ids:
@@ -286,8 +289,8 @@ class RunWriter:
             clock.interrupts.clear()
         clock.events = clock.steps = 0
         self.is_writing = False
-        if self.log.on_written is not None:
-            self.log.on_written(entry)
+        if self._on_written is not None:
+            self._on_written(entry)
 
     def barrier(self) -> Awaitable[None]:
         """Wait until the store has all that was written. Raises `RunLogError`."""
@@ -583,9 +586,8 @@ class _Fingerprint:
             start = self._view.stable
         else:
             self._digest = blake2b(digest_size=_DIGEST_SIZE)
-        digest, stable = self._digest, messages.stable
-        for index in range(start, stable):
-            digest.update(encode_entry(messages[index]))
+        digest = self._digest
+        digest.update(b"".join([encode_entry(m) for m in messages.stable_from(start)]))
         self._view = messages
         if messages.tail:
             digest = digest.copy()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from threading import Lock
 
+from msgspec.structs import force_setattr
+
 from clark_agent._finished import FINISHED
 from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
+from clark_agent.run_log._checksums import checksum_in
 from clark_agent.run_log.reading import outcome_of
 from clark_agent.run_log.records import Record, RunBegan
 from clark_agent.run_log.store import LoadedRun, RunSummary
@@ -91,6 +94,8 @@ class MemoryAppender:
         """Take a record."""
         if self._is_closed:
             raise RunStoreError("the log of the run is closed", record.run)
+        if (checksum := checksum_in(data)) is not None:  # as whoever reads the JSON would have it
+            force_setattr(record, "crc", f"{checksum:08x}")
         self._waiting.append(record)
 
     def flush(self, *, sync: bool) -> None:

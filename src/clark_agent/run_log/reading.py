@@ -25,7 +25,6 @@ __all__ = ["FAILED", "LogReader", "is_torn", "outcome_of"]
 FAILED = "failed"
 """The outcome of a run that ended with an error."""
 _SHOWN = 200
-_VERSION = re.compile(rb'\{"v":(\d{1,9}),')
 
 
 class _Versioned(Struct):
@@ -46,8 +45,10 @@ class LogReader:
     is damaged, or of another run, is not.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, where: str) -> None:
+        """``where`` says how a place is told, such as ``line {}, byte {}``."""
         self._run_id = run_id
+        self._where = where
         self._records: list[Record] = []
         self._problems: list[LogProblem] = []
         self._due: tuple[int, ...] = (0, 1)
@@ -57,32 +58,33 @@ class LogReader:
         self._unchecked = 0
         self._is_torn = False
 
-    def take_all(self, rows: Iterable[tuple[str, bytes]]) -> None:
-        """Read rows: where each stands, and its JSON."""
-        for where, data in rows:
-            self.take(where, data)
-
-    def take(self, where: str, data: bytes, number: int | None = None) -> None:
+    def take(self, data: bytes, *place: int, number: int | None = None) -> None:
         """Read a row, which the store has under this number if it has numbers of its own."""
         due, is_newer = self._due, False
         fault: str | None
-        self._due = tuple([seq + 1 for seq in due])
         try:
             record = self._decoded(data)
         except DecodeError as error:
             fault, is_newer = error.reason, isinstance(error, _Unknown)
             self._before += [checksum_in(data) or 0]
+            self._due = tuple([seq + 1 for seq in due])
         else:
             fault = self._fault(record, due, number)
             if record.run == self._run_id:
                 self._due = (record.seq + 1,)
                 self._records.append(record)
                 self._unchecked += record.crc is None
-                self._before = [checksum_in(data) or 0]
+                self._before = [0 if record.crc is None else int(record.crc, 16)]
         if fault is not None:
-            self._problems.append(LogProblem(where, fault, _shown(data), due[0], is_newer=is_newer))
+            self._report(fault, data, place, due[0], is_newer=is_newer)
 
-    def take_rest(self, where: str, data: bytes) -> None:
+    def _report(
+        self, fault: str, data: bytes, place: tuple[int, ...], seq: int, *, is_newer: bool = False
+    ) -> None:
+        where, shown = self._where.format(*place), data[:_SHOWN].decode("utf-8", "replace")
+        self._problems.append(LogProblem(where, fault, shown, seq, is_newer=is_newer))
+
+    def take_rest(self, data: bytes, *place: int) -> None:
         """Read what stands behind the last line break.
 
         A whole record counts; what a write leaves that was cut off is dropped; anything else is a
@@ -91,13 +93,12 @@ class LogReader:
         if is_torn(data, self._run_id, self._due):
             self._is_torn = True
         elif data:
-            self.take(where, data)
+            self.take(data, *place)
 
     def expect_end(self, last: int | None) -> None:
         """Report if the last record has not this number."""
         if not self._records or self._records[-1].seq != last:
-            due, reason = self._due[0], f"the log must end with record {last}"
-            self._problems.append(LogProblem(f"record {due}", reason, "", due))
+            self._report(f"the log must end with record {last}", b"", self._due, self._due[0])
 
     def loaded(self) -> LoadedRun:
         """What was read."""
@@ -112,25 +113,29 @@ class LogReader:
 
     def _decoded(self, data: bytes) -> Record:
         """The record. Raises `DecodeError` if it is not what was written, or cannot be read."""
-        checksum = checksum_in(data)
-        if checksum is not None and not any(is_sealed(data, before) for before in self._before):
+        first, *others = self._before
+        is_right = is_sealed(data, first) or any(is_sealed(data, other) for other in others)
+        if not is_right and checksum_in(data) is not None:
             raise DecodeError("its checksum is wrong")
-        version = _version_of(data)
+        try:
+            record = decode_json(data, Record)
+        except DecodeError as error:
+            self._check_version(decode_json(data, _Versioned).v)
+            kind = _Unknown if is_right else DecodeError
+            raise kind(f"it is no record that this version knows: {error}") from error
+        self._check_version(record.v)
+        if record.v > 1 and not is_right:
+            raise DecodeError("it has no checksum")
+        if record.v <= 1 and (is_right or len(self._records) > self._unchecked):
+            raise DecodeError("it says that it is of version 1, and what is around it is not")
+        return record
+
+    def _check_version(self, version: int) -> None:
         if version > RUN_LOG_VERSION:
             raise _Unknown(
                 f"it was written by a newer version ({version}; this one reads up to "
                 f"{RUN_LOG_VERSION})"
             )
-        try:
-            record = decode_json(data, Record)
-        except DecodeError as error:
-            kind = DecodeError if checksum is None else _Unknown
-            raise kind(f"it is no record that this version knows: {error}") from error
-        if checksum is None and version > 1:
-            raise DecodeError("it has no checksum")
-        if version <= 1 and (checksum is not None or len(self._records) > self._unchecked):
-            raise DecodeError("it says that it is of version 1, and what is around it is not")
-        return record
 
     def _fault(self, record: Record, due: tuple[int, ...], number: int | None) -> str | None:
         """What is wrong with a record that stands where one of these numbers is due."""
@@ -147,16 +152,6 @@ class _Unknown(DecodeError):
     """The record is intact, and nothing that this version knows."""
 
 
-def _version_of(data: bytes) -> int:
-    # As every version writes it. To decode all of a record twice would take twice the time.
-    found = _VERSION.match(data)
-    return decode_json(data, _Versioned).v if found is None else int(found[1])
-
-
-def _shown(data: bytes) -> str:
-    return data[:_SHOWN].decode("utf-8", "replace")
-
-
 # --- torn ends --------------------------------------------------------------------------------
 
 _TOKENS = re.compile(rb'(?s)"(?:[^"\\]++|\\.)*+\\?(?:"|\Z)|[\[{]|[]}]')
@@ -167,7 +162,8 @@ def is_torn(data: bytes, run_id: str, due: Iterable[int]) -> bool:
     """Whether this is what is left of one record whose write was cut off, and not all of it."""
     if not data or _CONTROL.search(data):
         return False
-    if not any(_begins(data, run_id, version, seq) for version in (1, 2) for seq in due):
+    versions = range(1, RUN_LOG_VERSION + 1)
+    if not any(_begins(data, run_id, version, seq) for version in versions for seq in due):
         return False
     depth = 0
     for token in _TOKENS.finditer(data):

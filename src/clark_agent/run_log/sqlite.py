@@ -1,8 +1,9 @@
 """SqliteStore: many runs in one database, found by conversation, parent, time, and what was said.
 
-- Appending and flushing wait for nothing: a thread of the store commits, with one transaction for
-  all runs that have something to write. `barrier` waits for that and does not block the event loop,
-  however long another process writes to the database. After half a minute the commit fails.
+- Nothing blocks the event loop. A commit that need not wait is made at once. When another process
+  or thread writes, or the disk has to be waited for, a thread of the store commits, with one
+  transaction for all runs that have something to write, and `barrier` waits for that. It waits half
+  a minute for other processes; then the commit fails.
 - The database is in WAL mode with ``synchronous=NORMAL``: a commit hands its pages to the operating
   system, so it survives the death of the process; a flush with ``sync`` is a commit under
   ``synchronous=FULL``, for which the disk is waited for, and with it for everything that was
@@ -141,9 +142,9 @@ class SqliteStore:
             rows = [] if end is None else _read_rows(connection, end[0])
         if end is None:
             raise RunNotFound(run_id)
-        reader = LogReader(run_id)
+        reader = LogReader(run_id, "record {}")
         for key, data in rows:
-            reader.take(f"record {key & _LAST}", data, key & _LAST)
+            reader.take(data, key & _LAST, number=key & _LAST)
         reader.expect_end(end[1])
         return reader.loaded()
 
@@ -253,7 +254,8 @@ _BEGIN = """
     VALUES (?, ?, ?, ?, ?, ?, ?)
 """
 _INSERT = "INSERT INTO records (id, at, kind, data) VALUES (?, ?, ?, ?)"
-_SET_END = "INSERT OR REPLACE INTO ends (n, seq, at, outcome) VALUES (?, ?, ?, ?)"
+_FIRST_END = "INSERT INTO ends (seq, at, outcome, n) VALUES (?, ?, ?, ?)"
+_SET_END = "UPDATE ends SET seq = ?, at = ?, outcome = ? WHERE n = ?"
 _TOUCH_END = "UPDATE ends SET n = n WHERE n = ?"
 
 
@@ -330,16 +332,15 @@ def _text_in(data: bytes) -> str:
 
 
 class _Appender:
-    """Writes one run, through the thread that all runs of the store are written by.
+    """Writes one run, through the committer of its store.
 
-    What is pending is appended by one side and removed by the other, when it is committed.
+    What is pending is appended by the run, and removed by the committer when it is in the database.
     """
 
     __slots__ = (
         "_committer",
         "_failure",
         "_is_closed",
-        "_is_queued",
         "_is_released",
         "_is_unsynced",
         "_lock",
@@ -363,12 +364,12 @@ class _Appender:
         self._store = store
         """Kept, so that the connections are closed after the last appender."""
         self._committer = store._committer
+        self._committer.count(1)
         self._lock = lock
         self._run_id = run_id
         self._process = os.getpid()
         self._pending: deque[tuple[Record, bytes]] = deque()
         self._waiters: deque[Waiter] = deque()
-        self._is_queued = False
         self._is_closed = False
         self._is_released = False
         """Whether somebody else may write the run."""
@@ -397,8 +398,9 @@ class _Appender:
         """Have everything committed soon."""
         if sync and (self._pending or self._is_unsynced):
             self._sync_asked += 1
-        if self._has_something:
-            self._wake()
+        if self.has_something:
+            self._check_process()
+            self._committer.commit_soon(self)
 
     def barrier(self) -> Awaitable[None]:
         """Have everything committed, and wait for that."""
@@ -406,11 +408,13 @@ class _Appender:
             if self._failure is not None:
                 raise self._failure
             return FINISHED
-        if not self._has_something:
+        if not self.has_something:
+            return FINISHED
+        self._check_process()
+        if self._committer.commit(self):
             return FINISHED
         waiter = Waiter()
         self._waiters.append(waiter)
-        self._wake()
         return waiter.future
 
     def close(self) -> None:
@@ -420,41 +424,43 @@ class _Appender:
         self._is_closed = True
         if self._process != os.getpid():  # the rest is its parent's
             self._is_released = True
-        elif self._has_something:
-            self._wake()
+        elif self.has_something:
+            self._committer.wake(self)  # the event loop may not go round once more
         else:
             self._release()
 
-    @property
-    def _has_something(self) -> bool:
-        return bool(self._pending) or self._synced != self._sync_asked
-
-    def _wake(self) -> None:
+    def _check_process(self) -> None:
         if self._process != os.getpid():
             raise RunStoreError("a run is written by the process that opened it", self._run_id)
-        # Whoever clears this looks at what is pending afterwards.
-        if not self._is_queued:
-            self._is_queued = True
-            self._committer.wake(self)
 
     def _release(self) -> None:
         self._is_released = True
-        self._lock.release()
+        if self._lock.release():
+            self._committer.count(-1)
 
     # --- what the committer calls ---------------------------------------------------------------
 
-    def take(self) -> bool:
-        """Look what there is to write, and who waits for it."""
-        self._is_queued = False
-        self._taken_waiters = _all_of(self._waiters)
-        self._taken_sync = self._sync_asked
-        self._taken = () if self._is_released else self._pending.copy()
-        return bool(self._taken) or (self.wants_sync and self._number is not None)
+    @property
+    def has_something(self) -> bool:
+        """Whether there is something to write, or somebody waits to hear that there is not."""
+        return bool(self._pending or self._waiters) or self._sync_asked != self._synced
 
     @property
     def wants_sync(self) -> bool:
         """Whether the disk has to be waited for."""
-        return self._taken_sync != self._synced
+        return self._sync_asked != self._synced
+
+    def take(self) -> bool:
+        """Look what there is to write, and who waits for it."""
+        self._taken_waiters = _all_of(self._waiters) if self._waiters else []
+        self._taken_sync = self._sync_asked
+        self._taken = () if self._is_released else self._pending.copy()
+        return bool(self._taken) or (self.wants_sync and self._number is not None)
+
+    def put_back(self) -> None:
+        """What was taken is not written after all."""
+        self._waiters.extendleft(reversed(self._taken_waiters))
+        self._taken_waiters, self._taken = [], ()
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write what was taken, and where the run ends now."""
@@ -467,13 +473,19 @@ class _Appender:
             connection.execute(_TOUCH_END, (number,))
             return
         key = number << _NUMBERS
-        for record, data in self._taken:
-            kind = _KINDS[type(record.entry)]
-            values = (key | record.seq, _fitting(record.at), kind, data.decode())
-            connection.execute(_INSERT, values)
+        rows = [
+            (
+                key | record.seq,
+                record.at if record.at < _LARGEST else _LARGEST,
+                _KINDS[type(record.entry)],
+                data.decode(),
+            )
+            for record, data in self._taken
+        ]
+        connection.executemany(_INSERT, rows)
         last = self._taken[-1][0]
-        end = (number, last.seq, _fitting(last.at), outcome_of(last.entry))
-        connection.execute(_SET_END, end)
+        statement = _FIRST_END if self._number is None else _SET_END
+        connection.execute(statement, (last.seq, _fitting(last.at), outcome_of(last.entry), number))
 
     def end(self, error: Exception | None) -> tuple[Sequence[Waiter], Exception | None]:
         """What was taken is committed, or has failed."""
@@ -483,14 +495,15 @@ class _Appender:
             return waiters, self._failure
         if error is None:
             self._number = self._taken_number
-            self._is_unsynced = not self.wants_sync and (bool(taken) or self._is_unsynced)
+            is_synced = self._taken_sync != self._synced
+            self._is_unsynced = not is_synced and (bool(taken) or self._is_unsynced)
             self._synced = self._taken_sync
             for _ in taken:
                 self._pending.popleft()
         elif isinstance(error, sqlite3.Error):
             cause, error = error, RunStoreError(str(error), self._run_id)
             error.__cause__ = cause
-        if self._is_closed and (error is not None or not self._has_something):
+        if self._is_closed and (error is not None or not self.has_something):
             self._failure = error
             self._release()
             if error is not None and not waiters:
