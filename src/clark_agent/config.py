@@ -134,7 +134,7 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
         force_setattr(self, "plugins", tuple(self.plugins))
         force_setattr(self, "tools", self.registry)
         _check(self)
-        _ = self.hooks  # found now, so that a plugin that makes no sense is told now
+        self.hooks.check_tools(self.registry)  # found now: a plugin that makes no sense is an error
 
     @cached_property
     def registry(self) -> ToolRegistry:

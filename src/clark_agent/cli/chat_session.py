@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
-from clark_agent.cli.asking import CHOICES, approval_of
+from clark_agent.cli.asking import ask_approval
 from clark_agent.cli.setup import Agent, Approvals, Log, Settings, make_agent, make_gate
 from clark_agent.cli.view import Screen, View, one_line, safe
 from clark_agent.config import LoopConfig
@@ -89,6 +89,13 @@ class Chat:
         return self._question is not None
 
     @property
+    def answers(self) -> dict[str, Approval]:
+        """What the person has said for good about tools."""
+        identity = self.conversation.context.identity
+        said = self.gate.remembered((identity and identity.conversation_id) or "")
+        return {**dict.fromkeys(self.gate.always, Approval.ALWAYS), **said}
+
+    @property
     def label(self) -> str:
         """What stands before the line that is typed."""
         return "> " if self._question is None else f"{self._question.label} > "
@@ -106,7 +113,8 @@ class Chat:
 
     def take(self, line: str) -> None:
         """A line that is not a command: an answer, a word to the running agent, or a prompt."""
-        self.screen.note(safe(line), "user")
+        if line:
+            self.screen.note(safe(line), "user")
         if self._question is not None:
             self._question.answer.set_result(line)
             self._question = None
@@ -202,8 +210,7 @@ class Chat:
     # --- what the agent asks ----------------------------------------------------------------------
 
     async def _ask_approval(self, request: ApprovalRequest) -> Approval | Denied:
-        self.screen.note(f"wants to run {safe(request.summary)}", "tool")
-        return approval_of(await self._ask(CHOICES))
+        return await ask_approval(request, "wants to run", self.screen, self._ask)
 
     async def _ask_user(self, question: str, choices: Sequence[str]) -> str:
         self.screen.note(safe(question), "tool")

@@ -112,7 +112,7 @@ async def _heard(talk: Chat, line: str) -> None:
     if is_command(line):
         talk.screen.note(one_line(line), "user")
         await _obeyed(talk, line)
-    elif line.strip():
+    elif line.strip() or talk.is_asking:
         talk.take(line.strip())
 
 

@@ -68,7 +68,7 @@ __all__ = [
     "usage_text",
 ]
 
-Style: TypeAlias = Literal["user", "tool", "ok", "error", "info"]
+Style: TypeAlias = Literal["user", "tool", "ok", "error", "info", "text"]
 """What a line is about."""
 
 _PART = " · "  # between the parts of a line
@@ -78,6 +78,7 @@ _STYLES: dict[str, tuple[str, str]] = {  # what stands before the line, and its 
     "ok": ("  ", "dim"),
     "error": ("✗ ", "red"),
     "info": ("", "dim"),
+    "text": ("", ""),  # as it is
 }
 
 

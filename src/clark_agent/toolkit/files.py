@@ -25,7 +25,7 @@ from typing import Any
 from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolExecutionError
-from clark_agent.toolkit._edits import Edit, EditRefused, replace_text
+from clark_agent.toolkit._edits import Edit, EditRefused, replace_text, unified_diff
 from clark_agent.toolkit._glob import Glob
 from clark_agent.toolkit._searching import (
     PatternError,
@@ -95,6 +95,7 @@ class _ReadingTool(_FileTool):
     """A tool that changes nothing, so that its results can be had again."""
 
     idempotent = True
+    reads_only = True
     history_policy = ToolHistoryPolicy(summary_arg="path", compactable_result=True)
 
 
@@ -217,7 +218,25 @@ def _lines(text: TextIOWrapper, signal: CancellationToken) -> Iterator[tuple[str
 # --- writing ----------------------------------------------------------------------------------
 
 
-class WriteFile(_FileTool):
+class _WritingTool(_FileTool):
+    """A tool that shows what it would change before it does."""
+
+    def preview(self, args: Any) -> str:
+        """What would change, as a unified diff; or why it cannot be told."""
+        given: Any = self.validate(args)
+        try:
+            name = shown(self.workspace.name_of(given.path))
+            return self._diff(name, given)
+        except (WorkspaceError, EditRefused) as error:
+            return f"[{error}]"
+        except NotTextError as error:
+            return f"[{shown(given.path)} is {error}]"
+
+    def _diff(self, name: str, given: Any) -> str:
+        raise NotImplementedError
+
+
+class WriteFile(_WritingTool):
     """Write a text file: make it, with the folders it is in, or replace all that it has.
 
     To change a part of a file use edit_file.
@@ -242,8 +261,17 @@ class WriteFile(_FileTool):
         details = {"path": name, "created": is_new, "size": len(data), "lines": lines}
         return ToolResult.text(told, details=details).with_narration(f"{verb} {name}")
 
+    def _diff(self, name: str, given: Any) -> str:
+        try:
+            before, old = name, read_document(self.workspace.read(given.path)).text
+        except WorkspaceError as error:
+            if error.kind != "not_found":
+                raise
+            before, old = "/dev/null", ""
+        return f"--- {before}\n+++ {name}\n{unified_diff(old, given.content)}"
 
-class EditFile(_FileTool):
+
+class EditFile(_WritingTool):
     """Replace a text in a file by another. Everything else in the file stays as it is.
 
     The text must be in the file exactly as given, and only once unless replace_all is set.
@@ -283,6 +311,11 @@ class EditFile(_FileTool):
             return ToolResult.error(f"{name} cannot be edited: it is no text but {error}")
         assert edit is not None
         return _edited(name, edit)
+
+    def _diff(self, name: str, given: Any) -> str:
+        text = read_document(self.workspace.read(given.path)).text
+        edit = replace_text(text, given.old, given.new, replace_all=given.replace_all)
+        return f"--- {name}\n+++ {name}\n{edit.diff}"
 
 
 def _edited(name: str, edit: Edit) -> ToolResult:
