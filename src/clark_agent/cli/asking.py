@@ -36,11 +36,14 @@ _POLL_SECONDS = 0.05
 _ROWS_BELOW = 6  # for the question, and what the terminal has below it
 
 
-def approval_of(answer: str, *, blank: Approval | None = Approval.NO) -> Approval | Denied | None:
-    """What a typed answer to `CHOICES` means; whatever is no choice is a no with a reason."""
+def approval_of(answer: str) -> Approval | Denied | None:
+    """What a typed answer to `CHOICES` means; whatever is no choice is a no with a reason.
+
+    None: nothing was typed.
+    """
     word = answer.strip()
     if not word:
-        return blank
+        return None
     for approval, words in _WORDS.items():
         if word.lower() in words:
             return approval
@@ -65,12 +68,14 @@ async def ask_approval(
         if number == len(parts):
             break
         label = f"page {number} of {len(parts)} · {len(text):,} characters · Enter more · n no"
-        refusal = approval_of(await ask(label), blank=None)
+        refusal = approval_of(await ask(label))
         while refusal in (Approval.ONCE, Approval.ALWAYS):
-            refusal = approval_of(await ask(f"see all of it first · {label}"), blank=None)
+            refusal = approval_of(await ask(f"see all of it first · {label}"))
         if refusal is not None:
             return refusal
-    return approval_of(await ask(CHOICES)) or Approval.NO
+    while (answer := approval_of(await ask(CHOICES))) is None:
+        pass  # one Enter too many is no answer
+    return answer
 
 
 def pages(text: str, columns: int, rows: int) -> list[str]:

@@ -216,7 +216,8 @@ class Chat:
         self.screen.note(safe(question), "tool")
         for number, choice in enumerate(choices, 1):
             self.screen.note(f"{number}. {one_line(choice)}")
-        said = await self._ask("your answer")
+        while not (said := await self._ask("your answer")):
+            pass
         if said.isdecimal() and 1 <= int(said) <= len(choices):
             return choices[int(said) - 1]
         return said
