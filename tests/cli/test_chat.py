@@ -302,7 +302,11 @@ async def test_a_chat_that_was_killed_is_taken_up(tmp_path: Path) -> None:
         os.kill(await terminal.pid(), 9)
         await terminal.sees("left: 137")
         await terminal.tmux("clear-history")
-        await terminal.start("--resume", "last")
+        await terminal.command("chat", "--resume", "last")
+        screen = await terminal.sees("Go on like that? [y/N]:")
+        assert f"model           {terminal.url}/v1#m" in screen
+        assert "ask_user" in screen
+        await terminal.line("y")
         screen = await terminal.sees("I shall look.")
         assert "> Go" in screen
         assert "may or may not have happened" in last_message(server)["content"]

@@ -161,7 +161,11 @@ async def test_a_second_interrupt_leaves_at_once_and_the_log_stands(tmp_path: Pa
             _, err = await process.communicate()
         assert process.returncode == 130
         assert b"left in the middle; to go on: clark-agent resume" in err
-        resumed = await run("resume", "last", "--yes")
+        unsaid = await run("resume", "last", "--yes")
+        resumed = await run("resume", "last", "--yes", "--tools", "calculator,shell")
+    assert (unsaid.code, unsaid.out) == (2, "")
+    assert "  tools           calculator,shell\nif that is right, say so: clark-agent" in unsaid.err
+    assert unsaid.err.endswith("--tools calculator,shell\n")
     assert (resumed.code, resumed.out) == (0, "It was stopped.\n")
     results = [m for m in bodies(server)[-1]["messages"] if m["role"] == "tool"]
     assert results[0]["content"] == "42"  # it was not computed again, and nothing is lost

@@ -39,6 +39,7 @@ from clark_agent.toolkit._regex_worker import read_frame, serve, write_frame
 from clark_agent.toolkit._text import human_size
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace
+from tests.toolkit.commands import unmarked
 
 CATASTROPHE = "(a|aa)+$"
 """Takes for ever on a line of many a's that ends in something else."""
@@ -58,7 +59,7 @@ class Desk:
         context = ToolContext(tool_call_id="call", tool_name=name)
         result = await tool.execute(tool.validate(arguments), context)
         encode_json(result)  # it goes into logs
-        return result
+        return unmarked(result)
 
     async def text(self, name: str, **arguments: Any) -> str:
         result = await self.use(name, **arguments)

@@ -29,7 +29,8 @@ from clark_agent.toolkit.sandbox import (
     sandboxed,
 )
 from clark_agent.toolkit.shell import shell_tool
-from tests.toolkit.commands import Commands, host, told_by
+from clark_agent.toolkit.untrusted import without_marks
+from tests.toolkit.commands import Commands, host, told_by, unmarked
 
 STATUS = sandbox_status()
 SECRET = "the-secret-itself"
@@ -137,7 +138,7 @@ async def test_no_process_has_the_secrets_of_the_host(commands: Commands) -> Non
 for mode in ("off", "require"):
     tool = shell_tool(arguments[0], sandbox=mode)
     command = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\\\0' '\\\\n' | grep -c ^MY_API_KEY="
-    print((await tool.execute({"command": command}, context)).plain_text.split()[0])
+    print((await tool.execute({"command": command}, context)).plain_text.splitlines()[1])
 """
     said = told_by(host(program, str(commands.root), MY_API_KEY=SECRET))
     without, within = said.split()
@@ -315,7 +316,7 @@ for command in (arguments[1], "echo fine"):
     print((await tool.execute({"command": command}, context)).plain_text)
 """
     said = told_by(host(program, str(commands.root), spoil, PYTHONPATH=str(commands.root)))
-    assert said == "(no output)\n[exit code 0]\nfine\n[exit code 0]\n"
+    assert without_marks(said) == "(no output)\n[exit code 0]\nfine\n[exit code 0]\n"
     assert sorted(os.listdir(commands.root.parent)) == ["root"]
 
 
@@ -431,7 +432,7 @@ async def test_without_a_sandbox_it_is_said_plainly(
     context = ToolContext(tool_call_id="c", tool_name="shell")
     result = await tools[0].execute({"command": "echo ran"}, context)
     assert isinstance(result, ToolResult)
-    assert result.plain_text == "ran\n[exit code 0]"
+    assert unmarked(result).plain_text == "ran\n[exit code 0]"
     assert result.details["sandbox"].startswith(f"none: {no_sandbox}")
 
 

@@ -28,6 +28,7 @@ from clark_agent.toolkit._html import readable
 from clark_agent.toolkit._http import FetchError, Url, is_reachable
 from clark_agent.toolkit.web import fetch_url_tool
 from tests.loop.support import completed, failed, results
+from tests.toolkit.commands import unmarked
 
 HERE = ("127.0.0.1/32",)
 """The network of the servers below; 127.0.0.2, for example, is not in it."""
@@ -99,7 +100,7 @@ def moved(to: str, status: str = "302 Found") -> bytes:
 async def fetched(url: str, start: int = 0, **settings: Any) -> ToolResult:
     settings.setdefault("private_networks", HERE)
     ctx = ToolContext(tool_call_id="c", tool_name="fetch_url")
-    return await fetch_url_tool(**settings).execute({"url": url, "start": start}, ctx)
+    return unmarked(await fetch_url_tool(**settings).execute({"url": url, "start": start}, ctx))
 
 
 async def page_of(raw: bytes | Handler, **settings: Any) -> ToolResult:

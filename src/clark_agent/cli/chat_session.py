@@ -265,7 +265,8 @@ class Chat:
 
         async def go_on(token: CancellationToken) -> RunResult:
             try:
-                result = await resume(log.store, run_id, self.conversation.config, token)
+                config = self.conversation.config  # ours, whatever the log says
+                result = await resume(log.store, run_id, config, token, trust_log=True)
             except BaseException as error:
                 if (failure := failure_of(error)) is not None:
                     self.conversation.context = context.extend(failure)

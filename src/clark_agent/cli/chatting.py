@@ -23,8 +23,8 @@ from clark_agent.cli.setup import (
     find_run,
     log_options,
     read_system,
+    settings_again,
     settings_from,
-    settings_of_run,
     state_folder,
     system_option,
 )
@@ -63,13 +63,13 @@ def chat(
     """
     if not (has_terminal() and sys.stdin.isatty()):
         raise ConfigError(f'chat needs a terminal; without one use {PROGRAM} run "…"')
-    run_id, before = None, None
+    run_id, settings = None, settings_from(given)
     if resume is not None:
         if log is None:
             raise ConfigError("--resume needs the log that --no-log turns off")
         run_id = find_run(log, resume)
-        before = settings_of_run(log, run_id)
-    settings = settings_from(given, before)
+        can_ask = not approvals.yes
+        settings = settings_again(given, log, run_id, command="chat --resume", can_ask=can_ask)
     screen = ChatScreen()
     talk = Chat(
         settings, screen, log=log, approvals=approvals, context=AgentContext(read_system(system))

@@ -253,6 +253,9 @@ def _log_finding(log: Log) -> Finding:
         folder = folder.parent
     if not os.access(folder, os.W_OK):
         return Finding(False, "run log", f"{log.path} cannot be written: choose --log, or --no-log")
+    if log.is_inside(os.getcwd()):
+        where = f"{log.path} lies in this folder, where commands of an agent can change it"
+        return Finding(False, "run log", f"{where}: choose --log")
     return Finding(True, "run log", f"{log.path}, {len(log.store.runs())} runs")
 
 

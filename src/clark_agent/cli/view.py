@@ -43,6 +43,7 @@ from clark_agent import events as ev
 from clark_agent.cli.markdown import MarkdownBlocks, rendered
 from clark_agent.run_log.log import encode_entry
 from clark_agent.stream import TextChunk, ToolCallChunk
+from clark_agent.toolkit.untrusted import without_marks
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
@@ -442,6 +443,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _result_line(narration: str | None, text: str, is_error: bool) -> tuple[str, Style]:
+    text = without_marks(text)
     if narration or is_error:
         line = one_line(narration or text)
     else:

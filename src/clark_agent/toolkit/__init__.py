@@ -17,10 +17,12 @@ from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.finish import finish
 from clark_agent.toolkit.sandbox import SandboxStatus, sandbox_status
 from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT, mark_untrusted, without_marks
 from clark_agent.toolkit.web import fetch_url_tool
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 
 __all__ = [
+    "UNTRUSTED_TEXT",
     "Approval",
     "ApprovalGate",
     "ApprovalRequest",
@@ -34,6 +36,8 @@ __all__ = [
     "fetch_url_tool",
     "file_tools",
     "finish",
+    "mark_untrusted",
     "sandbox_status",
     "shell_tool",
+    "without_marks",
 ]

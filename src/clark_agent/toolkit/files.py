@@ -35,6 +35,7 @@ from clark_agent.toolkit._searching import (
     SearchStopped,
 )
 from clark_agent.toolkit._text import NotTextError, human_size, open_text, read_document
+from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.toolkit.workspace import Entry, Folder, Workspace, WorkspaceError, shown
 from clark_agent.tools import TypedTool
 
@@ -178,7 +179,7 @@ class _Part:
         total = self._total if self._is_all_seen else None
         details = {**about, "first_line": self._offset, "last_line": last, "lines": total}
         notes = [*self._notes(text, last, about["size"])]
-        return ToolResult.text("\n\n".join([text, *notes]), details=details)
+        return ToolResult.text("\n\n".join([mark_untrusted(text), *notes]), details=details)
 
     def _notes(self, text: str, last: int, size: int) -> Iterator[str]:
         if self._cut:
@@ -411,7 +412,8 @@ class _Listing:
     def result(self, patience: _Patience) -> ToolResult:
         missing = [path for path in self._folders if path not in self._entered]
         entries = sorted(self.entries, key=lambda entry: entry.path.split("/"))
-        blocks = ["\n".join([_told(entry) for entry in entries])] if entries else []
+        lines = "\n".join([_told(entry) for entry in entries])
+        blocks = [mark_untrusted(lines)] if entries else []
         if not entries and self._wanted.pattern is not None:
             blocks.append(f"[Nothing matches {self._wanted.pattern}.]")
         elif not entries:
@@ -627,7 +629,8 @@ class _Matches:
 
     def result(self, pattern: str, *, regex: bool) -> ToolResult:
         lines = [f"{found['path']}:{found['line']}: {found['text']}" for found in self._found]
-        blocks = ["\n".join(lines)] if lines else [self._nothing(pattern, regex=regex)]
+        found = mark_untrusted("\n".join(lines))
+        blocks = [found if lines else self._nothing(pattern, regex=regex)]
         limits: list[str] = []
         if self._cut:
             limits.append(f"There is more in {_some(self._cut)}")

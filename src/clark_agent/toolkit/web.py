@@ -23,6 +23,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from email.message import Message
+from http import HTTPStatus
 from ipaddress import ip_address, ip_network
 from typing import Any, TypeAlias
 from urllib.parse import urljoin
@@ -41,6 +42,7 @@ from clark_agent.toolkit._http import (
     get,
     is_reachable,
 )
+from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.tools import AgentTool, ToolResult, tool
 from clark_agent.types import TextContent
 
@@ -339,10 +341,11 @@ def _result(page: _Page, start: int, most: int) -> ToolResult:
         start, most = 0, min(most, _ERROR_CHARS)
     head = [f"URL: {page.url}"]
     if is_error:
-        said = f"{response.status} {response.reason[:100]}".strip()
+        phrase = [known.phrase for known in HTTPStatus if known == response.status]
+        said = " ".join([str(response.status), *phrase])  # not the words of the server
         head.append(f"The server did not give the page: {said}")
     if page.title:
-        head.append(f"Title: {page.title[:300]}")
+        head.append(mark_untrusted(f"Title: {page.title[:300]}"))
     if page.text is None:
         length = response.headers.get("Content-Length", "").strip()
         size = f" of {int(length):,} bytes" if re.fullmatch(r"[0-9]{1,18}", length) else ""
@@ -366,4 +369,4 @@ def _part(text: str, start: int, most: int, *, is_cut: bool) -> str:
         ends = f"there is more, {len(text):,} characters in all: call again with start={end}"
     else:
         ends = "the page is longer than can be fetched" if is_cut else "end of the page"
-    return f"[{begins}]\n{part}\n[{ends}]"
+    return f"[{begins}]\n{mark_untrusted(part)}\n[{ends}]"
