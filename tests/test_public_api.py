@@ -182,6 +182,8 @@ PUBLIC_NAMES = [
     "load_transcript",
     "parse_arguments",
     "portable_schema",
+    "public_event",
+    "public_events",
     "repair_arguments",
     "repair_history",
     "run",
