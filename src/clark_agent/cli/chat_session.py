@@ -21,7 +21,7 @@ from clark_agent.cli.asking import ask_approval
 from clark_agent.cli.setup import Agent, Approvals, Log, Settings, make_agent, make_gate
 from clark_agent.cli.view import Screen, View, one_line, safe
 from clark_agent.config import LoopConfig
-from clark_agent.conversation import Conversation
+from clark_agent.conversation import Conversation, extended
 from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, RunIdentified
 from clark_agent.loop import RunResult
@@ -269,7 +269,7 @@ class Chat:
                 result = await resume(log.store, run_id, config, token, trust_log=True)
             except BaseException as error:
                 if (failure := failure_of(error)) is not None:
-                    self.conversation.context = context.extend(failure)
+                    self.conversation.context = extended(context, failure)
                 raise
             self.conversation.context = context.extend(result)
             return result

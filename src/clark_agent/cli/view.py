@@ -368,7 +368,7 @@ class View:
                     screen.say(safe(message.plain_text))
                 screen.status("")
                 screen.end()
-            case ev.MessageDiscarded(reason=reason):
+            case ev.MessageDiscarded(reason=reason) if reason != "aborted":
                 screen.note(f"this answer does not count ({one_line(reason)})")
             case ev.ChildRunEvent(event=ev.ToolExecutionStart() as below):
                 screen.note(f"  {call_line(below.tool_name, below.args)}", "tool")
