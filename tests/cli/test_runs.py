@@ -43,7 +43,7 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     listed, as_json, shown, same, other, no_diff, page, openai, anthropic, records, steps = said
     assert re.match(rf"{short}  [-0-9]+ [:0-9]+  done +http://.*#m +Write a file\n$", listed.out)
     assert json.loads(as_json.out)["run_id"] == logged.run_id
-    assert "> Write a file\n● write_file(path='a.txt', content='x')\n✗ The call" in shown.out
+    assert "> Write a file\n● write_file(path='a.txt', content='x')\n  turn 1 · " in shown.out
     assert "I **cannot**." in shown.out
     assert (same.code, same.out) == (0, "identical\n")
     assert other.code == 1
@@ -55,6 +55,25 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     assert records.code == 0
     assert (run.root / "log.jsonl").read_bytes() == run.store.path_of(logged.run_id).read_bytes()
     assert all(json.loads(line)["run_id"] == logged.run_id for line in steps.out.splitlines())
+
+
+async def test_each_step_has_its_time_its_tokens_and_its_cost(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="2+3"), says("5."), hangs("And")]
+    async with command_line(tmp_path, script) as (run, _):
+        await run("run", "Sum")
+        shown, priced, wrong = await run.each(
+            [
+                ("show", "last"),
+                ("show", "last", "--price", "10", "1000"),
+                ("show", "last", "--price", "10", "-1"),
+            ]
+        )
+    step = r"  turn {} · [0-9:]{{8}} · [0-9.]+ s · 100 tokens in, 20 out"
+    asked = step.format(1) + r" · calculator [0-9.]+ s\n  5\n5\.\n" + step.format(2) + "\n"
+    assert re.search(asked, shown.out)
+    assert re.search(step.format(1) + r" · 0\.0210 · calculator", priced.out)
+    assert priced.out.endswith("0.0420 in all\n")
+    assert (wrong.code, "--price" in wrong.err) == (2, True)
 
 
 async def test_a_fork_goes_on_from_the_middle(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
+from clark_agent.cli.app import can_go_on
 from clark_agent.cli.asking import ask_approval
 from clark_agent.cli.setup import Agent, Approvals, Log, Settings, make_agent, make_gate
 from clark_agent.cli.view import Screen, View, one_line, safe
@@ -68,6 +69,8 @@ class Chat:
         self.usage = Usage()
         self.run_id: str | None = None
         """Of the run that is under way, or was last."""
+        self.can_go_on = True
+        """Whether to resume that run may help."""
         self._view = View(screen)
         self._question: _Question | None = None
         self._task: asyncio.Task[bool] | None = None
@@ -141,6 +144,7 @@ class Chat:
     def begin(self, run: Start) -> None:
         """Start a run and return at once."""
         self._token = CancellationToken()
+        self.can_go_on = True
         self._task = asyncio.create_task(self._follow(run))
         self._task.add_done_callback(self._over)
 
@@ -183,6 +187,7 @@ class Chat:
         return False
 
     def _failed(self, error: Exception | None, outcome: str | None) -> None:
+        self.can_go_on = can_go_on(error)
         if outcome is None:
             self.screen.note(one_line(str(error), 400), "error")
             for note in getattr(error, "__notes__", ()):

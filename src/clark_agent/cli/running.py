@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import click
 
 from clark_agent.cancellation import CancellationToken
-from clark_agent.cli.app import PROGRAM, examples, is_debugging
+from clark_agent.cli.app import PROGRAM, can_go_on, examples, is_debugging
 from clark_agent.cli.asking import find_person
 from clark_agent.cli.setup import (
     DEFAULT_MODEL,
@@ -296,7 +296,7 @@ class Stage:
             word, text, code = "interrupted", f"stopped{self._how_to_go_on()}", 128 + self._signal
         else:
             word, code = "failed", 1
-            text = safe(f"{outcome}{self._how_to_go_on()}")
+            text = safe(f"{outcome}{self._how_to_go_on() if can_go_on(outcome) else ''}")
         if self._json is not None:
             self._json.write(_ending(outcome, word, self._run_id))
         else:

@@ -67,6 +67,7 @@ __all__ = [
     "make_gate",
     "nobody",
     "open_log",
+    "open_model",
     "read_system",
     "run_argument",
     "settings_again",
@@ -262,9 +263,7 @@ def make_agent(
         public = replace(settings, model=without_password(settings.model))
         run_log = RunLog(log.store, notes={_NOTE: msgspec.to_builtins(public)})
     if stream is None:
-        from clark_agent.transports.connect import connect  # what it needs takes a while to import
-
-        stream = connect(settings.model)
+        stream = open_model(settings.model)
     config = LoopConfig(
         stream=stream,
         tools=_make_tools(settings.tools, workspace, ask),
@@ -274,6 +273,21 @@ def make_agent(
         run_log=run_log,
     )
     return Agent(settings, config, steering.handle, gate)
+
+
+def open_model(model: str) -> StreamFn:
+    """The transport to a model. Raises `ConfigError`, in words for whoever typed the name."""
+    from clark_agent.transports.clients import MissingKeyError
+    from clark_agent.transports.connect import connect  # what it needs takes a while to import
+
+    try:
+        return connect(model)
+    except MissingKeyError as error:
+        names = " or ".join(error.variables)
+        raise ConfigError(
+            f"{error.needed_by} needs a key: set {names} in the environment, or "
+            f"choose another model with --model ('{PROGRAM} models' lists the kinds)"
+        ) from None
 
 
 def nobody(settings: Settings) -> Agent:

@@ -54,6 +54,7 @@ from clark_agent.types import (
 )
 
 __all__ = [
+    "PART",
     "JsonView",
     "PlainScreen",
     "RichScreen",
@@ -72,7 +73,7 @@ __all__ = [
 Style: TypeAlias = Literal["user", "tool", "ok", "error", "info", "text"]
 """What a line is about."""
 
-_PART = " · "  # between the parts of a line
+PART = " · "  # between the parts of a line
 _STYLES: dict[str, tuple[str, str]] = {  # what stands before the line, and its look
     "user": ("> ", "bold"),
     "tool": ("● ", "cyan"),
@@ -424,15 +425,15 @@ class View:
         parts += [usage_text(usage), f"{time.monotonic() - self._began:.1f} s"]
         if run_id is not None:
             parts.append(f"run {run_id[:8]}")
-        return _PART.join(parts)
+        return PART.join(parts)
 
 
 def _by_parts(text: str, width: int) -> str:
     """The text, broken between its parts where it is too long."""
     lines: list[str] = []
-    for part in text.split(_PART):
-        if lines and len(lines[-1] + _PART + part) <= width:
-            lines[-1] += _PART + part
+    for part in text.split(PART):
+        if lines and len(lines[-1] + PART + part) <= width:
+            lines[-1] += PART + part
         else:
             lines.append(part)
     return "\n".join(lines)
