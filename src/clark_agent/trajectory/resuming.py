@@ -87,8 +87,8 @@ def _check_origin(folded: FoldedRun, run_id: str, config: LoopConfig, *, trust_l
     if began.identity.run_id != run_id:
         reason = f"the log of run {run_id!r} says that it is that of {began.identity.run_id!r}"
         raise DecodeError(reason, path="record 0")
-    said = {} if config.run_log is None else config.run_log.notes
-    if trust_log or began.host_notes == to_builtins(said):
+    said = {} if config.run_log is None or began.identity.depth else config.run_log.notes
+    if trust_log or began.host_notes == to_builtins(said):  # a child has none
         return
     names = sorted({*began.host_notes, *said})
     told = [
