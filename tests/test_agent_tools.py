@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -627,6 +628,37 @@ async def test_a_pydantic_model_is_all_arguments() -> None:
     ) as caught:
         make.validate({"name": "bad"})
     assert isinstance(caught.value, ToolValidationError)
+
+
+def test_a_pydantic_model_among_other_arguments_is_explained_as_well() -> None:
+    @tool
+    async def make(options: Options, others: list[Options], n: int = 1) -> None: ...
+
+    bad, good = {"name": "bad"}, {"name": "a"}
+    for arguments, path in (
+        ({"options": bad, "others": []}, "$.options.name"),
+        ({"options": good, "others": [good, bad]}, "$.others[1].name"),
+    ):
+        with pytest.raises(InvalidArgumentsError) as caught:
+            make.validate(arguments)
+        assert str(caught.value) == (
+            f"invalid arguments for 'make': path {path}: Value error, not that one, got \"bad\""
+        )
+
+
+def test_a_long_reason_is_one_line_and_ends_with_a_word() -> None:
+    class Long(Struct):
+        n: int
+
+        def __post_init__(self) -> None:
+            raise ValueError("\n".join(["word"] * 200))
+
+    @tool
+    async def make(long: Long, n: int = 1) -> None: ...
+
+    with pytest.raises(InvalidArgumentsError) as caught:
+        make.validate({"long": {"n": 1}})
+    assert re.search(r"path \$\.long: (word ){80,}…$", str(caught.value))
 
 
 @dataclasses.dataclass

@@ -183,6 +183,8 @@ PUBLIC_NAMES = [
     "load_transcript",
     "parse_arguments",
     "portable_schema",
+    "public_event",
+    "public_events",
     "repair_arguments",
     "repair_history",
     "run",

@@ -55,6 +55,7 @@ from clark_agent import (
     run_child,
     stream_run,
     sub_agents,
+    tool,
 )
 from clark_agent import events as ev
 from clark_agent.errors import failure_of
@@ -1567,3 +1568,34 @@ def test_an_agent_tool_that_makes_no_sense_is_refused(
             agent_tool("a", "d", config, **options)
     with pytest.raises(ConfigError, match="needs a LoopConfig, not int"):
         agent_tool("a", "d", 5)  # type: ignore[arg-type]
+
+
+# --- who a run is ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, RunIdentity.root("r", conversation_id="c")])
+async def test_a_tool_always_knows_whose_call_it_is(given: RunIdentity | None) -> None:
+    seen: list[RunIdentity] = []
+
+    @tool
+    def who(ctx: ToolContext) -> str:
+        """Tell who it is."""
+        seen.append(ctx.identity)
+        return ctx.identity.run_id
+
+    model = ScriptedStream([[call("who"), call("who")], call("who"), "done"])
+    sink = RecordingSink()
+    config = LoopConfig(stream=model, tools=[who], event_sink=sink)
+    await run("go", AgentContext(identity=given), config)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    if given is None:
+        assert (seen[0].parent_run_id, seen[0].depth) == (None, 0)
+        assert sink.of(ev.RunIdentified) == []  # only for an identity that the context brought
+    else:
+        assert seen[0] == given
+
+
+def test_also_in_a_test_of_the_tool() -> None:
+    ctx = ToolContext(tool_call_id="c", tool_name="t")
+    assert ctx.identity is ctx.identity

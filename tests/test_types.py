@@ -267,3 +267,18 @@ def test_the_role_is_that_of_the_json(message: AgentMessage) -> None:
 def test_a_context_is_extended_by_messages_alone(nothing: Any) -> None:
     with pytest.raises(TypeError, match="messages are needed, not"):
         AgentContext().extend(nothing)
+
+
+@pytest.mark.parametrize("wrong", [["hi"], "hi", [UserMessage("a"), {"role": "user"}], [None]])
+def test_a_context_holds_messages_alone(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"messages must be messages, not .*: write UserMessage"):
+        AgentContext(messages=wrong)
+    with pytest.raises(TypeError, match="messages must be messages"):
+        AgentContext().extend([*wrong, UserMessage("b")])
+
+
+def test_a_kind_of_message_of_ones_own_is_one() -> None:
+    class Note(UserMessage, frozen=True):
+        pass
+
+    assert AgentContext(messages=(Note("a"),)).messages == (Note("a"),)

@@ -54,7 +54,14 @@ from clark_agent.errors import (
     ToolValidationError,
     TransportError,
 )
-from clark_agent.events import AgentEvent, ChannelSink, EventSink, FanOutSink
+from clark_agent.events import (
+    AgentEvent,
+    ChannelSink,
+    EventSink,
+    FanOutSink,
+    public_event,
+    public_events,
+)
 from clark_agent.finish import FinishTool, finish_tool
 from clark_agent.grammar import EventChecker, check_events, fold_events
 from clark_agent.history import (
@@ -367,6 +374,8 @@ __all__ = [
     "load_transcript",
     "parse_arguments",
     "portable_schema",
+    "public_event",
+    "public_events",
     "repair_arguments",
     "repair_history",
     "run",

@@ -166,6 +166,7 @@ def tool(
     parallel_safe_per_turn: bool = False,
     counts_toward_termination_vote: bool = True,
     idempotent: bool = False,
+    reads_only: bool = False,
 ) -> FunctionTool[P, R]: ...
 
 
@@ -185,6 +186,7 @@ def tool(
     parallel_safe_per_turn: bool = False,
     counts_toward_termination_vote: bool = True,
     idempotent: bool = False,
+    reads_only: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
@@ -233,6 +235,7 @@ _FLAGS = frozenset(
         "identity_policy",
         "max_result_chars",
         "parallel_safe_per_turn",
+        "reads_only",
         "requires_exclusive_sandbox",
         "timeout",
     }

@@ -341,6 +341,15 @@ AgentMessage: TypeAlias = (
 """One entry of a transcript, told apart by ``role``."""
 
 
+_MESSAGE_TYPES = (
+    SystemMessage,
+    UserMessage,
+    AssistantMessage,
+    ToolResultMessage,
+    CustomMessage,
+)
+
+
 def _text_of(blocks: Iterable[AssistantBlock | UserBlock]) -> str:
     return "".join([b.text for b in blocks if type(b) is TextContent])
 
@@ -403,6 +412,16 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
     system_prompt: str = ""
     messages: tuple[AgentMessage, ...] = ()
     identity: RunIdentity | None = None
+
+    def __post_init__(self) -> None:
+        # By their types: a set of those is made faster than each message is looked at.
+        wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
+        for kind in wrong:
+            if not issubclass(kind, _MESSAGE_TYPES):
+                raise TypeError(
+                    f"AgentContext: messages must be messages, not {kind.__name__}: write "
+                    "UserMessage('...') for what the user says"
+                )
 
     def extend(self, produced: HasMessages | Iterable[AgentMessage]) -> AgentContext:
         """The context after a run: pass its result, the error that ended it, or messages."""

@@ -176,7 +176,7 @@ async def test_what_is_typed_meanwhile_steers_the_agent(tmp_path: Path) -> None:
     waiting = calls("shell", command="while [ ! -e go ]; do sleep 0.05; done; echo gone")
     async with chatting(tmp_path, waiting, says("Quickly, then.")) as (terminal, server):
         await terminal.line("Wait for it")
-        await terminal.sees("wants to run shell(")
+        await terminal.sees("wants to run  shell(")
         await terminal.line("y")
         await terminal.sees("● shell(command=")
         await terminal.line("and be quick")
@@ -204,7 +204,7 @@ async def test_tools_ask_in_the_same_line(tmp_path: Path) -> None:
             1,
         ):
             await terminal.line("Do it")
-            await terminal.sees("wants to run shell(", number)
+            await terminal.sees("wants to run  shell(", number)
             await terminal.sees("y yes · n no · a always")
             await terminal.line(answer)
             await terminal.sees("done · 2 turns", number)
@@ -302,7 +302,11 @@ async def test_a_chat_that_was_killed_is_taken_up(tmp_path: Path) -> None:
         os.kill(await terminal.pid(), 9)
         await terminal.sees("left: 137")
         await terminal.tmux("clear-history")
-        await terminal.start("--resume", "last")
+        await terminal.command("chat", "--resume", "last")
+        screen = await terminal.sees("Go on like that? [y/N]:")
+        assert f"model           {terminal.url}/v1#m" in screen
+        assert "ask_user" in screen
+        await terminal.line("y")
         screen = await terminal.sees("I shall look.")
         assert "> Go" in screen
         assert "may or may not have happened" in last_message(server)["content"]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clark_agent.cli.asking import CHOICES
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import chop_cells
+
+from clark_agent.cli.asking import CHOICES, pages
 from tests.cli.command_line import calls, command_line, hangs, says
 from tests.transports.wires_chat import bodies
 
 QUESTION = f"{CHOICES}\r\n? "
+MORE = "Enter more · n no\r\n? "
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
@@ -81,3 +86,39 @@ async def test_ctrl_c_gives_the_cursor_back(tmp_path: Path) -> None:
         assert await terminal.ended() == 130
         await terminal.sees("interrupted · 1 turn")
     assert terminal.raw.rindex(SHOW_CURSOR) > terminal.raw.rindex(HIDE_CURSOR)
+
+
+async def test_a_long_call_is_seen_to_its_end_before_it_is_approved(tmp_path: Path) -> None:
+    content = "".join([f"line {n}\n" for n in range(60)]) + "\x1b[2J\u202eevil\n"
+    write = [calls("write_file", path=f"{n}.txt", content=content) for n in range(2)]
+    async with (
+        command_line(tmp_path, [*write, says("Done.")]) as (run, server),
+        run.terminal("run", "Write") as terminal,
+    ):
+        await terminal.sees(MORE)
+        assert "May it run?  write_file: a call of " in terminal.text
+        assert "+line 5\r\n" in terminal.text
+        assert "line 59" not in terminal.text
+        terminal.type("y\n")
+        for number in range(2, 7):  # the first of them once more
+            await terminal.sees(MORE, number)
+            terminal.type("\n")
+        await terminal.sees(QUESTION)
+        assert "see all of it first · page 1 of 6 · " in terminal.text
+        assert r"+\x1b[2J\u202eevil" in terminal.text
+        assert r"  | \x1b[2J\u202eevil" in terminal.text
+        terminal.type("y\n")
+        await terminal.sees(MORE, times=7)
+        terminal.type("too long\n")
+        assert await terminal.ended() == 0
+    assert [path.name for path in run.root.iterdir()] == ["0.txt"]
+    assert "too long" in bodies(server)[2]["messages"][-1]["content"]
+
+
+@given(st.text(alphabet="ab\n 界", max_size=80), st.integers(2, 9), st.integers(1, 5))
+def test_pages_have_all_of_a_text_and_fit(text: str, columns: int, rows: int) -> None:
+    found = pages(text, columns, rows)
+    assert "".join(found).replace("\n", "") == text.replace("\n", "")
+    for page in found:
+        heights = [max(1, len(chop_cells(line, columns))) for line in page.split("\n")]
+        assert sum(heights) <= rows

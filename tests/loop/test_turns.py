@@ -13,6 +13,8 @@ from clark_agent import (
     AgentMessage,
     AssistantMessage,
     ChannelSteering,
+    ConfigError,
+    Conversation,
     CustomMessage,
     EmptyOutcomeError,
     FunctionPlugin,
@@ -125,6 +127,17 @@ async def test_a_source_may_give_an_answer_in_the_models_name(capability: Any) -
     assert given[0] in result.messages
     capped, _ = await completed(["ok"], plugins=[source(capability, given)], max_iterations=1)
     assert given[0] in (*capped.messages, *capped.undelivered)
+
+
+@pytest.mark.parametrize("blank", ["", " \n\t"])
+async def test_a_blank_prompt_is_a_mistake(blank: str) -> None:
+    config = LoopConfig(stream=ScriptedStream(["unheard"]))
+    talk = Conversation(config)
+    with pytest.raises(ConfigError, match="the prompt is blank: say what"):
+        await run(blank, AgentContext(), config)
+    with pytest.raises(ConfigError, match="the prompt is blank: say what"):
+        await talk.send(blank)
+    assert talk.messages == ()
 
 
 async def test_no_prompts_at_all_still_asks_the_model() -> None:

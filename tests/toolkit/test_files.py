@@ -34,12 +34,13 @@ from clark_agent import (
 from clark_agent.supervised import left_behind
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import _regex_worker
-from clark_agent.toolkit._edits import EditRefused, replace_text
+from clark_agent.toolkit._edits import EditRefused, replace_text, unified_diff
 from clark_agent.toolkit._glob import Glob
 from clark_agent.toolkit._regex_worker import read_frame, serve, write_frame
 from clark_agent.toolkit._text import human_size
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace
+from tests.toolkit.commands import unmarked
 
 CATASTROPHE = "(a|aa)+$"
 """Takes for ever on a line of many a's that ends in something else."""
@@ -59,7 +60,7 @@ class Desk:
         context = ToolContext(tool_call_id="call", tool_name=name)
         result = await tool.execute(tool.validate(arguments), context)
         encode_json(result)  # it goes into logs
-        return result
+        return unmarked(result)
 
     async def text(self, name: str, **arguments: Any) -> str:
         result = await self.use(name, **arguments)
@@ -428,6 +429,17 @@ def test_the_difference_makes_the_one_of_the_other(
         return
     assert edit.text == text.replace(old, new)
     assert patched(text, edit.diff) == edit.text
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "", "c d"]), max_size=12).map("\n".join)
+
+
+@given(TEXTS, TEXTS)
+def test_the_difference_of_two_texts_makes_the_one_of_the_other(old: str, new: str) -> None:
+    for most in (2_000, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("clark_agent.toolkit._edits._MOST_LINES_MATCHED", most)
+            assert patched(old, unified_diff(old, new)) == new
 
 
 def test_the_difference_of_a_long_line_is_short_and_made_at_once() -> None:

@@ -16,6 +16,7 @@ from clark_agent.testing import call
 from clark_agent.toolkit import SENSITIVE_PATHS, Approval, SensitivePath, Workspace, file_tools
 from clark_agent.toolkit.approval import ApprovalRequest, AskApproval, Denied
 from tests.loop.support import completed, results
+from tests.toolkit.commands import unmarked
 
 SECRETS = """
     .env .env.local web/.env.production deploy/prod.env .ENV .netrc sub/.netrc .aws/credentials
@@ -110,7 +111,7 @@ class Desk:
 
     async def use(self, name: str, **arguments: Any) -> ToolResult:
         context = ToolContext(tool_call_id="call", tool_name=name)
-        return await self.tools[name].execute(arguments, context)
+        return unmarked(await self.tools[name].execute(arguments, context))
 
 
 CALLS: list[tuple[str, dict[str, Any]]] = [

@@ -66,6 +66,8 @@ from clark_agent import (
     finish_tool,
     fold_events,
     load_transcript,
+    public_event,
+    public_events,
     repair_history,
     run,
     run_child,
@@ -85,7 +87,7 @@ async def search(query: str, limit: int = 10) -> list[str]:
     return [query] * limit
 
 
-@tool(name="add_numbers", timeout=5, parallel_safe_per_turn=True)
+@tool(name="add_numbers", timeout=5, parallel_safe_per_turn=True, reads_only=True)
 def add(left: int, right: int, ctx: ToolContext) -> int:
     return left + right
 
@@ -95,6 +97,7 @@ async def use_tools(ctx: ToolContext) -> None:
     assert_type(add(1, 2, ctx), int)
     assert_type(await search.execute({"query": "x"}, ctx), ToolResult)
     await ctx.update("half done")
+    assert_type(ctx.identity, RunIdentity)
 
 
 class ReadFile(TypedTool):
@@ -243,7 +246,7 @@ async def main() -> None:
     assert_type(run_sync("Hi", context, config), RunResult)
     async with stream_run("Hi", context, config) as stream:
         assert_type(stream, RunStream)
-        async for event in stream:
+        async for event in public_events(stream):
             assert_type(event, events.AgentEvent)
     assert_type(stream.result.spent, Spent | None)
     conversation = Conversation(config, "You help.")
@@ -290,5 +293,7 @@ sink = RecordingSink()
 assert_type(sink.of(events.TurnEnd), list[events.TurnEnd])
 check_events(sink.events)
 assert_type(fold_events(sink.events), tuple[AgentMessage, ...])
+assert_type(sink.events[0].type, str)
+assert_type(public_event(sink.events[0]), events.AgentEvent | None)
 script = ScriptedStream(["text", call("search", query="x"), say("and", call("add")), OSError()])
 assert_type(script.requests, list[StreamRequest])

@@ -19,11 +19,13 @@ from clark_agent.toolkit.limits import CommandLimits
 from clark_agent.toolkit.sandbox import SandboxStatus, sandbox_status
 from clark_agent.toolkit.sensitive import SENSITIVE_PATHS, SensitivePath
 from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT, mark_untrusted, without_marks
 from clark_agent.toolkit.web import fetch_url_tool
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 
 __all__ = [
     "SENSITIVE_PATHS",
+    "UNTRUSTED_TEXT",
     "Approval",
     "ApprovalGate",
     "ApprovalRequest",
@@ -39,6 +41,8 @@ __all__ = [
     "fetch_url_tool",
     "file_tools",
     "finish",
+    "mark_untrusted",
     "sandbox_status",
     "shell_tool",
+    "without_marks",
 ]

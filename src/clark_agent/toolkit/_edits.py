@@ -9,14 +9,14 @@ to do better.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from msgspec import Struct
 
 from clark_agent.argument_repair import close_match
 
-__all__ = ["Edit", "EditRefused", "replace_text"]
+__all__ = ["Edit", "EditRefused", "replace_text", "unified_diff"]
 
 _MOST_PLACES = 20
 _MOST_LINES_READ = 50_000
@@ -27,6 +27,7 @@ _MOST_CHARS_OF_DIFF = 100_000
 _MOST_CHANGES = 20_000
 """More than so many characters can tell of."""
 _CONTEXT = 3
+_MOST_LINES_MATCHED = 2_000
 
 
 class EditRefused(Exception):
@@ -175,20 +176,47 @@ class _Change(Struct, frozen=True):
         return self.first + len(self.old)
 
 
+def unified_diff(old: str, new: str) -> str:
+    """The difference of two texts in the unified form, without the lines that name the file,
+    and not all of a long one.
+
+    Between long texts it is one change, from the first line that differs to the last: to look for
+    lines that have moved takes time that grows with the square of their number.
+    """
+    from difflib import SequenceMatcher  # not for every edit
+
+    before, after = _lines(old), _lines(new)
+    if len(before) + len(after) <= _MOST_LINES_MATCHED:
+        found = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
+        changes = [
+            _Change(first, before[first:end], after[start:stop])
+            for tag, first, end, start, stop in found
+            if tag != "equal"
+        ]
+    else:
+        changes = [_trimmed(0, before, after)]
+    hunks = _hunks(before, [each for each in changes if each.old or each.new])
+    return _joined(hunks, _MOST_CHARS_OF_DIFF)
+
+
 def _diff(text: str, old: str, new: str, count: int) -> Iterator[str]:
     """The hunks, or the first of them if there are very many changes. What has changed is known, so
     there is nothing to search for.
     """
-    lines = _lines(text)
+    return _hunks(_lines(text), islice(_changes(text, old, new, count), _MOST_CHANGES))
+
+
+def _hunks(lines: list[str], changes: Iterable[_Change]) -> Iterator[str]:
     shift = 0
     group: list[_Change] = []
-    for change in islice(_changes(text, old, new, count), _MOST_CHANGES):
+    for change in changes:
         if group and change.first - group[-1].end > 2 * _CONTEXT:
             yield from _hunk(lines, group, shift)
             shift += sum(len(each.new) - len(each.old) for each in group)
             group = []
         group.append(change)
-    yield from _hunk(lines, group, shift)
+    if group:
+        yield from _hunk(lines, group, shift)
 
 
 def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:

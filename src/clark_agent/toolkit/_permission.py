@@ -63,8 +63,7 @@ class Permission:
         about: str,
         ctx: ToolContext,
     ) -> None:
-        identity = None if ctx.run is None else ctx.run.identity
-        request = ApprovalRequest(ctx.tool_name, arguments, summary, ctx.tool_call_id, identity)
+        request = ApprovalRequest(ctx.tool_name, arguments, summary, ctx.tool_call_id, ctx.identity)
         try:
             answer = await put_to(ask, request)
         except NobodyThere:

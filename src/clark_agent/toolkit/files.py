@@ -30,7 +30,7 @@ from msgspec import Struct, structs
 from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolExecutionError
-from clark_agent.toolkit._edits import Edit, EditRefused, replace_text
+from clark_agent.toolkit._edits import Edit, EditRefused, replace_text, unified_diff
 from clark_agent.toolkit._glob import Glob
 from clark_agent.toolkit._permission import Permission
 from clark_agent.toolkit._searching import (
@@ -44,6 +44,7 @@ from clark_agent.toolkit._searching import (
 from clark_agent.toolkit._text import NotTextError, human_size, open_text, read_document
 from clark_agent.toolkit.approval import AskApproval
 from clark_agent.toolkit.sensitive import Access
+from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.toolkit.workspace import Entry, Folder, Workspace, WorkspaceError, shown
 from clark_agent.tools import TypedTool
 
@@ -118,6 +119,7 @@ class _ReadingTool(_FileTool):
     """A tool that changes nothing, so that its results can be had again."""
 
     idempotent = True
+    reads_only = True
     history_policy = ToolHistoryPolicy(summary_arg="path", compactable_result=True)
 
 
@@ -207,7 +209,7 @@ class _Part:
         total = self._total if self._is_all_seen else None
         details = {**about, "first_line": self._offset, "last_line": last, "lines": total}
         notes = [*self._notes(text, last, about["size"])]
-        return ToolResult.text("\n\n".join([text, *notes]), details=details)
+        return ToolResult.text("\n\n".join([mark_untrusted(text), *notes]), details=details)
 
     def _notes(self, text: str, last: int, size: int) -> Iterator[str]:
         if self._cut:
@@ -263,7 +265,25 @@ class _Lines:
 # --- writing ----------------------------------------------------------------------------------
 
 
-class WriteFile(_FileTool):
+class _WritingTool(_FileTool):
+    """A tool that shows what it would change before it does."""
+
+    def preview(self, args: Any) -> str:
+        """What would change, as a unified diff; or why it cannot be told."""
+        given: Any = self.validate(args)
+        try:
+            name = shown(self.workspace.name_of(given.path))
+            return self._diff(name, given)
+        except (WorkspaceError, EditRefused) as error:
+            return f"[{error}]"
+        except NotTextError as error:
+            return f"[{shown(given.path)} is {error}]"
+
+    def _diff(self, name: str, given: Any) -> str:
+        raise NotImplementedError
+
+
+class WriteFile(_WritingTool):
     """Write a text file: make it, with the folders it is in, or replace all that it has.
 
     To change a part of a file use edit_file.
@@ -289,8 +309,17 @@ class WriteFile(_FileTool):
         details = {"path": name, "created": is_new, "size": len(data), "lines": lines}
         return ToolResult.text(told, details=details).with_narration(f"{verb} {name}")
 
+    def _diff(self, name: str, given: Any) -> str:
+        try:
+            before, old = name, read_document(self.workspace.read(given.path)).text
+        except WorkspaceError as error:
+            if error.kind != "not_found":
+                raise
+            before, old = "/dev/null", ""
+        return f"--- {before}\n+++ {name}\n{unified_diff(old, given.content)}"
 
-class EditFile(_FileTool):
+
+class EditFile(_WritingTool):
     """Replace a text in a file by another. Everything else in the file stays as it is.
 
     The text must be in the file exactly as given, and only once unless replace_all is set.
@@ -331,6 +360,11 @@ class EditFile(_FileTool):
             return ToolResult.error(f"{name} cannot be edited: it is no text but {error}")
         assert edit is not None
         return _edited(name, edit)
+
+    def _diff(self, name: str, given: Any) -> str:
+        text = read_document(self.workspace.read(given.path)).text
+        edit = replace_text(text, given.old, given.new, replace_all=given.replace_all)
+        return f"--- {name}\n+++ {name}\n{edit.diff}"
 
 
 def _edited(name: str, edit: Edit) -> ToolResult:
@@ -432,7 +466,8 @@ class _Listing:
     def result(self, patience: _Patience) -> ToolResult:
         missing = [path for path in self._folders if path not in self._entered]
         entries = sorted(self.entries, key=lambda entry: entry.path.split("/"))
-        blocks = ["\n".join([_told(entry) for entry in entries])] if entries else []
+        lines = "\n".join([_told(entry) for entry in entries])
+        blocks = [mark_untrusted(lines)] if entries else []
         if not entries and self._wanted.pattern is not None:
             blocks.append(f"[Nothing matches {self._wanted.pattern}.]")
         elif not entries:
@@ -679,7 +714,8 @@ class _Matches:
 
     def result(self, pattern: str, *, regex: bool) -> ToolResult:
         lines = [f"{found['path']}:{found['line']}: {found['text']}" for found in self._found]
-        blocks = ["\n".join(lines)] if lines else [self._nothing(pattern, regex=regex)]
+        found = mark_untrusted("\n".join(lines))
+        blocks = [found if lines else self._nothing(pattern, regex=regex)]
         limits: list[str] = []
         if self._cut:
             limits.append(f"There is more in {_some(self._cut)}")

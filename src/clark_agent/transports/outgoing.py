@@ -48,6 +48,7 @@ __all__ = [
     "woven_text",
 ]
 
+_BROKEN = (StopReason.ERROR, StopReason.ABORTED)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -66,7 +67,10 @@ def _is_for_models(message: AgentMessage) -> bool:
     if isinstance(message, CustomMessage):
         return False
     if isinstance(message, AssistantMessage):
-        return message.stop_reason not in (StopReason.ERROR, StopReason.ABORTED)
+        # The user has seen what was said before a stop; half a call, or half a failure, is nothing.
+        is_said = bool(message.plain_text.strip()) and not message.tool_calls
+        was_stopped = message.stop_reason is StopReason.ABORTED
+        return (was_stopped and is_said) or message.stop_reason not in _BROKEN
     return True
 
 
