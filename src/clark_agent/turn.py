@@ -407,7 +407,8 @@ async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
 
 def _failed(run: Run, event: Error) -> _Failure:
     """The failure that the transport reports, with as much of the answer as there is."""
-    text = well_formed(event.message) if isinstance(event.message, str) else repr(event.message)
+    said: object = event.message  # whatever the transport has put there
+    text = well_formed(said) if isinstance(said, str) else repr(said)
     try:
         kind = StreamErrorKind(event.kind)
     except ValueError:
