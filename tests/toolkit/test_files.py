@@ -436,10 +436,19 @@ TEXTS = st.lists(st.sampled_from(["a", "b", "", "c d"]), max_size=12).map("\n".j
 
 @given(TEXTS, TEXTS)
 def test_the_difference_of_two_texts_makes_the_one_of_the_other(old: str, new: str) -> None:
-    for most in (2_000, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("clark_agent.toolkit._edits._MOST_LINES_MATCHED", most)
-            assert patched(old, unified_diff(old, new)) == new
+    assert patched(old, unified_diff(old, new)) == new
+
+
+def test_the_difference_of_two_texts_has_only_what_differs() -> None:
+    lines = [f"line {n}\n" for n in range(40)]
+    new = ["first\n", *lines[:10], *lines[11:30], "line 30, or so\n", *lines[31:]]
+    changed = [
+        line for line in unified_diff("".join(lines), "".join(new)).splitlines() if line[0] != " "
+    ]
+    assert changed == [
+        *("@@ -1,3 +1,4 @@", "+first", "@@ -8,7 +9,6 @@", "-line 10"),
+        *("@@ -28,7 +28,7 @@", "-line 30", "+line 30, or so"),
+    ]
 
 
 def test_the_difference_of_a_long_line_is_short_and_made_at_once() -> None:
@@ -448,7 +457,16 @@ def test_the_difference_of_a_long_line_is_short_and_made_at_once() -> None:
         edit = replace_text(text, "a", "cd", replace_all=True)
         assert edit.text == text.replace("a", "cd")
         assert edit.diff.startswith("@@ -1")
-        assert len(edit.diff) == 100_000
+        assert edit.diff[100_000:] == "\n[the difference is longer, and cut here]\n"
+
+
+@pytest.mark.parametrize("line", ["same\n", "{}\n"])
+def test_the_difference_of_long_texts_is_short_and_made_at_once(line: str) -> None:
+    """Of lines that all are the same, and of lines that stand in the opposite order."""
+    lines = [line.format(n) for n in range(200_000)]
+    diff = unified_diff("".join(lines), "".join([*lines, "other\n"][::-1]))
+    assert diff.startswith("@@ -1,")
+    assert len(diff) < 100_100
 
 
 async def test_a_hint_takes_no_time_to_speak_of(desk: Desk) -> None:
