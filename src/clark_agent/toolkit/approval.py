@@ -11,6 +11,9 @@ that the host gives and runs the call only if the answer says so. What that mean
   returns something else, the call is blocked and the model is told why.
 - One question at a time, also when several runs, event loops or threads share the gate.
 - A run that is cancelled takes its question back.
+- A tool that has questions of its own, as the file tools have about secrets, asks them through the
+  gate: ``file_tools(workspace, ask=gate.ask)``. They wait for their turn like the others. What a
+  person has just approved is not asked about a second time.
 - It is asked about the call as it will run: ``asks_outside`` says that it comes behind all other
   plugins. What a plugin behind it rewrites would run unseen.
 
@@ -49,7 +52,7 @@ from clark_agent.toolkit._visible import call_block, call_line, visible
 from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to
 from clark_agent.types import RunIdentity
 
-__all__ = ["Approval", "ApprovalGate", "ApprovalRequest", "AskApproval", "Denied"]
+__all__ = ["Approval", "ApprovalGate", "ApprovalRequest", "AskApproval", "Denied", "preview_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +93,9 @@ class ApprovalRequest(Struct, frozen=True):
     """Whose call it is; it tells the runs of sub-agents, and of users, apart."""
     preview: str | None = None
     """What the tool says that the call would change: lines of characters that all show."""
+    path: str | None = None
+    """The sensitive path that a file tool asks about; ``always`` and ``never`` are then for this
+    path, and not for the tool."""
 
     @property
     def text(self) -> str:
@@ -163,6 +169,8 @@ class ApprovalGate:
         """What was said for good, by conversation or run."""
         self._owners: dict[str, _Owner] = {}
         """In what of these a running run looks, by its id."""
+        self._approved: dict[str, dict[str, ApprovalRequest]] = {}
+        """The calls of running runs that a person has approved, by run and call."""
         self._one_at_a_time = OneAtATime()
         self._run_id: str | None = None
 
@@ -194,11 +202,11 @@ class ApprovalGate:
         """The conversation of a run; without one the outermost run that has this gate."""
         if identity is None:
             return None
+        self._run_id = identity.run_id
         if identity.conversation_id is not None:
             return ("conversation", identity.conversation_id)
         above = self._owners.get(identity.parent_run_id or "")
         owner = above or ("run", identity.run_id)
-        self._run_id = identity.run_id
         self._owners[identity.run_id] = owner
         return owner
 
@@ -225,6 +233,7 @@ class ApprovalGate:
         if self._run_id is not None:
             self._owners.pop(self._run_id, None)
             self._remembered.pop(("run", self._run_id), None)
+            self._approved.pop(self._run_id, None)
 
     async def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | None:
         """Ask, unless the call needs no approval or the answer is known."""
@@ -256,21 +265,44 @@ class ApprovalGate:
             logger.exception("needs_approval failed for a call of %r; it is asked about", name)
             return True
 
+    async def ask(self, request: ApprovalRequest) -> Approval | Denied:
+        """Put the question of a tool to the person, in turn with those of the gate.
+
+        A call that they have approved is not put to them again: the answer is then ``once``.
+        Raises `EOFError` if there is nobody, and `TimeoutError`.
+        """
+        if self._has_approved(request):
+            return Approval.ONCE
+        if self._ask is None:
+            raise EOFError("there is nobody to ask")
+        async with self._one_at_a_time.turn():
+            return await self._answer(self._ask, request)
+
+    def _has_approved(self, request: ApprovalRequest) -> bool:
+        """Whether a person has seen this very call. The tool may have added its defaults."""
+        calls = {} if request.run is None else self._approved.get(request.run.run_id, {})
+        seen = calls.pop(request.tool_call_id, None)
+        if seen is None or seen.tool_name != request.tool_name:
+            return False
+        shown, asked = seen.arguments, request.arguments
+        if isinstance(shown, dict) and isinstance(asked, dict):
+            return all(name in asked and asked[name] == shown[name] for name in shown)
+        return bool(shown == asked)
+
+    async def _answer(self, ask: AskApproval, request: ApprovalRequest) -> Approval | Denied:
+        async with asyncio.timeout(self._timeout):
+            return _understood(await put_to(ask, request))
+
     async def _put(
         self, ask: AskApproval, ctx: BeforeToolCallContext, owner: _Owner | None
     ) -> Block | None:
         call, shown, before = ctx.tool_call, _text(ctx.args), _cancellations()
+        preview = None if ctx.tool is None else await preview_of(ctx.tool, ctx.args)
         request = ApprovalRequest(
-            call.name,
-            ctx.args,
-            call_line(call.name, ctx.args),
-            call.id,
-            ctx.identity,
-            await _preview(ctx),
+            call.name, ctx.args, call_line(call.name, ctx.args), call.id, ctx.identity, preview
         )
         try:
-            async with asyncio.timeout(self._timeout):
-                answer = _understood(await put_to(ask, request))
+            answer = await self._answer(ask, request)
         except TimeoutError:
             return _blocked("approval_timeout", f"nobody has approved it in time. {_INSTEAD}")
         except NobodyThere:
@@ -285,7 +317,9 @@ class ApprovalGate:
             return _blocked("arguments_changed", _CHANGED)
         if answer in (Approval.ALWAYS, Approval.NEVER):
             self._remember(owner, call.name, Approval(answer))
-        return _decision(answer)
+        if (decision := _decision(answer)) is None and ctx.identity is not None:
+            self._approved.setdefault(ctx.identity.run_id, {})[call.id] = request
+        return decision
 
 
 _INSTEAD = "Go on without it, or say what you need it for."
@@ -293,13 +327,12 @@ _NOBODY = f"it needs approval, and there is nobody to ask. {_INSTEAD}"
 _CHANGED = "its arguments changed while it waited for approval. Send it again."
 
 
-async def _preview(ctx: BeforeToolCallContext) -> str | None:
-    """What the tool says that the call would change."""
-    tool = ctx.tool
-    if tool is None or type(tool).preview is AgentTool.preview:
+async def preview_of(tool: AgentTool, args: Any) -> str | None:
+    """What the tool says that the call would change, of characters that all show."""
+    if type(tool).preview is AgentTool.preview:
         return None
     try:
-        text = await run_in_thread(tool.preview, ctx.args)
+        text = await run_in_thread(tool.preview, args)
         return None if text is None else visible(text)
     except Exception:
         logger.exception("the preview of a call of %r failed; it is shown without", tool.name)

@@ -13,20 +13,31 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from inspect import isawaitable, iscoroutinefunction
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from clark_agent._threads import run_in_thread
 from clark_agent.cancel_scope import is_cancelled
-from clark_agent.errors import ConfigError
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ConfigError, ToolExecutionError
 from clark_agent.tools import AgentTool, ToolResult, tool
 
-__all__ = ["AskUser", "NobodyThere", "OneAtATime", "ask_user_tool", "check_asking", "put_to"]
+__all__ = [
+    "AskUser",
+    "NobodyThere",
+    "OneAtATime",
+    "ask_user_tool",
+    "check_asking",
+    "put_to",
+    "unless_stopped",
+]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 AskUser: TypeAlias = Callable[[str, Sequence[str]], Awaitable[str] | str]
 """Puts a question, with the answers to choose from (none: any), and returns what the person says.
@@ -113,6 +124,23 @@ async def put_to(ask: Callable[..., Any], *question: object) -> Any:
         if is_cancelled():
             raise
         raise NobodyThere("the question was withdrawn") from error  # by the one who puts it
+
+
+async def unless_stopped(asking: Coroutine[Any, Any, T], signal: CancellationToken) -> T:
+    """What ``asking`` returns; when the signal is cancelled it is cancelled at once.
+
+    Raises `ToolExecutionError` then.
+    """
+    task, loop = asyncio.ensure_future(asking), asyncio.get_running_loop()
+    subscription = signal.subscribe(lambda: loop.call_soon_threadsafe(task.cancel))
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if is_cancelled() or not signal.cancelled:
+            raise
+        raise ToolExecutionError("stopped before anybody had answered") from None
+    finally:
+        subscription.close()
 
 
 class OneAtATime:

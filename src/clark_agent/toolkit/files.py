@@ -73,7 +73,8 @@ def file_tools(
 
     ``max_seconds`` is how long a listing or a search may take. It then ends with what it has.
     ``ask`` puts a question to a person about the paths that the workspace calls sensitive; an
-    answer for good is for that path. Without it such paths are refused.
+    answer for good is for that path in that conversation. Without it such paths are refused. With
+    an `ApprovalGate` give its ``ask``: then a call is asked about once.
     """
     permission = Permission(workspace, ask)
     reading: list[AgentTool] = [
@@ -103,9 +104,7 @@ class _FileTool(TypedTool):
         if not isinstance(args, Struct):
             args = self.validate(args)
         try:
-            given = structs.asdict(args)
-            for access in self.access:
-                await self._permission.check(given["path"], access, given, ctx)
+            await self._permission.check(self, self.access, structs.asdict(args), ctx)
             return await super().execute(args, ctx)
         except WorkspaceError as error:
             return ToolResult.error(str(error), details={"error": error.kind})
@@ -113,6 +112,25 @@ class _FileTool(TypedTool):
             return ToolResult.error(str(error))
         except OSError as error:  # a disk that fails in the middle of a file
             return ToolResult.error(f"reading failed: {error.strerror}")
+
+    def preview(self, args: Any) -> str | None:
+        """Why a person should look at this call, and what it would change."""
+        given: Any = self.validate(args)
+        lines: list[str] = []
+        try:
+            name = shown(self.workspace.name_of(given.path))
+            reasons = self._permission.reasons(given.path, self.access)
+            lines += [f"[{name}: {reason}]" for reason in reasons.values()]
+            lines.append(self._diff(name, given))
+        except (WorkspaceError, EditRefused) as error:
+            lines.append(f"[{error}]")
+        except NotTextError as error:
+            lines.append(f"[{shown(given.path)} is {error}]")
+        return "\n".join([line for line in lines if line]) or None
+
+    def _diff(self, name: str, given: Any) -> str:
+        """What would change, as a unified diff."""
+        return ""
 
 
 class _ReadingTool(_FileTool):
@@ -265,25 +283,7 @@ class _Lines:
 # --- writing ----------------------------------------------------------------------------------
 
 
-class _WritingTool(_FileTool):
-    """A tool that shows what it would change before it does."""
-
-    def preview(self, args: Any) -> str:
-        """What would change, as a unified diff; or why it cannot be told."""
-        given: Any = self.validate(args)
-        try:
-            name = shown(self.workspace.name_of(given.path))
-            return self._diff(name, given)
-        except (WorkspaceError, EditRefused) as error:
-            return f"[{error}]"
-        except NotTextError as error:
-            return f"[{shown(given.path)} is {error}]"
-
-    def _diff(self, name: str, given: Any) -> str:
-        raise NotImplementedError
-
-
-class WriteFile(_WritingTool):
+class WriteFile(_FileTool):
     """Write a text file: make it, with the folders it is in, or replace all that it has.
 
     To change a part of a file use edit_file.
@@ -319,7 +319,7 @@ class WriteFile(_WritingTool):
         return f"--- {before}\n+++ {name}\n{unified_diff(old, given.content)}"
 
 
-class EditFile(_WritingTool):
+class EditFile(_FileTool):
     """Replace a text in a file by another. Everything else in the file stays as it is.
 
     The text must be in the file exactly as given, and only once unless replace_all is set.
@@ -363,7 +363,13 @@ class EditFile(_WritingTool):
 
     def _diff(self, name: str, given: Any) -> str:
         text = read_document(self.workspace.read(given.path)).text
-        edit = replace_text(text, given.old, given.new, replace_all=given.replace_all)
+        edit = replace_text(
+            text,
+            given.old,
+            given.new,
+            replace_all=given.replace_all,
+            max_chars=self.workspace.max_read_bytes,
+        )
         return f"--- {name}\n+++ {name}\n{edit.diff}"
 
 
