@@ -21,7 +21,7 @@ from clark_agent.cli.setup import Approvals, Settings
 from clark_agent.cli.view import Style
 from clark_agent.trajectory import JsonlStore
 from clark_agent.types import AgentContext
-from tests.cli.command_line import calls, hangs, says
+from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import bodies
 
@@ -219,6 +219,27 @@ async def test_tools_ask_in_the_same_line(tmp_path: Path) -> None:
         await terminal.sees("done · 2 turns", 5)
         assert last_message(server)["content"] == "blue"
     assert "+use ls" not in (tmp_path / "clark-agent" / "history").read_text()
+
+
+async def test_a_question_does_not_take_the_answer_to_another(tmp_path: Path) -> None:
+    """Two tools of one turn ask: each answer is for the question that stands there."""
+    batch = calls_all(
+        ("ask_user", {"question": "Which colour?", "choices": ["red", "blue"]}),
+        ("read_file", {"path": ".env"}),
+    )
+    async with chatting(tmp_path, batch, says("Fine.")) as (terminal, server):
+        (terminal.root / ".env").write_text("KEY=1\n")
+        await terminal.line("Paint")
+        await terminal.sees("your answer >")
+        await terminal.line("2")
+        await terminal.sees("always and never are for this path")
+        await terminal.line("y")
+        screen = await terminal.sees("done · 2 turns")
+        assert screen.count("wants to run  read_file(path='.env'") == 1
+        assert "[.env: it looks like a file with secrets]" in screen
+        colour, read = [message["content"] for message in bodies(server)[1]["messages"][-2:]]
+        assert colour == "blue"
+        assert "KEY=1" in read
 
 
 async def test_a_narrower_window_keeps_nothing_of_what_was_drawn(tmp_path: Path) -> None:

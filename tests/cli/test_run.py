@@ -68,6 +68,28 @@ async def test_what_changes_something_needs_leave(tmp_path: Path) -> None:
     assert "to allow it: --allow write_file, or --yes" in refused.err
 
 
+async def test_without_a_terminal_secrets_are_refused(tmp_path: Path) -> None:
+    """Whatever tools are allowed."""
+    script = [
+        calls("read_file", path=".env"),
+        calls("write_file", path=".bashrc", content="x"),
+        says("Well."),
+    ]
+    async with command_line(tmp_path, script) as (run, server):
+        (run.root / ".env").write_text("KEY=1\n")
+        said = await run("run", "--yes", "Look")
+    refused, _, _ = said.err.partition("done · ")
+    read, write = [bodies(server)[n]["messages"][-1]["content"] for n in (1, 2)]
+    assert said.code == 0
+    assert read == (
+        "'.env' was not read: it looks like a file with secrets, and there is nobody to ask. Go on "
+        "without it, or tell the user that you need it"
+    )
+    assert write.startswith("'.bashrc' was not written: a shell or the system runs it at its start")
+    assert refused.count("there is nobody to ask") == 2
+    assert [path.name for path in run.root.iterdir()] == [".env"]
+
+
 async def test_tools_cannot_touch_the_log(tmp_path: Path) -> None:
     look = [calls("list_files"), calls("read_file", path="log/x.jsonl"), says("Nothing.")]
     async with command_line(tmp_path, look) as (run, server):

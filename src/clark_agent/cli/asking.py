@@ -14,18 +14,20 @@ import os
 import select
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from shutil import get_terminal_size
 
 from rich.cells import cell_len, chop_cells
 
 from clark_agent.cli.view import RichScreen, Screen, safe
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.toolkit.ask import OneAtATime
 
 __all__ = ["CHOICES", "Person", "approval_of", "ask_approval", "find_person", "pages"]
 
 CHOICES = "y yes · n no · a always · never · or say what to do instead"
+_PATH = "always and never are for this path"
 _WORDS = {
     Approval.ONCE: ("y", "yes", "once"),
     Approval.ALWAYS: ("a", "always"),
@@ -73,7 +75,8 @@ async def ask_approval(
             refusal = approval_of(await ask(f"see all of it first · {label}"))
         if refusal is not None:
             return refusal
-    while (answer := approval_of(await ask(CHOICES))) is None:
+    choices = CHOICES if request.path is None else f"{CHOICES} ({_PATH})"
+    while (answer := approval_of(await ask(choices))) is None:
         pass  # one Enter too many is no answer
     return answer
 
@@ -100,16 +103,17 @@ class Person:
     def __init__(self, screen: Screen, terminal: int) -> None:
         self._screen = screen
         self._terminal = terminal
+        self._one_at_a_time = OneAtATime()
 
     async def approve(self, request: ApprovalRequest) -> Approval | Denied:
         """Ask whether a call may run."""
-        with self._quiet():
+        async with self._turn():
             return await ask_approval(request, "May it run?", self._screen, self._ask)
 
     async def answer(self, question: str, choices: Sequence[str]) -> str:
         """Put a question of the agent; a number chooses."""
         offered = [f"  {number}. {choice}" for number, choice in enumerate(choices, 1)]
-        with self._quiet():
+        async with self._turn():
             answer = await self._ask("\n".join([question, *offered]))
         if answer.isdecimal() and 1 <= int(answer) <= len(choices):
             return choices[int(answer) - 1]
@@ -123,10 +127,13 @@ class Person:
         sys.stderr.flush()
         return (await self._line()).strip()
 
-    def _quiet(self) -> AbstractContextManager[None]:
-        """Nothing moves on the screen meanwhile."""
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None]:
+        """One question at a time, whoever has it, and nothing moves on the screen meanwhile."""
         screen = self._screen
-        return screen.quiet() if isinstance(screen, RichScreen) else nullcontext()
+        async with self._one_at_a_time.turn():
+            with screen.quiet() if isinstance(screen, RichScreen) else nullcontext():
+                yield
 
     async def _line(self) -> str:
         """The next line. Polled: not every system lets an event loop wait for a terminal."""

@@ -29,6 +29,7 @@ from clark_agent.loop import RunResult
 from clark_agent.run_log.records import RunEnded
 from clark_agent.steering import SteeringReceipt, SteeringStatus
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.toolkit.ask import OneAtATime
 from clark_agent.trajectory.fold import fold
 from clark_agent.trajectory.forking import fork
 from clark_agent.trajectory.resuming import resume
@@ -73,6 +74,7 @@ class Chat:
         """Whether to resume that run may help."""
         self._view = View(screen)
         self._question: _Question | None = None
+        self._one_question = OneAtATime()
         self._task: asyncio.Task[bool] | None = None
         self._is_closing = False
         self._token = CancellationToken()
@@ -215,14 +217,16 @@ class Chat:
     # --- what the agent asks ----------------------------------------------------------------------
 
     async def _ask_approval(self, request: ApprovalRequest) -> Approval | Denied:
-        return await ask_approval(request, "wants to run", self.screen, self._ask)
+        async with self._one_question.turn():
+            return await ask_approval(request, "wants to run", self.screen, self._ask)
 
     async def _ask_user(self, question: str, choices: Sequence[str]) -> str:
-        self.screen.note(safe(question), "tool")
-        for number, choice in enumerate(choices, 1):
-            self.screen.note(f"{number}. {one_line(choice)}")
-        while not (said := await self._ask("your answer")):
-            pass
+        async with self._one_question.turn():
+            self.screen.note(safe(question), "tool")
+            for number, choice in enumerate(choices, 1):
+                self.screen.note(f"{number}. {one_line(choice)}")
+            while not (said := await self._ask("your answer")):
+                pass
         if said.isdecimal() and 1 <= int(said) <= len(choices):
             return choices[int(said) - 1]
         return said

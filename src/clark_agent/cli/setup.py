@@ -251,9 +251,9 @@ def make_agent(
 ) -> Agent:
     """The agent that the settings describe. Raises `ConfigError`.
 
-    ``gate`` is asked before tools with side effects run (None: there is nobody, they are refused);
-    keep it when the settings change, it remembers what was allowed. ``ask`` answers the tool
-    ``ask_user``. ``stream`` stands in for the model.
+    ``gate`` is asked before tools with side effects run, and before secrets are read (None: there
+    is nobody, they are refused); keep it when the settings change, it remembers what was allowed.
+    ``ask`` answers the tool ``ask_user``. ``stream`` stands in for the model.
     """
     gate = gate or ApprovalGate(None)
     steering = ChannelSteering()
@@ -266,7 +266,7 @@ def make_agent(
         stream = open_model(settings.model)
     config = LoopConfig(
         stream=stream,
-        tools=_make_tools(settings.tools, workspace, ask),
+        tools=_make_tools(settings.tools, workspace, gate, ask),
         plugins=[LoopDetector(), gate, steering],
         model_id=without_password(settings.model),
         max_iterations=settings.max_iterations,
@@ -302,13 +302,15 @@ def make_gate(ask: AskApproval | None, approvals: Approvals) -> ApprovalGate:
     return ApprovalGate(ask, always=TOOLS if approvals.yes else tool_names(approvals.allow))
 
 
-def _make_tools(names: Sequence[str], workspace: Workspace, ask: AskUser | None) -> list[AgentTool]:
+def _make_tools(
+    names: Sequence[str], workspace: Workspace, gate: ApprovalGate, ask: AskUser | None
+) -> list[AgentTool]:
     """Only what is asked for is imported."""
     made: dict[str, AgentTool] = {}
     if not set(FILE_TOOLS).isdisjoint(names):
         from clark_agent.toolkit.files import file_tools
 
-        made.update({tool.name: tool for tool in file_tools(workspace)})
+        made.update({tool.name: tool for tool in file_tools(workspace, ask=gate.ask)})
     if "calculator" in names:
         from clark_agent.toolkit.calculator import calculator
 
@@ -497,7 +499,12 @@ _AGENT = (
     ),
 )
 _APPROVAL = (
-    click.option("-y", "--yes", is_flag=True, help="Run every tool without asking."),
+    click.option(
+        "-y",
+        "--yes",
+        is_flag=True,
+        help="Run every tool without asking. Secrets, and files that others run, are asked about.",
+    ),
     click.option(
         "--allow",
         metavar="NAMES",
