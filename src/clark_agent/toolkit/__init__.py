@@ -1,8 +1,8 @@
 """Tools that most agents need, good enough for products.
 
-    workspace = Workspace("project")
-    tools = [*file_tools(workspace), shell_tool(workspace), calculator]
-    config = LoopConfig(stream=..., tools=tools, plugins=[ApprovalGate(ask)])
+    workspace, gate = Workspace("project"), ApprovalGate(ask)
+    tools = [*file_tools(workspace, ask=gate.ask), shell_tool(workspace), calculator]
+    config = LoopConfig(stream=..., tools=tools, plugins=[gate])
 
 A `Workspace` is a folder that cannot be left. Tools that act on something outside of it are made by
 functions, so that what they may do is said where they are made; `ApprovalGate` asks a person before

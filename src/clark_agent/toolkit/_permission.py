@@ -53,8 +53,11 @@ class Permission:
 
     def reasons(self, path: str, access: tuple[Access, ...]) -> dict[Access, str]:
         """Why a person should be asked before this is done with a path; empty: no reason."""
-        found = {each: self._workspace.sensitive(path, each) for each in access}
-        return {each: reason for each, reason in found.items() if reason is not None}
+        found: dict[Access, str] = {}
+        for each in access:
+            if (reason := self._workspace.sensitive(path, each)) is not None:
+                found[each] = reason
+        return found
 
     async def check(
         self,
