@@ -2,11 +2,15 @@
 
 import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 from clark_agent import pace
+from clark_agent._text import well_formed
 
 pytest_plugins = ["tests.no_skips"]
 
@@ -28,3 +32,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Where a run pauses for others depends on how fast the machine is, and some tests count at what
 # points a run waits. Tests of the pauses themselves put the clock back.
 setattr(pace, "monotonic", lambda: 0.0)  # noqa: B010 - it is no name of the module's own
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """What a test has said reaches the other process also when it holds a lone surrogate."""
+    return _well_formed((yield))
+
+
+def _well_formed(value: Any) -> Any:
+    if isinstance(value, str):
+        return well_formed(value)
+    if isinstance(value, dict):
+        return {key: _well_formed(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_well_formed(item) for item in value])
+    return value
