@@ -356,6 +356,7 @@ class Batch:
         context.position = pending.position
         tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
+        due = self._due(tool)
         try:
             work: Any = tool.execute(pending.input, context)
             coroutine = work if type(work) is CoroutineType else _awaited(work)
@@ -364,10 +365,16 @@ class Batch:
             except StopIteration as done:  # it had nothing to wait for
                 result = done.value
             else:
-                expected = run.scope.expected if alone else 0
-                tool_run = self._running[pending] = self._tool_run(
-                    tool, coroutine, awaited, context, expected
+                tool_run = self._running[pending] = ToolRun(
+                    coroutine,
+                    awaited,
+                    context,
+                    grace=run.grace,
+                    cancelling=run.scope.expected if alone else 0,
+                    in_thread=tool.runs_in_thread,
                 )
+                if due is not None:
+                    tool_run.stop_at(due, "timeout")
                 if alone:
                     self._take_interrupts()
                 result = await tool_run
@@ -397,24 +404,13 @@ class Batch:
             pending.answer_ourselves(_stopped("sibling", None))
         return pending.result is not None
 
-    def _tool_run(
-        self, tool: AgentTool, coroutine: Any, awaited: Any, context: ToolContext, expected: int
-    ) -> ToolRun:
-        timeout = self._timeout(tool)
-        tool_run = ToolRun(
-            coroutine,
-            awaited,
-            context,
-            grace=self._run.grace,
-            cancelling=expected,
-            in_thread=tool.runs_in_thread,
-        )
-        if timeout is not None:
-            tool_run.stop_after(timeout, "timeout")
-        return tool_run
-
     def _timeout(self, tool: AgentTool) -> float | None:
         return self._run.config.tool_timeout if tool.timeout is None else tool.timeout
+
+    def _due(self, tool: AgentTool) -> float | None:
+        """When a call that begins now has had its time, its first step included."""
+        timeout = self._timeout(tool)
+        return None if timeout is None else self._run.loop.time() + timeout
 
     def _give_error(
         self,
