@@ -385,6 +385,9 @@ class Batch:
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
             cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        except BaseException:  # the interpreter is told to stop
+            pending.answer_ourselves(_stopped("aborted", None))
+            raise
         finally:
             context.settle(drop=not pending.was_intervened)
             if tool_run is not None:

@@ -1313,6 +1313,16 @@ def test_an_interrupt_inside_a_tool_ends_the_program_with_brackets_closed(
     check_events(sink.events)
 
 
+async def test_a_call_that_stops_the_interpreter_is_not_said_to_have_never_begun() -> None:
+    """Whoever resumes the run must not take it for one that can be sent again without a look."""
+    outcome, _ = await observed_run([call("exit")], Work("exit", SystemExit(3)))
+    assert isinstance(outcome, SystemExit)
+    (result,) = results(outcome.__cause__)
+    assert result.details == {
+        "kind": "tool_call_stopped", "reason": "aborted", "still_running": False,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_a_task_that_is_cancelled_again_while_tools_clean_up(calls: int) -> None:
     waiting, cleaning, may_end = Waiting(), asyncio.Event(), asyncio.Event()
