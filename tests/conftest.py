@@ -4,7 +4,10 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+from tests import event_loops
 
 # The weights of the packaged model are put together once for all tests, and not in anybody's home.
 os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.parent / ".cache"))
@@ -20,3 +23,15 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # starts would inherit that. They are there to be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--event-loop", choices=event_loops.CHOICES, default="asyncio")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    name = config.getoption("--event-loop")
+    if why := event_loops.missing(name):
+        raise pytest.UsageError(f"--event-loop={name}: {why}")
+    if name != "asyncio":
+        event_loops.install(name)

@@ -61,6 +61,7 @@ from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.tool_run import left_behind
+from tests.event_loops import timers
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -860,11 +861,6 @@ class Tower:
         assert self.open_streams == 0
         assert left_behind() == 0
         assert timers() == []
-
-
-def timers() -> list[Any]:
-    loop: Any = asyncio.get_running_loop()
-    return [handle for handle in loop._scheduled if not handle.cancelled()]
 
 
 async def stopped(

@@ -478,6 +478,7 @@ async def test_timeouts_and_task_groups_inside_a_tool_are_its_own_affair(calls: 
     log: list[str] = []
 
     async def fail() -> None:
+        await asyncio.sleep(0)
         raise ValueError("child")
 
     async def work(args: Any, ctx: ToolContext) -> ToolResult:

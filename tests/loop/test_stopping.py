@@ -48,6 +48,7 @@ from clark_agent.emitter import Audience, Emitter
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
 from clark_agent.tool_run import left_behind
+from tests.event_loops import task_for_later
 from tests.loop.support import (
     CONTEXT,
     FINISH,
@@ -242,7 +243,7 @@ async def test_a_task_can_be_cancelled_at_every_event(mode: ExecutionMode, numbe
             await let_others_run()
 
     config, stream = scenario(mode)
-    task = asyncio.create_task(observe(config, on_event=cancel_then))
+    task = task_for_later(observe(config, on_event=cancel_then))
     outcome, _ = await task
     assert isinstance(outcome, asyncio.CancelledError)
     assert task.cancelling() == 1
@@ -403,7 +404,7 @@ async def test_from_within_every_kind_of_hook(capability: Any, by: str) -> None:
             cancel(by, signal, task)
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(
+    task = task_for_later(
         observed_run(
             [call("work"), "ok"], Work(), signal=signal, plugins=[FunctionPlugin(capability, stop)]
         )
@@ -543,7 +544,7 @@ async def test_a_transport_cannot_swallow_the_cancellation_of_the_run(way: str, 
                 yield Done(AssistantMessage.from_calls([call("work", call_id="c")]))
 
     tool = Work()
-    task = asyncio.create_task(observed_run(model, tool, signal=signal))
+    task = task_for_later(observed_run(model, tool, signal=signal))
     outcome, _ = await task
     assert type(outcome) is (RunAborted if by == "token" else asyncio.CancelledError)
     assert len(asked) == 1
@@ -566,9 +567,7 @@ async def test_a_hook_cannot_swallow_the_cancellation_of_the_run(capability: Any
         return given[0] if capability == "context_transform" else None
 
     plugins = [FunctionPlugin(capability, swallow)]
-    task = asyncio.create_task(
-        observed_run([call("work"), "ok"], tool, signal=signal, plugins=plugins)
-    )
+    task = task_for_later(observed_run([call("work"), "ok"], tool, signal=signal, plugins=plugins))
     outcome, _ = await task
     assert type(outcome) is (RunAborted if by == "token" else asyncio.CancelledError)
     assert tool.calls == []
@@ -938,7 +937,7 @@ async def test_messages_of_one_source_are_not_lost_when_the_next_is_interrupted(
         await asyncio.Event().wait()
         return []
 
-    task = asyncio.create_task(
+    task = task_for_later(
         observed_run(
             ["ok"], signal=signal,
             plugins=[FunctionPlugin(capability, lambda: [given]), FunctionPlugin(capability, stop)],
@@ -1039,7 +1038,7 @@ async def test_a_cancellation_while_a_failed_run_is_closed_is_not_swallowed(erro
     async def slow(event: AgentEvent) -> None:
         if isinstance(event, ev.TurnEnd):
             closing.set()
-            await let_others_run()
+            await asyncio.Event().wait()
 
     model: Any = hanging_model if error == "token" else [failing("transient")]
     config = LoopConfig(stream=model if callable(model) else ScriptedStream(model), event_sink=slow)
