@@ -276,9 +276,12 @@ class Batch:
 
     async def _call_in_tasks(self, to_run: Sequence[PendingCall]) -> None:
         create_task = asyncio.get_running_loop().create_task
-        self._tasks = {pending: create_task(self._call_and_finalize(pending)) for pending in to_run}
         self._take_interrupts()
         try:
+            # Known one by one: where tasks are eager, a call may stop the others before the next
+            # has a task.
+            for pending in to_run:
+                self._tasks[pending] = create_task(self._call_and_finalize(pending))
             await asyncio.wait(self._tasks.values())
         finally:
             self._give_back_interrupts()

@@ -1,0 +1,69 @@
+"""On an event loop whose tasks take their first step when they are made."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from clark_agent import (
+    AfterToolCallContext,
+    FunctionPlugin,
+    ToolFatal,
+    ToolFatalError,
+)
+from clark_agent.testing import call
+from tests import event_loops
+from tests.loop.support import (
+    Waiting,
+    Work,
+    failed,
+    observed_run,
+    results,
+    texts,
+)
+
+if why := event_loops.missing("eager"):
+    pytest.skip(why, allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+async def _eager_tasks() -> None:
+    event_loops.make_tasks_eager(asyncio.get_running_loop())
+
+
+async def test_a_fatal_call_interrupts_the_hook_of_a_call_before_it() -> None:
+    asked = list[str]()
+
+    async def check(ctx: AfterToolCallContext) -> None:
+        asked.append(ctx.tool_call.name)
+        if ctx.tool_call.name == "work":
+            await asyncio.Event().wait()
+
+    async with asyncio.timeout(10):
+        error, _ = await failed(
+            ToolFatalError,
+            [[call("work"), call("burn"), call("work")]],
+            Work(),
+            Work("burn", ToolFatal("fire")),
+            plugins=[FunctionPlugin("after_tool_call", check)],
+        )
+    assert asked == ["work", "burn"]
+    assert ["withheld" in texts(error)[0], "ended the run" in texts(error)[1]] == [True, True]
+    assert results(error)[2].details["kind"] == "tool_call_not_executed"
+
+
+async def test_an_interpreter_that_stops_in_a_call_leaves_none_of_the_others_behind() -> None:
+    waiting = Waiting()
+    outcome, _ = await observed_run(
+        [[call("wait"), call("exit"), call("wait")]],
+        Work("wait", waiting),
+        Work("exit", SystemExit(3)),
+    )
+    assert isinstance(outcome, SystemExit)
+    assert waiting.cancelled
+    cause: Any = outcome.__cause__
+    assert [result.details["kind"] for result in results(cause)] == [
+        "tool_call_stopped", "tool_call_stopped", "tool_call_not_executed",
+    ]  # fmt: skip
