@@ -9,13 +9,20 @@ import pytest
 
 from clark_agent import (
     AfterToolCallContext,
+    AgentEvent,
     FunctionPlugin,
+    LoopConfig,
+    ToolContext,
     ToolFatal,
     ToolFatalError,
+    ToolResult,
+    events,
+    run,
 )
-from clark_agent.testing import call
+from clark_agent.testing import ScriptedStream, call
 from tests import event_loops
 from tests.loop.support import (
+    CONTEXT,
     Waiting,
     Work,
     failed,
@@ -67,3 +74,39 @@ async def test_an_interpreter_that_stops_in_a_call_leaves_none_of_the_others_beh
     assert [result.details["kind"] for result in results(cause)] == [
         "tool_call_stopped", "tool_call_stopped", "tool_call_not_executed",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_an_event_that_a_listener_causes_goes_out_after_the_one_it_listens_to(
+    others: int,
+) -> None:
+    """Its task emits before the listener has returned."""
+    contexts, told, tasks = list[ToolContext](), list[str](), list[asyncio.Task[None]]()
+
+    async def report(args: Any, ctx: ToolContext) -> ToolResult:
+        contexts.append(ctx)
+        await ctx.update("one")
+        await asyncio.gather(*tasks)
+        return ToolResult.text("done")
+
+    async def update() -> None:
+        await contexts[0].update("two")
+
+    def listen(event: AgentEvent) -> None:
+        if not isinstance(event, events.ToolExecutionUpdate):
+            return
+        text = event.partial.plain_text
+        told.append(f"{text} begins")
+        if text == "one":
+            tasks.append(asyncio.create_task(update()))
+        told.append(f"{text} ends")
+
+    plugins = [FunctionPlugin("event_observer", lambda event: None) for _ in range(others)]
+    config = LoopConfig(
+        stream=ScriptedStream([call("report"), "ok"]),
+        tools=[Work("report", report)],
+        event_sink=listen,
+        plugins=plugins,
+    )
+    await run("go", CONTEXT, config)
+    assert told == ["one begins", "one ends", "two begins", "two ends"]
