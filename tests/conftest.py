@@ -17,6 +17,8 @@ os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.p
 # pytest --hypothesis-profile=NAME overrides the choice.
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+# few is for the same tests on yet another Python or event loop.
+settings.register_profile("few", settings.get_profile("ci"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and the processes that a test
