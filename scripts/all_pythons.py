@@ -253,7 +253,7 @@ def prepare(python: Python) -> Path | None:
     venv = f".venv-{python.name}"
     # What the make that has called this was told is not for the one below.
     env = {name: value for name, value in os.environ.items() if name not in _OF_MAKE}
-    command = ["make", "--no-print-directory", f"PYTHON={python.path}", f"VENV={venv}"]
+    command = ["make", "--silent", f"PYTHON={python.path}", f"VENV={venv}"]
     made = subprocess.run([*command, f"{venv}/.stamp-test-core"], cwd=ROOT, env=env, check=False)
     return ROOT / venv / "bin" / "python" if made.returncode == 0 else None
 
