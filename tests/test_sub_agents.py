@@ -61,6 +61,7 @@ from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from tests.event_loops import timers
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -863,11 +864,6 @@ class Tower:
         assert timers() == []
 
 
-def timers() -> list[Any]:
-    loop: Any = asyncio.get_running_loop()
-    return [handle for handle in loop._scheduled if not handle.cancelled()]
-
-
 async def stopped(
     where: Where, stop: Stop, **options: Any
 ) -> tuple[Tower, RunResult | BaseException, RecordingSink]:
@@ -1011,21 +1007,18 @@ async def test_a_grandchilds_tool_that_takes_no_cancellation_is_left_behind(by: 
         task = asyncio.current_task()
         assert task is not None
 
-        def stop_once_it_runs(event: AgentEvent) -> None:
-            if isinstance(event, ev.ChildRunEvent) and isinstance(
-                event.event, ev.ToolExecutionStart
-            ):
-                stop = token.cancel if by == "token" else task.cancel
-                asyncio.get_running_loop().call_later(0.001, stop)
+        async def stop_once_it_runs() -> None:
+            await stubborn.started.wait()
+            if by == "token":
+                token.cancel()
+            else:
+                task.cancel()
 
+        stopping = asyncio.create_task(stop_once_it_runs())
         outcome = await tree_run(
-            [ask("upper")],
-            upper,
-            signal=token,
-            cancel_grace=0.2,
-            leaves_tasks=True,
-            on_event=stop_once_it_runs,
+            [ask("upper")], upper, signal=token, cancel_grace=0.2, leaves_tasks=True
         )
+        await stopping
         while task.cancelling():
             task.uncancel()
         return outcome

@@ -31,6 +31,7 @@ from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChu
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.transports.kit import check_stream_fn
 from clark_agent.types import ReasoningDetailsContent
+from tests.event_loops import task_for_later
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
 
@@ -325,7 +326,7 @@ async def test_sleep_gives_others_a_turn() -> None:
 
 
 async def test_a_sleeper_can_be_cancelled() -> None:
-    task = asyncio.create_task(FakeClock().sleep(1))
+    task = task_for_later(FakeClock().sleep(1))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
