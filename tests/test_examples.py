@@ -53,7 +53,8 @@ One was refused, the other is done.
 """,
     "gateway.py": """\
 Sunny, 22 °C. Leave the umbrella.
-the model's stream failed (fatal): the server answered 401: this token is not known
+the model's stream failed (fatal): the gateway answered 401: this token is not known \
+(check the token)
 """,
     "run_log.py": """\
 booking room 5

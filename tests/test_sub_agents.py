@@ -62,6 +62,7 @@ from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from tests.event_loops import timers
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -827,7 +828,8 @@ class Tower:
         self.top = [ask("upper")] if stop != "sibling" else [ask("upper"), call("fail")]
 
     def model(self, *script: AssistantMessage, hangs: bool = False) -> StreamFn:
-        answers = iter(ScriptedStream(script)._stream(a) for a in script)
+        quiet = CancellationToken()
+        answers = iter(ScriptedStream(script)._stream(a, quiet) for a in script)
 
         async def play(
             request: StreamRequest, signal: CancellationToken
@@ -861,11 +863,6 @@ class Tower:
         assert self.open_streams == 0
         assert left_behind() == 0
         assert timers() == []
-
-
-def timers() -> list[Any]:
-    loop: Any = asyncio.get_running_loop()
-    return [handle for handle in loop._scheduled if not handle.cancelled()]
 
 
 async def stopped(
@@ -1011,21 +1008,18 @@ async def test_a_grandchilds_tool_that_takes_no_cancellation_is_left_behind(by: 
         task = asyncio.current_task()
         assert task is not None
 
-        def stop_once_it_runs(event: AgentEvent) -> None:
-            if isinstance(event, ev.ChildRunEvent) and isinstance(
-                event.event, ev.ToolExecutionStart
-            ):
-                stop = token.cancel if by == "token" else task.cancel
-                asyncio.get_running_loop().call_later(0.001, stop)
+        async def stop_once_it_runs() -> None:
+            await stubborn.started.wait()
+            if by == "token":
+                token.cancel()
+            else:
+                task.cancel()
 
+        stopping = asyncio.create_task(stop_once_it_runs())
         outcome = await tree_run(
-            [ask("upper")],
-            upper,
-            signal=token,
-            cancel_grace=0.2,
-            leaves_tasks=True,
-            on_event=stop_once_it_runs,
+            [ask("upper")], upper, signal=token, cancel_grace=0.2, leaves_tasks=True
         )
+        await stopping
         while task.cancelling():
             task.uncancel()
         return outcome

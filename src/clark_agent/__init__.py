@@ -30,6 +30,7 @@ from clark_agent.clock import Clock, SystemClock
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.conversation import Conversation
 from clark_agent.errors import (
+    AccessRefused,
     ClarkAgentError,
     ConfigError,
     DecodeError,
@@ -207,6 +208,7 @@ from clark_agent.wire import (
 
 __all__ = [
     "NEVER_CLIP",
+    "AccessRefused",
     "AfterToolCall",
     "AfterToolCallContext",
     "AfterToolDecision",

@@ -6,6 +6,7 @@
     ├── DecodeError               stored or received JSON is not what it should be
     ├── EventOrderError           an event is where the grammar of events has none
     ├── TransportError            why a transport gave up; the cause of a StreamError
+    │   ├── AccessRefused         the provider, or a gateway before it, does not accept the key
     │   ├── ReplayRefused         the history lacks what its provider wants back
     │   └── StreamTimeout         the server took too long
     ├── LoopError                 a run ended without a result; carries what it had
@@ -39,6 +40,7 @@ from clark_agent.stream import StreamErrorKind
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
 __all__ = [
+    "AccessRefused",
     "ClarkAgentError",
     "ConfigError",
     "DecodeError",
@@ -156,6 +158,19 @@ _TIMED_OUT = {
     "idle": "the server did not send anything",
     "total": "the answer was not complete",
 }
+
+
+class AccessRefused(TransportError):
+    """A server does not accept the key (status 401) or does not allow what was asked (403).
+
+    ``by`` is who said so: the ``provider``, or a ``gateway`` on the way to it. Behind a gateway the
+    first is for the gateway's owner to mend, the second for its caller.
+    """
+
+    def __init__(self, by: Literal["provider", "gateway"], status: int, message: str) -> None:
+        super().__init__(message)
+        self.by: Literal["provider", "gateway"] = by
+        self.status = status
 
 
 class ReplayRefused(TransportError):

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _QUOTED_ARGUMENTS = 400
 _MOST_OF_A_NAME = 100
+# Of results that tell the model what is wrong with its arguments, for hosts and plugins.
+_BAD_ARGUMENTS = {"kind": "tool_argument_validation"}
 
 
 class PendingCall(Struct, eq=False):
@@ -89,7 +91,8 @@ def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> Awaitable[No
     elif answer.allowlist is not None and call.name not in answer.allowlist:
         return _refuse_hidden(run, answer, pending, answer.allowlist)
     elif (malformed := detect_arg_parse_error(call.arguments)) is not None:
-        pending.result = ToolResult.error(_syntax_error(call.name, *malformed))
+        text = _syntax_error(call.name, *malformed)
+        pending.result = ToolResult.error(text, details=dict(_BAD_ARGUMENTS))
     else:
         pending.result = accept(tool, pending, call.arguments)
         if pending.result is None and run.hooks.before_tool_call:
@@ -118,7 +121,7 @@ def accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult 
         pending.args = tool.prepare_arguments(arguments)
         accepted = tool.validate(pending.args)
     except ToolValidationError as error:
-        return ToolResult.error(message_of(error))
+        return ToolResult.error(message_of(error), details=dict(_BAD_ARGUMENTS))
     except Exception as error:
         logger.exception("the tool %r failed to check its arguments", tool.name)
         pending.exception = error

@@ -91,7 +91,7 @@ def run_tests(
     return subprocess.run(
         [*PYTEST, *tests],
         cwd=ROOT,
-        env={**os.environ, "CLARK_AGENT_LIVES": "500", **environment},
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=1800,

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from clark_agent import AgentTool, ToolContext, ToolResult, encode_json
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
+from tests.sizes import RACES_WON
 from tests.toolkit.commands import unmarked
 
 CANARY = "CANARY-8d1f"
@@ -458,7 +459,7 @@ def test_a_link_that_is_swapped_in_is_never_followed(place: Place) -> None:
         swapped_for_ever(*paths, target=place.outside) as swapping,
     ):
         # Until it was a race, which both have won a good many times.
-        while min(outcomes["done"], outcomes["symlink"]) < 600:
+        while min(outcomes["done"], outcomes["symlink"]) < RACES_WON:
             assert swapping.poll() is None
             for race in RACES:
                 try:

@@ -228,6 +228,11 @@ class TestBody:
         body = sent(asking(provider_extras=extras, temperature=0.2), NEW)
         assert {name: body[name] for name in extras} == extras
 
+    def test_extras_take_nothing_away(self) -> None:
+        extras = {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}
+        body = sent(asking(provider_extras=extras, tools=(LOOK,)), NEW)
+        assert [tool["name"] for tool in body["tools"]] == ["look", "web_search"]
+
     def test_it_is_the_same_each_time(self) -> None:
         messages = (HI, spoke(CALL), returned("a", "1"))
         request = asking(*messages, tools=[LOOK], system_prompt="s")

@@ -267,6 +267,19 @@ def test_the_hosts_own_fields_win() -> None:
     assert {name: body[name] for name in extras} == extras
 
 
+def test_the_hosts_own_fields_take_nothing_away() -> None:
+    extras = {
+        "include": ["web_search_call.action.sources"],
+        "reasoning": {"summary": "detailed"},
+        "tools": [{"type": "web_search"}],
+    }
+    body = sent(asking(provider_extras=extras, tools=(LOOK,)), "gpt-5.1")
+    assert body["include"] == ["reasoning.encrypted_content", "web_search_call.action.sources"]
+    assert body["reasoning"].keys() == {"effort", "summary"}
+    assert body["reasoning"]["summary"] == "detailed"
+    assert [tool["type"] for tool in body["tools"]] == ["function", "web_search"]
+
+
 async def test_what_is_encoded_is_what_the_server_gets() -> None:
     request = asking(provider_extras={"stream_options": {"include_obfuscation": False}})
     async with serving([stream(text_delta("Hi"), completed())]) as (server, responses):
@@ -842,7 +855,7 @@ class TestFailuresInTheStream:
         assert last.message.endswith("the server calls the response failed")
 
     async def test_an_event_that_cannot_be_read(self) -> None:
-        last = await end_of(event("response.completed", response="?"))
+        last = await end_of(b'data: {"type": "response.completed", \n\n')
         assert isinstance(last, Error)
         assert last.kind is StreamErrorKind.TRANSIENT
 

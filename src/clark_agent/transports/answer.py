@@ -88,6 +88,8 @@ class Answer:
         self.finish: StopReason | None = None
         self.withheld: str | None = None
         """Why the provider did not let the answer out, if it says so."""
+        self.unreadable: Failure | None = None
+        """That an event could not be read: the answer may lack something."""
         self._cap = cap
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
@@ -157,6 +159,11 @@ class Answer:
         return chunks
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been told yet."""
+        return self._assembler.empty
+
+    @property
     def has_calls(self) -> bool:
         """Whether the model asked for a tool."""
         return bool(self._calls)
@@ -169,6 +176,8 @@ class Answer:
 
     def message(self) -> AssistantMessage | Failure:
         """The whole answer, or why it cannot be used. Everything has been told by now."""
+        if self.unreadable is not None:
+            return self.unreadable
         reason = self._stop_reason()
         if reason is StopReason.ERROR:
             return Failure(StreamErrorKind.TRANSIENT, "the provider says that it failed")

@@ -25,7 +25,7 @@ from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_ite
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
@@ -155,17 +155,8 @@ class OpenAIResponses(Transport[bytes]):
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
-        client = await self._clients.get()
-        # The body goes as extra_body, because the SDK would look at every item to see how its own
-        # types want it written.
-        async with client.responses.with_streaming_response.create(
-            model=self.model,
-            input=[],
-            stream=True,
-            extra_body=body,
-            extra_headers=self._clients.request_headers,
-        ) as response:
-            yield response.iter_bytes()
+        async with self._clients.posted("/responses", body) as pieces:
+            yield pieces
 
     def _decoder(self, answer: Answer) -> _ResponsesDecoder:
         return _ResponsesDecoder(answer, self.model)
@@ -658,8 +649,7 @@ def _json_text(arguments: Any) -> str:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    details: Any = usage.get("input_tokens_details")
-    details = details if isinstance(details, dict) else {}
+    details = fields_of(usage.get("input_tokens_details"))
     cached = _count(details.get("cached_tokens"))
     written = _count(details.get("cache_write_tokens"))
     tokens = max(0, _count(usage.get("input_tokens")) - cached - written)
