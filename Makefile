@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 SECONDS_GIVEN ?= 86400
+# Tests that share something dear, such as a loaded model, stay together on one core.
+PARALLEL ?= --numprocesses auto --maxprocesses 8 --dist loadgroup
 VENV := .venv
 PY := $(VENV)/bin/python
 
@@ -23,8 +25,11 @@ help: ## list the targets
 	@echo "usage: make <target>"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
-test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run the tests with branch coverage
-	@$(PY) -m pytest --cov --cov-report=term
+test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run all tests on all cores, with branch coverage
+	@$(PY) -m pytest $(PARALLEL) --cov --cov-report=term
+
+test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; under a minute
+	@$(PY) -m pytest $(PARALLEL) --fast
 
 test-all-pythons: ## the core tests on every Python here; FAST=1 for a part of them
 	@$(PYTHON) scripts/all_pythons.py $(if $(FAST),--fast)
@@ -74,6 +79,7 @@ bench-pin: $(VENV)/.stamp-core ## write the operations of each workload into ben
 	@$(PY) -m benchmarks.operations --pin
 
 soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills; SECONDS_GIVEN=60 for fewer
+	@CLARK_AGENT_SOAK=10 $(PY) -m pytest $(PARALLEL) -m soak
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
 

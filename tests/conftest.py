@@ -13,7 +13,7 @@ from clark_agent import pace
 from clark_agent._text import well_formed
 from tests import event_loops
 
-pytest_plugins = ["tests.no_skips"]
+pytest_plugins = ["tests.no_skips", "tests.selection"]
 
 # The weights of the packaged model are put together once for all tests, and not in anybody's home.
 os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.parent / ".cache"))
@@ -55,6 +55,9 @@ def _well_formed(value: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--event-loop", choices=event_loops.CHOICES, default="asyncio")
+    parser.addoption(
+        "--fast", action="store_true", help="leave out what needs processes, servers or a model"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,7 +22,7 @@ CHOICES = ("asyncio", "eager", "uvloop")
 def missing(name: str) -> str | None:
     """Why this Python cannot run tests on that loop; None: it can."""
     if name == "eager" and sys.version_info < (3, 12):
-        return "eager tasks need Python 3.12 or newer"
+        return "needs Python 3.12"
     if name == "uvloop" and find_spec("uvloop") is None:
         return "uvloop is not installed"
     return None

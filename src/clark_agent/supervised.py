@@ -150,9 +150,12 @@ class Supervised:
             self._end_of_grace()
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        self._at(asyncio.get_running_loop().time() + seconds, act)
+
+    def _at(self, when: float, act: Callable[[], None]) -> None:
         if self._timers is None:
             self._timers = []
-        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
+        self._timers.append(asyncio.get_running_loop().call_at(when, act))
 
     def _end_of_grace(self) -> None:
         if self._task is not None and _innermost.get(self._task) is not self:

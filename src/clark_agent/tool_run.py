@@ -49,8 +49,7 @@ class ToolRun(Supervised):
 
     def stop_at(self, when: float, why: str) -> None:
         """Stop the call unless it has ended by then, on the event loop's clock."""
-        loop = asyncio.get_running_loop()
-        self._timers.append(loop.call_at(when, lambda: self.stop(why)))
+        self._at(when, lambda: self.stop(why))
 
     def stop(self, why: str) -> None:
         """Make the call end. The first reason stays."""
