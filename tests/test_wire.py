@@ -207,7 +207,7 @@ ASSISTANT = '{"role":"assistant","stop_reason":"end_turn","content":[%s]}'
         ),
         ('{"role":"user","content":"a","timestamp":-1}', "$.timestamp", ">= 0"),
         ('{"role":"user","content":"a","timestamp":"1"}', "$.timestamp", "got `str`"),
-        (ASSISTANT % '{"type":"image","source":""}', "$.content[0].type", "'image'"),
+        (ASSISTANT % '{"type":"file","source":""}', "$.content[0].type", "'file'"),
         (ASSISTANT % '{"type":"tool_call","id":1}', "$.content[0].id", "got `int`"),
         ('{"role":"assistant","content":"","stop_reason":"other"}', "$.content", "got `str`"),
         ('{"role":"assistant","content":[],"stop_reason":"no"}', "$.stop_reason", "'no'"),
