@@ -542,7 +542,7 @@ def _with_input(item: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
 
 _CITED = {
     "web_search_result_location": "url",
-    "search_result_location": "search",
+    "search_result_location": "document",
     "char_location": "document",
     "page_location": "document",
     "content_block_location": "document",
