@@ -19,10 +19,13 @@ from hypothesis.strategies import DrawFn
 
 from clark_agent import (
     AgentMessage,
+    Annotation,
     AssistantMessage,
     CustomMessage,
     DecodeError,
+    FileContent,
     ImageContent,
+    ProviderContent,
     RunIdentity,
     StopReason,
     StreamChunk,
@@ -82,6 +85,8 @@ def test_an_explicit_null_timestamp_stays_none(message: AgentMessage) -> None:
 BLOCKS = {
     "text": "text",
     "image": "source media_type? alt?",
+    "file": "source media_type? name?",
+    "provider": "provider data",
     "thinking": "text",
     "reasoning": "text",
     "reasoning_details": "details",
@@ -90,7 +95,7 @@ BLOCKS = {
 ROLES = {
     "system": "content timestamp?",
     "user": "content timestamp?",
-    "assistant": "content stop_reason error_message? timestamp? usage?",
+    "assistant": "content stop_reason error_message? timestamp? usage? annotations?",
     "tool_result": "tool_call_id tool_name content is_error narration? details? timestamp?",
     "custom": "kind payload timestamp?",
 }
@@ -124,6 +129,20 @@ def test_the_tag_comes_first_and_fields_follow_in_order(message: AgentMessage) -
     ("message", "written"),
     [
         (SystemMessage("s"), '{"role":"system","content":"s"}'),
+        (
+            UserMessage((FileContent("data:,x", name="a.txt"),)),
+            '{"role":"user","content":[{"type":"file","source":"data:,x","name":"a.txt"}]}',
+        ),
+        (
+            AssistantMessage(
+                (ProviderContent("p", {"b": None}), ImageContent("i")),
+                StopReason.OTHER,
+                annotations=(Annotation("url", "u", start=0, end=1),),
+            ),
+            '{"role":"assistant","content":[{"type":"provider","provider":"p","data":{"b":null}},'
+            '{"type":"image","source":"i"}],"stop_reason":"other",'
+            '"annotations":[{"kind":"url","url":"u","start":0,"end":1}]}',
+        ),
         (UserMessage("é\u2028", 0), '{"role":"user","content":"é\u2028","timestamp":0}'),
         (
             UserMessage((TextContent(""), ImageContent("data:,x", alt=""))),
