@@ -16,7 +16,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo eval-local bench bench-core bench-parts bench-smoke \
+.PHONY: help test check format docs demo eval-local bench bench-core bench-parts bench-smoke bench-pin \
 	bench-transports bench-gateway bench-log soak mutants clean FORCE
 
 help: ## list the targets
@@ -31,7 +31,7 @@ check: $(VENV)/.stamp-test $(VENV)/.stamp-docs ## lint, formatting, types and do
 	@echo "ruff format";   $(PY) -m ruff format --check --quiet .
 	@echo "mypy";          $(PY) -m mypy
 	@echo "basedpyright";  $(PY) -m basedpyright
-	@echo "mkdocs";        $(PY) -m mkdocs build --strict --quiet
+	@echo "mkdocs";        $(PY) -m mkdocs build --strict  # --quiet would drop what --strict counts
 
 format: $(VENV)/.stamp-lint ## format the code and apply safe lint fixes
 	@$(PY) -m ruff check --fix-only --quiet .
@@ -64,15 +64,18 @@ bench-log: $(VENV)/.stamp-core ## what it costs to log a run, and to find one ag
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts
 
-bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run and that work grows linearly
+bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run, and count operations against their pins
 	@$(PY) -m benchmarks.smoke
+
+bench-pin: $(VENV)/.stamp-core ## write the operations of each workload into benchmarks/operations.json
+	@$(PY) -m benchmarks.operations --pin
 
 soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills; SECONDS_GIVEN=60 for fewer
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
 
-mutants: $(VENV)/.stamp-test ## break promises on purpose, one at a time: the tests must notice
-	@$(PY) -m tests.model.mutants
+mutants: $(VENV)/.stamp-test ## break promises on purpose: the tests must notice; ONLY=name for one
+	@$(PY) -m tests.model.mutants $(if $(ONLY),--only "$(ONLY)")
 
 clean: ## remove .venv and everything generated
 	@rm -rf $(VENV) .bench .cache site dist htmlcov .coverage .coverage.* .hypothesis \
@@ -115,10 +118,11 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-lint
 	@$(PROGRESS) "installing the test tools" $(PIP) install --editable ".[all,local]" --group test
 	@touch $@
 
-# A mock provider for the tests of the transports. Without Node they are skipped, so no stamp is
-# written, and a machine that gets Node later gets the mock with the next call.
+# A mock provider for the tests of the transports. Without Node they are skipped, but not in
+# continuous integration. No stamp is written then, so a machine that gets Node later gets the mock
+# with the next call.
 .cache/aimock/.stamp: tests/transports/servers/package.json | $(VENV)/.stamp-test
-	@if $(PY) -m tests.transports.servers.aimock; then touch $@; fi
+	@if $(PY) -m tests.transports.servers.aimock; then touch $@; else test -z "$$CI"; fi
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core
 	@$(PROGRESS) "installing the documentation tools" $(PIP) install --group docs

@@ -284,7 +284,7 @@ def test_many_threads_cancelling_call_back_once() -> None:
         assert held(parent, child, grandchild) == 0
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers here")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs POSIX")
 def test_a_signal_handler_may_cancel_in_the_middle_of_anything() -> None:
     token = CancellationToken()
     handled = depth = 0

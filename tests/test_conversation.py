@@ -582,7 +582,7 @@ def test_saving_again_replaces_the_file(tmp_path: Path) -> None:
 @contextmanager
 def small_disk(limit: int) -> Iterator[None]:
     """Let no file grow beyond so many bytes."""
-    resource = pytest.importorskip("resource")
+    resource = pytest.importorskip("resource", reason="needs POSIX")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:

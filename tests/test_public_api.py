@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Adding a name here is a promise to users; removing one breaks them.
 PUBLIC_NAMES = [
+    "AccessRefused",
     "AfterToolCall",
     "AfterToolCallContext",
     "AfterToolDecision",
@@ -137,6 +138,7 @@ PUBLIC_NAMES = [
     "ToolAborted",
     "ToolCall",
     "ToolContext",
+    "ToolContractError",
     "ToolDefinitionError",
     "ToolError",
     "ToolExecutionError",

@@ -1,8 +1,8 @@
 """The Python code in README.md and docs/ runs as it is printed there.
 
 The ```python blocks of a file run in order, as one script that may use `await` at the top
-level. A block opened with ```python no-run is compiled but not run. A traceback names the
-Markdown file and the line in it.
+level. Of a block opened with ```python no-run only the imports run; the rest is compiled. A
+traceback names the Markdown file and the line in it.
 """
 
 import ast
@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import re
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -25,6 +26,9 @@ FENCE = re.compile(
 )
 
 
+OPENING = re.compile(r"^[ ]*(?:`{3,}|~{3,})[ ]*(?P<language>[^\s`]*)", re.MULTILINE)
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     path: Path
@@ -34,13 +38,18 @@ class Block:
     run: bool
 
     def compile(self) -> CodeType:
+        """All of the code, or if it is not to be run its imports."""
         # The empty lines make the code's line numbers those of the Markdown file.
+        tree = ast.parse("\n" * (self.line - 1) + self.source, self.path)
+        code = self._compile(tree)
+        if self.run:
+            return code
+        tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        return self._compile(tree)
+
+    def _compile(self, tree: ast.Module) -> CodeType:
         code: CodeType = compile(
-            "\n" * (self.line - 1) + self.source,
-            self.path,
-            "exec",
-            flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-            dont_inherit=True,
+            tree, self.path, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
         )
         return code
 
@@ -64,19 +73,27 @@ def run_blocks(blocks: list[Block], namespace: dict[str, object]) -> None:
     with asyncio.Runner() as runner:
         for block in blocks:
             code = block.compile()
-            if not block.run:
-                continue
             if code.co_flags & inspect.CO_COROUTINE:
                 runner.run(eval(code, namespace))
             else:
                 exec(code, namespace)
 
 
-FILES = [path for path in (README, *sorted(ROOT.glob("docs/**/*.md"))) if python_blocks(path)]
+PAGES = (README, *sorted(ROOT.glob("docs/**/*.md")))
+FILES = [path for path in PAGES if python_blocks(path)]
 
 
 def test_readme_shows_code() -> None:
     assert any(block.run for block in python_blocks(README))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_code_hides_behind_another_name(path: Path) -> None:
+    """A fence that says py or Python, or nothing at all, would not be run."""
+    languages = Counter(OPENING.findall(path.read_text(encoding="utf-8")))
+    assert languages.keys() <= {"", "python", "sh", "text"}
+    assert languages["python"] == len(python_blocks(path))
+    assert languages[""] * 2 == languages.total(), "a fence without a language"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -99,6 +116,13 @@ def test_blocks_are_found_where_they_are(tmp_path: Path) -> None:
     )
     found = [(block.line, block.source, block.run) for block in python_blocks(page)]
     assert found == [(2, "x = 1\n", True), (7, "await x\n", False)]
+
+
+def test_the_imports_of_a_block_that_is_not_run_are_run(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python no-run\nfrom clark_agent import nothing_of_that_name\n1 / 0\n```\n")
+    with pytest.raises(ImportError, match="nothing_of_that_name"):
+        run_blocks(python_blocks(page), {})
 
 
 def test_failure_points_into_the_file(tmp_path: Path) -> None:

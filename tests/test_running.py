@@ -1225,7 +1225,7 @@ class Program:
         return said.splitlines()
 
 
-needs_signals = pytest.mark.skipif(os.name != "posix", reason="sends a signal to one process")
+needs_signals = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 ANYWHERE = pytest.mark.parametrize("place", ["script", "loop", "asyncio.run"])
 
 

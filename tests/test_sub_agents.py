@@ -59,8 +59,8 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
+from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from clark_agent.tool_run import left_behind
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -826,7 +826,8 @@ class Tower:
         self.top = [ask("upper")] if stop != "sibling" else [ask("upper"), call("fail")]
 
     def model(self, *script: AssistantMessage, hangs: bool = False) -> StreamFn:
-        answers = iter(ScriptedStream(script)._stream(a) for a in script)
+        quiet = CancellationToken()
+        answers = iter(ScriptedStream(script)._stream(a, quiet) for a in script)
 
         async def play(
             request: StreamRequest, signal: CancellationToken

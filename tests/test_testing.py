@@ -15,18 +15,22 @@ from clark_agent import (
     CancellationToken,
     Clock,
     EventSink,
+    ReasoningContent,
     StopReason,
     StreamErrorKind,
     StreamEvent,
     StreamFn,
     StreamRequest,
     TextContent,
+    ThinkingContent,
     ToolCall,
     UserMessage,
 )
 from clark_agent.events import AgentEnd, AgentStart, MessageEnd, MessageStart, TurnStart
-from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
+from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from clark_agent.transports.kit import check_stream_fn
+from clark_agent.types import ReasoningDetailsContent
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
 
@@ -68,6 +72,7 @@ def test_the_words_make_up_the_text(text: str) -> None:
 async def test_a_call_becomes_a_message() -> None:
     assert await play(call("look", place="here")) == [
         Start(EMPTY),
+        Chunk(ToolCallChunk(0, "call_1", "look", '{"place":"here"}')),
         Done(
             AssistantMessage((ToolCall("call_1", "look", {"place": "here"}),), StopReason.TOOL_USE)
         ),
@@ -77,7 +82,12 @@ async def test_a_call_becomes_a_message() -> None:
 async def test_several_calls_become_one_message() -> None:
     events = await play([call("a"), call("b", x=1)])
     calls = (ToolCall("call_1", "a", {}), ToolCall("call_2", "b", {"x": 1}))
-    assert events == [Start(EMPTY), Done(AssistantMessage(calls, StopReason.TOOL_USE))]
+    assert events == [
+        Start(EMPTY),
+        Chunk(ToolCallChunk(0, "call_1", "a", "{}")),
+        Chunk(ToolCallChunk(1, "call_2", "b", '{"x":1}')),
+        Done(AssistantMessage(calls, StopReason.TOOL_USE)),
+    ]
 
 
 async def test_a_whole_message_is_given_as_it_is() -> None:
@@ -88,6 +98,7 @@ async def test_a_whole_message_is_given_as_it_is() -> None:
         Start(EMPTY),
         Chunk(TextChunk("a ")),
         Chunk(TextChunk("b")),
+        Chunk(ToolCallChunk(0, "x", "look", "{}")),
         Chunk(TextChunk("c")),
         Done(message),
     ]
@@ -232,6 +243,56 @@ def test_the_sink_keeps_events_in_order() -> None:
     assert sink.of(MessageEnd) == [MessageEnd(message)]
     assert sink.of(MessageStart)[0].message is message
     assert RecordingSink().events == []
+
+
+# --- as a transport -------------------------------------------------------------------------------
+
+THOUGHT = {"type": "reasoning.text", "text": "So.", "signature": "s"}
+EVERYTHING = AssistantMessage(
+    (
+        ReasoningContent("Let me see. "),
+        ReasoningDetailsContent((THOUGHT,)),
+        ThinkingContent("Hm, well."),
+        TextContent("I look at two places."),
+        ToolCall("", "look", {"at": [1, {"b": "é"}]}),
+        ToolCall("", "look", {}),
+    ),
+    StopReason.TOOL_USE,
+)
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["Hello there.", "", call("look", at=1), [call("look"), call("see")], EVERYTHING],
+    ids=["text", "nothing", "call", "calls", "everything"],
+)
+async def test_it_conforms(step: Any) -> None:
+    report = await check_stream_fn(ScriptedStream([step], at_end="repeat"))
+    assert report.error is None
+
+
+async def test_every_call_is_streamed() -> None:
+    events = [e async for e in ScriptedStream([EVERYTHING])(ask(), CancellationToken())]
+    chunks = [event.chunk for event in events if isinstance(event, Chunk)]
+    assert [chunk for chunk in chunks if isinstance(chunk, ToolCallChunk)] == [
+        ToolCallChunk(0, "call_1", "look", '{"at":[1,{"b":"é"}]}'),
+        ToolCallChunk(1, "call_2", "look", "{}"),
+    ]
+
+
+async def test_a_cancelled_signal_ends_it() -> None:
+    stream, signal = ScriptedStream(["one two three"]), CancellationToken()
+    events = []
+    async for event in stream(ask(), signal):
+        events.append(event)
+        if isinstance(event, Chunk):
+            signal.cancel("enough")
+    partial = AssistantMessage((TextContent("one "),), StopReason.ABORTED, "enough")
+    assert events[-1] == Error(partial, StreamErrorKind.ABORTED, "enough")
+    assert [event async for event in stream(ask(), signal)] == [
+        Error(AssistantMessage((), StopReason.ABORTED, "enough"), StreamErrorKind.ABORTED, "enough")
+    ]
+    assert len(stream.requests) == 1, "a call that is cancelled before takes no step"
 
 
 # --- the clock ------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ print("left")
     assert (done.returncode, done.stdout.strip()) == (0, "left"), done.stderr
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     program = """
 import asyncio, os, warnings

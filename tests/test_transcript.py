@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clark_agent import AgentMessage, AssistantMessage, SystemMessage, UserMessage
-from clark_agent.transcript import MessageLog, MessageView, checked_messages, view_of
+from clark_agent.intake import accept_messages
+from clark_agent.transcript import MessageLog, MessageView, view_of
 
 # Few different ones, so that equal messages meet.
 MESSAGES: st.SearchStrategy[AgentMessage] = st.one_of(
@@ -243,8 +244,8 @@ def test_view_of_takes_any_sequence(messages: list[AgentMessage]) -> None:
 def test_messages_from_a_host_are_taken_as_they_are(messages: list[AgentMessage]) -> None:
     view = MessageLog(messages).view()
     for sequence in (messages, tuple(messages), view):
-        assert checked_messages(sequence) is sequence
-    assert checked_messages(iter(messages)) == tuple(messages)
+        assert accept_messages(sequence) is sequence
+    assert accept_messages(iter(messages)) == tuple(messages)
 
 
 @pytest.mark.parametrize(
@@ -261,4 +262,4 @@ def test_messages_from_a_host_are_taken_as_they_are(messages: list[AgentMessage]
 )
 def test_what_is_no_sequence_of_messages_is_refused(value: object, told: str) -> None:
     with pytest.raises(TypeError, match=f"messages are needed, {told}"):
-        checked_messages(value)
+        accept_messages(value)

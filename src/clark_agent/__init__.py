@@ -30,6 +30,7 @@ from clark_agent.clock import Clock, SystemClock
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.conversation import Conversation
 from clark_agent.errors import (
+    AccessRefused,
     ClarkAgentError,
     ConfigError,
     DecodeError,
@@ -45,6 +46,7 @@ from clark_agent.errors import (
     StreamError,
     StreamTimeout,
     ToolAborted,
+    ToolContractError,
     ToolDefinitionError,
     ToolError,
     ToolExecutionError,
@@ -202,6 +204,7 @@ from clark_agent.wire import (
 
 __all__ = [
     "NEVER_CLIP",
+    "AccessRefused",
     "AfterToolCall",
     "AfterToolCallContext",
     "AfterToolDecision",
@@ -323,6 +326,7 @@ __all__ = [
     "ToolAborted",
     "ToolCall",
     "ToolContext",
+    "ToolContractError",
     "ToolDefinitionError",
     "ToolError",
     "ToolExecutionError",

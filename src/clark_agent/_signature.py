@@ -249,9 +249,7 @@ def _type_name(annotation: Any) -> str:
 def _fields(given: Sequence[Parameter], owner: str, strict: bool) -> tuple[Any, JsonSchema]:
     """A struct with a field for each parameter."""
     fields = [_field(parameter) for parameter in given]
-    kind = msgspec.defstruct(
-        "Arguments", fields, kw_only=True, forbid_unknown_fields=strict, gc=False
-    )
+    kind = msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=strict)
     raw = _schema_of(kind, given, owner)
     properties = _root(raw)["properties"]
     for parameter in given:
@@ -276,7 +274,7 @@ def _field(parameter: Parameter) -> Any:
 def _whole(parameter: Parameter, owner: str) -> tuple[Any, JsonSchema]:
     """A struct that holds the one value that stands for all arguments."""
     tp = _plain(parameter.annotation)
-    kind = msgspec.defstruct("Arguments", [(_WHOLE, tp)], gc=False)
+    kind = msgspec.defstruct("Arguments", [(_WHOLE, tp)])
     return kind, _schema_of(tp, [parameter], owner)
 
 

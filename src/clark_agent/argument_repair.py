@@ -18,7 +18,7 @@ import msgspec
 
 from clark_agent.schema import JsonSchema, json_type
 
-__all__ = ["close_match", "explain_arguments", "quoted", "repair_arguments"]
+__all__ = ["close_match", "close_matches", "explain_arguments", "quoted", "repair_arguments"]
 
 _QUOTE_CHARS = 200
 _MOST_PROBLEMS = 5
@@ -260,6 +260,22 @@ def close_match(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> st
 
     matches = get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
     return matches[0] if matches else None
+
+
+_MOST_COMPARED = 500
+_LONGEST_COMPARED = 64
+
+
+def close_matches(name: str, candidates: Iterable[str], most: int = 5) -> list[str]:
+    """The candidates that somebody may have meant by the name, the best first.
+
+    Takes no longer for 100,000 candidates than it takes to look at the length of each.
+    """
+    from difflib import get_close_matches  # only mistakes need it
+
+    name = name[:_LONGEST_COMPARED]
+    near = [c for c in candidates if abs(len(c) - len(name)) <= 3 or (c and c in name) or name in c]
+    return get_close_matches(name, near[:_MOST_COMPARED], most)
 
 
 def _did_you_mean(name: str, candidates: Sequence[str]) -> str:

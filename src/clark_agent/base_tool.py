@@ -53,7 +53,7 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 # --- what comes back --------------------------------------------------------------------------
 
 
-class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
+class ToolResult(Struct, frozen=True, omit_defaults=True):
     """The outcome of a tool call.
 
     The model sees ``content``. ``details`` is structured data for the host, ``narration`` a

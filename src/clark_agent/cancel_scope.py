@@ -96,6 +96,13 @@ class CancelScope:
         task = self._task
         return task is not None and task.cancelling() > self.expected
 
+    def is_running(self) -> bool:
+        """Whether the task is the one that runs now. Not when its coroutine is thrown away."""
+        try:
+            return self._task is not None and asyncio.current_task() is self._task
+        except RuntimeError:  # there is no event loop any more
+            return False
+
     def is_cancelled(self) -> bool:
         """Whether the token was cancelled, or the task by somebody else."""
         task = self._task

@@ -15,7 +15,7 @@ from clark_agent.events import EventSink
 from clark_agent.loop import RunResult, check_arguments, check_continuation, start
 from clark_agent.running import Prompts, RunStream
 from clark_agent.types import AgentContext, AgentMessage
-from clark_agent.wire import decode_json, encode_json
+from clark_agent.wire import decode_json, encode_message
 
 __all__ = ["Conversation"]
 
@@ -81,7 +81,7 @@ class Conversation:
         target = Path(path)
         draft = target.with_name(f".{target.name}.{random_id()}.tmp")
         try:
-            draft.write_bytes(encode_json(self.context))
+            draft.write_bytes(encode_message(self.context))
             draft.replace(target)
         finally:
             draft.unlink(missing_ok=True)

@@ -15,10 +15,14 @@ from clark_agent._finished import FINISHED
 from clark_agent.cancel_scope import is_cancelled
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.plugin import ObserverHook
+from clark_agent.supervised import Supervised, as_coroutine, step
 
 __all__ = ["Audience", "Emitter", "Listener"]
 
 logger = logging.getLogger(__name__)
+
+# What a listener may raise without any consequence for the run.
+_FAILURES = (Exception, asyncio.CancelledError, GeneratorExit)
 
 
 class Listener(Struct, frozen=True):
@@ -78,10 +82,11 @@ class Emitter:
     works the others still get the event before the cancellation goes on.
     """
 
-    __slots__ = ("_audience", "_listen", "_timeout", "_waiting", "deadline", "is_sending")
+    __slots__ = ("_audience", "_grace", "_listen", "_timeout", "_waiting", "deadline", "is_sending")
 
-    def __init__(self, audience: Audience, timeout: float | None = None) -> None:
+    def __init__(self, audience: Audience, timeout: float | None = None, grace: float = 0) -> None:
         self._audience = audience
+        self._grace = grace
         self._listen = audience.only
         self._timeout = timeout
         self.deadline: float | None = None
@@ -105,7 +110,7 @@ class Emitter:
             return self._send(event, listeners) if listeners else FINISHED
         try:
             pending = listen(event)
-        except (Exception, asyncio.CancelledError):
+        except _FAILURES:
             _log_failure(self._audience.listeners[0], event)
             return FINISHED
         if pending is None:
@@ -118,7 +123,7 @@ class Emitter:
         for number, listener in enumerate(listeners):
             try:
                 pending = listener.call(event)
-            except (Exception, asyncio.CancelledError):
+            except _FAILURES:
                 _log_failure(listener, event)
                 continue
             if pending is not None and isawaitable(pending):
@@ -167,12 +172,20 @@ class Emitter:
             raise cancelled
 
     async def _within_time(self, listener: Listener, pending: Awaitable[Any]) -> None:
+        coroutine = as_coroutine(pending)
+        try:
+            awaited = step(coroutine, None)
+        except StopIteration:  # it had nothing to wait for
+            return
+        # When the run is being closed, listeners have had their grace with the deadline.
+        grace = self._grace if self.deadline is None else 0
+        work = Supervised(coroutine, awaited, grace=grace, what=f"the listener {listener.name!r}")
         until = self._until(listener)
         if until is None:
-            await pending
+            await work
         else:
             async with asyncio.timeout_at(until):
-                await pending
+                await work
 
     def _until(self, listener: Listener) -> float | None:
         """When the listener that is about to be awaited must be done."""

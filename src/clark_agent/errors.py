@@ -6,6 +6,7 @@
     ├── DecodeError               stored or received JSON is not what it should be
     ├── EventOrderError           an event is where the grammar of events has none
     ├── TransportError            why a transport gave up; the cause of a StreamError
+    │   ├── AccessRefused         the provider, or a gateway before it, does not accept the key
     │   ├── ReplayRefused         the history lacks what its provider wants back
     │   └── StreamTimeout         the server took too long
     ├── LoopError                 a run ended without a result; carries what it had
@@ -19,6 +20,7 @@
         ├── ToolExecutionError    this call failed; the model is told and goes on
         ├── ToolAborted           end the run as aborted
         ├── ToolFatal             end the run as failed
+        ├── ToolContractError     a bug in the tool: it returned what is no result
         └── ToolValidationError   these arguments will not do; the model is told what to change
             ├── InvalidArgumentsError
             └── MissingFieldError
@@ -30,13 +32,15 @@ under `LoopError` leave `run`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+from clark_agent._text import describe
 from clark_agent.reasoning import ReplayViolation
 from clark_agent.stream import StreamErrorKind
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
 __all__ = [
+    "AccessRefused",
     "ClarkAgentError",
     "ConfigError",
     "DecodeError",
@@ -52,6 +56,7 @@ __all__ = [
     "StreamError",
     "StreamTimeout",
     "ToolAborted",
+    "ToolContractError",
     "ToolDefinitionError",
     "ToolError",
     "ToolExecutionError",
@@ -63,7 +68,41 @@ __all__ = [
 
 
 class ClarkAgentError(Exception):
-    """The root of all errors of this package."""
+    """The root of all errors of this package.
+
+    Each can be pickled and copied with all that it carries. A pickle has the cause too, if that can
+    be pickled itself.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args, self.__dict__, _picklable(self.__cause__))
+
+
+def _restore(
+    kind: type[ClarkAgentError],
+    args: tuple[Any, ...],
+    carried: dict[str, Any],
+    cause: BaseException | None,
+) -> ClarkAgentError:
+    """An error as it was, without going through the constructor, whose text is its own making."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(carried)
+    error.__cause__ = cause
+    return error
+
+
+def _picklable(cause: BaseException | None) -> BaseException | None:
+    """The cause, unless it cannot cross a process boundary."""
+    if cause is None:
+        return None
+    from pickle import dumps, loads  # only errors that travel need it
+
+    try:
+        loads(dumps(cause))
+    except Exception:
+        return None
+    return cause
 
 
 class ConfigError(ClarkAgentError, ValueError):
@@ -119,6 +158,19 @@ _TIMED_OUT = {
     "idle": "the server did not send anything",
     "total": "the answer was not complete",
 }
+
+
+class AccessRefused(TransportError):
+    """A server does not accept the key (status 401) or does not allow what was asked (403).
+
+    ``by`` is who said so: the ``provider``, or a ``gateway`` on the way to it. Behind a gateway the
+    first is for the gateway's owner to mend, the second for its caller.
+    """
+
+    def __init__(self, by: Literal["provider", "gateway"], status: int, message: str) -> None:
+        super().__init__(message)
+        self.by: Literal["provider", "gateway"] = by
+        self.status = status
 
 
 class ReplayRefused(TransportError):
@@ -222,8 +274,7 @@ class HookError(LoopError):
 
     def __init__(self, kind: str, name: str, error: BaseException) -> None:
         super().__init__(
-            f"the {kind} {name!r} raised {type(error).__name__}: {error}; the run cannot go on "
-            "without its answer"
+            f"the {kind} {name!r} raised {describe(error)}; the run cannot go on without its answer"
         )
         self.kind = kind
         self.name = name
@@ -269,6 +320,10 @@ class ToolAborted(ToolError):
 
 class ToolFatal(ToolError):
     """The run cannot go on. Use sparingly: most failures are for the model to handle."""
+
+
+class ToolContractError(ToolError, TypeError):
+    """A tool, or a hook in its stead, returned what is no result: a bug, not a failed call."""
 
 
 class ToolValidationError(ToolError):

@@ -51,38 +51,38 @@ logger = logging.getLogger(__name__)
 # --- the events -------------------------------------------------------------------------------
 
 
-class _Event(Struct, frozen=True, gc=False, tag_field="type"):
+class _Event(Struct, frozen=True, tag_field="type"):
     """Base of all events."""
 
 
-class AgentStart(_Event, frozen=True, gc=False, tag="agent_start"):
+class AgentStart(_Event, frozen=True, tag="agent_start"):
     """A run begins."""
 
 
-class RunIdentified(_Event, frozen=True, gc=False, tag="run_identified"):
+class RunIdentified(_Event, frozen=True, tag="run_identified"):
     """Whose run it is; follows `AgentStart` when the context has an identity."""
 
     identity: RunIdentity
 
 
-class AgentEnd(_Event, frozen=True, gc=False, tag="agent_end"):
+class AgentEnd(_Event, frozen=True, tag="agent_end"):
     """The run is over, well or badly. Carries the messages of this run."""
 
     messages: Sequence[AgentMessage]
 
 
-class TurnStart(_Event, frozen=True, gc=False, tag="turn_start"):
+class TurnStart(_Event, frozen=True, tag="turn_start"):
     """A turn begins: one answer of the model and the tools it asks for."""
 
 
-class TurnEnd(_Event, frozen=True, gc=False, tag="turn_end"):
+class TurnEnd(_Event, frozen=True, tag="turn_end"):
     """The turn is over: its answer, and the results in the order of the calls."""
 
     message: AgentMessage
     tool_results: Sequence[ToolResultMessage]
 
 
-class MessageStart(_Event, frozen=True, gc=False, omit_defaults=True, tag="message_start"):
+class MessageStart(_Event, frozen=True, omit_defaults=True, tag="message_start"):
     """A message begins. An assistant message is still a placeholder here.
 
     ``details`` is what the transport has to say about the call, if anything: that it was a second
@@ -93,26 +93,26 @@ class MessageStart(_Event, frozen=True, gc=False, omit_defaults=True, tag="messa
     details: Any = None
 
 
-class MessageUpdate(_Event, frozen=True, gc=False, tag="message_update"):
+class MessageUpdate(_Event, frozen=True, tag="message_update"):
     """A delta of the assistant message. ``partial`` is the placeholder of its start, unchanged."""
 
     partial: AssistantMessage
     chunk: StreamChunk
 
 
-class MessageEnd(_Event, frozen=True, gc=False, tag="message_end"):
+class MessageEnd(_Event, frozen=True, tag="message_end"):
     """The message is whole."""
 
     message: AgentMessage
 
 
-class MessageDiscarded(_Event, frozen=True, gc=False, tag="message_discarded"):
+class MessageDiscarded(_Event, frozen=True, tag="message_discarded"):
     """The assistant message that has just ended does not enter the transcript."""
 
     reason: str
 
 
-class ToolExecutionStart(_Event, frozen=True, gc=False, tag="tool_execution_start"):
+class ToolExecutionStart(_Event, frozen=True, tag="tool_execution_start"):
     """The tool is about to run: the call was found, allowed and valid."""
 
     tool_call_id: str
@@ -120,7 +120,7 @@ class ToolExecutionStart(_Event, frozen=True, gc=False, tag="tool_execution_star
     args: Any
 
 
-class ToolExecutionUpdate(_Event, frozen=True, gc=False, tag="tool_execution_update"):
+class ToolExecutionUpdate(_Event, frozen=True, tag="tool_execution_update"):
     """A running tool reports progress."""
 
     tool_call_id: str
@@ -128,7 +128,7 @@ class ToolExecutionUpdate(_Event, frozen=True, gc=False, tag="tool_execution_upd
     partial: ToolResult
 
 
-class ToolExecutionEnd(_Event, frozen=True, gc=False, tag="tool_execution_end"):
+class ToolExecutionEnd(_Event, frozen=True, dict=True, tag="tool_execution_end"):
     """The call has its result. A call that was refused has no start, only this."""
 
     tool_call_id: str
@@ -136,8 +136,19 @@ class ToolExecutionEnd(_Event, frozen=True, gc=False, tag="tool_execution_end"):
     result: ToolResult
     is_error: bool
 
+    @property
+    def exception(self) -> Exception | None:
+        """What the tool raised, if it did. No field: not compared, not written, not replayed."""
+        raised: Exception | None = self.__dict__.get("_exception")
+        return raised
 
-class ChildRunEvent(_Event, frozen=True, gc=False, tag="child_run_event"):
+
+def note_exception(holder: Struct, error: Exception) -> None:
+    """Let a struct that has the property ``exception`` say what was raised."""
+    holder.__dict__["_exception"] = error
+
+
+class ChildRunEvent(_Event, frozen=True, tag="child_run_event"):
     """An event of a run that a tool has started, or of one further down: told apart by identity."""
 
     identity: RunIdentity
@@ -146,7 +157,7 @@ class ChildRunEvent(_Event, frozen=True, gc=False, tag="child_run_event"):
     event: AgentEvent
 
 
-class OutputTokensEscalation(_Event, frozen=True, gc=False, tag="output_tokens_escalation"):
+class OutputTokensEscalation(_Event, frozen=True, tag="output_tokens_escalation"):
     """A cut-off answer was thrown away; the model is asked again with a larger cap."""
 
     attempt: int
@@ -154,7 +165,7 @@ class OutputTokensEscalation(_Event, frozen=True, gc=False, tag="output_tokens_e
     new_cap: int
 
 
-class ContextTransformApplied(_Event, frozen=True, gc=False, tag="context_transform_applied"):
+class ContextTransformApplied(_Event, frozen=True, tag="context_transform_applied"):
     """A plugin has worked on what the model will see."""
 
     iteration: int
@@ -163,7 +174,7 @@ class ContextTransformApplied(_Event, frozen=True, gc=False, tag="context_transf
     after: Sequence[AgentMessage]
 
 
-class ToolGateApplied(_Event, frozen=True, gc=False, tag="tool_gate_applied"):
+class ToolGateApplied(_Event, frozen=True, tag="tool_gate_applied"):
     """What one gate allows for the next call, sorted; None: it does not narrow."""
 
     iteration: int
@@ -171,7 +182,7 @@ class ToolGateApplied(_Event, frozen=True, gc=False, tag="tool_gate_applied"):
     allow: Sequence[str] | None
 
 
-class ToolGateConflictResolved(_Event, frozen=True, gc=False, tag="tool_gate_conflict_resolved"):
+class ToolGateConflictResolved(_Event, frozen=True, tag="tool_gate_conflict_resolved"):
     """The gates together left no tool, so one of them (or none) was chosen."""
 
     iteration: int
@@ -181,7 +192,7 @@ class ToolGateConflictResolved(_Event, frozen=True, gc=False, tag="tool_gate_con
     reason: str
 
 
-class ProviderRequestPrepared(_Event, frozen=True, gc=False, tag="provider_request_prepared"):
+class ProviderRequestPrepared(_Event, frozen=True, tag="provider_request_prepared"):
     """Exactly what the model is about to see."""
 
     iteration: int

@@ -12,28 +12,33 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from inspect import isawaitable
 from types import CoroutineType
 from typing import Any
 
 from msgspec.structs import replace
 
+from clark_agent._text import describe, message_of
 from clark_agent.config import ExecutionMode
 from clark_agent.errors import (
     HookError,
     LoopError,
     RunAborted,
     ToolAborted,
+    ToolContractError,
     ToolFatal,
     ToolFatalError,
 )
-from clark_agent.events import ToolExecutionEnd, ToolExecutionStart
+from clark_agent.events import ToolExecutionEnd, ToolExecutionStart, note_exception
 from clark_agent.hooks import call_hook
+from clark_agent.intake import accept_result
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
 from clark_agent.preparation import PendingCall, accept, prepare
 from clark_agent.run_log.log import RunWriter
 from clark_agent.run_log.records import ToolEnded, ToolStarted
 from clark_agent.run_state import Run
 from clark_agent.steering import SteerWhen
+from clark_agent.supervised import as_coroutine, step
 from clark_agent.tool_run import ToolLeftBehindError, ToolRun
 from clark_agent.tools import AgentTool, ToolContext, ToolResult
 from clark_agent.turn import ModelAnswer
@@ -53,6 +58,8 @@ class Batch:
     _failure: LoopError | None = None
     _stopped: str | None = None
     _sibling_failed = False
+    _exit: BaseException | None = None
+    """What tells the interpreter to stop, raised by one of the calls."""
 
     def __init__(
         self,
@@ -203,7 +210,8 @@ class Batch:
         self._over_cap = counted[cap:]
         for pending in self._over_cap:
             pending.answer_ourselves(_over_cap(len(self._calls), len(counted), cap))
-        self._ready = [pending for pending in self._calls if pending not in self._over_cap]
+        over = set(map(id, self._over_cap))
+        self._ready = [pending for pending in self._calls if id(pending) not in over]
 
     def _refuse_answers_in_company(self) -> None:
         """The run's answer cannot end it beside calls that want it to go on: it must come alone."""
@@ -223,6 +231,7 @@ class Batch:
         previous: PendingCall | None = None
         for pending in self._ready:
             if previous is not None:
+                await run.pace.pause_if_due()
                 run.check_cancelled()
                 self._sibling_failed = self._sibling_failed or _fails_siblings(previous)
             if (
@@ -250,6 +259,7 @@ class Batch:
         for pending in self._ready:
             if pending.result is not None or self._is_held_back(pending):
                 continue
+            await self._run.pace.pause_if_due()
             await prepare(self._run, answer, pending)
             if pending.result is None:
                 call = pending.call
@@ -282,13 +292,22 @@ class Batch:
             await asyncio.wait(self._tasks.values())
         finally:
             self._give_back_interrupts()
+        if self._exit is not None:
+            raise self._exit
         for task in self._tasks.values():
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def _call_and_finalize(self, pending: PendingCall) -> None:
-        await self._call(pending)
-        await self._finalize(pending)
+        try:
+            await self._call(pending)
+            await self._finalize(pending)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            # Out of a task it would stop the event loop with the run still open. The run's own task
+            # raises it, once all is closed.
+            self._exit = self._exit or stop
+            self.stop("aborted")
+            return
         if self._failure is not None:
             self.stop("aborted")
         elif _fails_siblings(pending):
@@ -357,10 +376,9 @@ class Batch:
         tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
         try:
-            work: Any = tool.execute(pending.input, context)
-            coroutine = work if type(work) is CoroutineType else _awaited(work)
+            coroutine = as_coroutine(_awaitable(tool, tool.execute(pending.input, context)))
             try:
-                awaited = coroutine.send(None)
+                awaited = step(coroutine, None)
             except StopIteration as done:  # it had nothing to wait for
                 result = done.value
             else:
@@ -371,9 +389,7 @@ class Batch:
                 if alone:
                     self._take_interrupts()
                 result = await tool_run
-            if not isinstance(result, ToolResult):
-                raise TypeError(f"execute must return a ToolResult, not {type(result).__name__}")
-            pending.result = result
+            pending.result = accept_result(result, f"the tool {tool.name!r}")
             pending.has_run = True
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
@@ -439,15 +455,26 @@ class Batch:
                 result = _stopped(why, self._timeout(tool), still_running=left)
                 pending.answer_ourselves(result)
             case ToolAborted():
-                self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {error}"), error)
-                pending.result = ToolResult.error(f"The tool aborted the run: {error}")
+                text = message_of(error)
+                self._fail(RunAborted(f"the tool {tool.name!r} aborted it: {text}"), error)
+                pending.result = ToolResult.error(f"The tool aborted the run: {text}")
                 pending.raised = "aborted"
             case ToolFatal():
-                self._fail(ToolFatalError(tool.name, str(error)), error)
-                pending.result = ToolResult.error(f"The tool ended the run: {error}")
+                text = message_of(error)
+                self._fail(ToolFatalError(tool.name, text), error)
+                pending.result = ToolResult.error(f"The tool ended the run: {text}")
                 pending.raised = "fatal"
+            case ToolContractError():
+                logger.error("a bug in the tool %r: %s", tool.name, error, exc_info=error)
+                pending.exception = error
+                pending.result = ToolResult.error(
+                    f"The tool is broken: {message_of(error)}",
+                    details={"kind": "tool_contract_error", "tool": tool.name},
+                )
             case _:
-                pending.result = ToolResult.error(f"{type(error).__name__}: {error}")
+                logger.warning("the tool %r failed", tool.name, exc_info=error)
+                pending.exception = error
+                pending.result = ToolResult.error(describe(error))
 
     def _fail(self, failure: LoopError, cause: BaseException) -> None:
         """The run cannot go on. The first reason counts."""
@@ -479,6 +506,8 @@ class Batch:
                 self._run.transcript.view(),
                 pending.tool,
             )
+            if pending.exception is not None:
+                note_exception(context, pending.exception)
             try:
                 decision = await call_hook(self._run, hook, context)
                 pending.result = _changed(result, decision)
@@ -490,7 +519,7 @@ class Batch:
                 pending.given = pending.given or result
                 pending.result = ToolResult.error(
                     f"The result was withheld: the hook {hook.name!r} that checks it raised "
-                    f"{type(error).__name__}: {error}"
+                    + describe(error)
                 )
             else:
                 if pending.result is not result:
@@ -511,7 +540,10 @@ class Batch:
         if self._run.log is not None and not pending.was_logged:
             self._log_end(self._run.log, pending, result)
         pending.ended = True  # only now: if it could not be written the call has not ended
-        return ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)
+        event = ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)
+        if pending.exception is not None:
+            note_exception(event, pending.exception)
+        return event
 
     def _log_end(self, log: RunWriter, pending: PendingCall, result: ToolResult) -> None:
         name = pending.call.name
@@ -632,9 +664,14 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
     return ToolResult.error(text, details=details)
 
 
-async def _awaited(work: Awaitable[ToolResult]) -> ToolResult:
-    """A coroutine for what can be awaited and is none."""
-    return await work
+def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:
+    """What ``execute`` returned, if it can be awaited."""
+    if type(work) is CoroutineType or isawaitable(work):
+        return work  # type: ignore[no-any-return]
+    raise ToolContractError(
+        f"execute of the tool {tool.name!r} must be an 'async def', and returned "
+        f"{type(work).__name__}"
+    )
 
 
 def _with_decisions(result: ToolResult, decisions: list[dict[str, Any]]) -> ToolResult:
@@ -653,10 +690,12 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
     if decision is None:
         return result
     if not isinstance(decision, AfterToolDecision):
-        raise TypeError(f"on_after_tool_call returned {decision!r}, which is no decision")
-    changed: object = result if decision.result is None else decision.result
-    if not isinstance(changed, ToolResult):
-        raise TypeError(f"an AfterToolDecision holds a ToolResult, not {changed!r}")
+        raise TypeError(
+            f"on_after_tool_call must return an AfterToolDecision or None; got {decision!r}"
+        )
+    changed = result
+    if decision.result is not None:
+        changed = accept_result(decision.result, "AfterToolDecision.result")
     if decision.mark_error is not None and decision.mark_error is not changed.is_error:
         changed = replace(changed, is_error=decision.mark_error)
     if decision.terminate is not None and decision.terminate is not changed.terminate:

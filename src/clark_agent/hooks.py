@@ -9,9 +9,10 @@ from typing import Any
 
 from clark_agent.cancel_scope import is_cancelled
 from clark_agent.errors import HookError
+from clark_agent.intake import accept_messages
 from clark_agent.plugin import Hook
 from clark_agent.run_state import Run
-from clark_agent.transcript import checked_messages
+from clark_agent.supervised import Supervised, as_coroutine
 from clark_agent.types import AgentMessage
 
 __all__ = ["call_hook", "poll"]
@@ -20,24 +21,29 @@ logger = logging.getLogger(__name__)
 
 
 async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
-    """What the hook returns, within the time that the config gives hooks."""
+    """What the hook returns, within the time that the config gives hooks.
+
+    An async hook that ignores its cancellation is left behind after the run's grace.
+    """
     try:
         if not hook.is_async:
             return hook.call(*args)
+        what = f"the hook {hook.name!r}"
+        work = Supervised(as_coroutine(hook.call(*args)), grace=run.grace, what=what)
         if run.config.hook_timeout is None:
-            return await hook.call(*args)
-        return await _within(run.config.hook_timeout, hook, *args)
+            return await work
+        return await _within(run.config.hook_timeout, hook, work)
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
         raise RuntimeError(f"{hook.name!r} cancelled itself") from error
 
 
-async def _within(seconds: float, hook: Hook, *args: Any) -> Any:
+async def _within(seconds: float, hook: Hook, work: Supervised) -> Any:
     deadline = asyncio.timeout(seconds)
     try:
         async with deadline:
-            return await hook.call(*args)
+            return await work
     except TimeoutError:
         if deadline.expired():
             raise TimeoutError(f"{hook.name!r} took longer than {seconds} seconds") from None
@@ -51,7 +57,7 @@ async def poll(run: Run, sources: Sequence[Hook], into: list[AgentMessage]) -> N
     """
     for source in sources:
         try:
-            into.extend(checked_messages(await call_hook(run, source)))
+            into.extend(accept_messages(await call_hook(run, source)))
         except HookError:
             raise
         except Exception:

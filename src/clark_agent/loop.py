@@ -14,12 +14,14 @@ ends with it. One model call is `clark_agent.turn`, one tool batch `clark_agent.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum, StrEnum, auto
 from typing import Any
 
 from msgspec import Struct
 
+from clark_agent._text import describe
 from clark_agent.budget import BudgetLimit, Spent
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -34,6 +36,7 @@ from clark_agent.events import EventSink
 from clark_agent.execution import Batch
 from clark_agent.fallback import Deliver, Nudge, PlainTextFallback
 from clark_agent.hooks import poll
+from clark_agent.intake import accept_messages
 from clark_agent.plugin import ToolGateContext
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.preparation import ask_policy
@@ -41,7 +44,6 @@ from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
 from clark_agent.run_log.records import RunEnded, RunFailed
 from clark_agent.run_state import ReplayScript, Resumption, Run
 from clark_agent.stream import StreamErrorKind
-from clark_agent.transcript import checked_messages
 from clark_agent.turn import ModelAnswer, ask_model
 from clark_agent.types import (
     AgentContext,
@@ -58,6 +60,8 @@ from clark_agent.types import (
 __all__ = ["LoopOutcome", "RunResult", "run", "run_continue"]
 
 FALLBACK_ID = "plain_text_terminal_fallback_"
+
+logger = logging.getLogger(__name__)
 
 
 class LoopOutcome(StrEnum):
@@ -139,10 +143,10 @@ def prompt_messages(
         try:
             given = tuple(given)
         except Exception as error:
-            text = f"the prompts could not be read: {type(error).__name__}: {error}"
+            text = f"the prompts could not be read: {describe(error)}"
             raise LoopError(text) from error
     try:
-        return checked_messages(given)
+        return accept_messages(given)
     except TypeError as error:
         raise TypeError(f"prompts must be a text, a message or several messages: {error}") from None
 
@@ -191,23 +195,34 @@ async def start(
             outcome = await _run(state, messages)
             await state.end()
             return _result(state, outcome)
-        except GeneratorExit:  # thrown away by an event loop that is gone: nothing can be awaited
-            raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and not state.scope.is_running():
+                raise  # thrown away by an event loop that is gone: nothing can be awaited
             if state.has_unanswered_calls and state.turn_message is not None:
                 state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
             if state.log is not None:
                 state.log.is_closing = True
             failure = _failure(error, state.signal)
-            state.carry(failure, await state.close(error))
+            state.carry(failure, await _closed(state, error))
             if state.log is not None:
                 state.log.write(_failed(failure))
-            ending = _ending(error, failure, state)
+            ending = _ending(state.exit or error, failure, state)
             raise ending from ending.__cause__
         finally:
             state.hooks.end_run()
             if state.log is not None:
                 state.log.close()
+
+
+async def _closed(state: Run, error: BaseException) -> AssistantMessage | None:
+    """Close what is open; the message that was cut off. The error carries what the run had,
+    whatever goes wrong here.
+    """
+    try:
+        return await state.close(error)
+    except Exception:
+        logger.exception("the run could not be closed in order")
+        return None
 
 
 def _result(state: Run, outcome: LoopOutcome) -> RunResult:
@@ -250,9 +265,9 @@ def _failure(error: BaseException, signal: CancellationToken) -> LoopError:
     """The error that carries what the run had."""
     if isinstance(error, LoopError):
         return error
-    if not isinstance(error, Exception):
+    if not isinstance(error, (Exception, GeneratorExit)):
         return RunAborted(signal.reason)
-    failure = LoopError(f"the run failed unexpectedly: {type(error).__name__}: {error}")
+    failure = LoopError(f"the run failed unexpectedly: {describe(error)}")
     failure.__cause__ = error
     return failure
 
@@ -264,7 +279,7 @@ def _ending(error: BaseException, failure: LoopError, state: Run) -> BaseExcepti
         ending: BaseException = error
     elif isinstance(error, Exception) and state.scope.cancelled_from_outside:
         ending = asyncio.CancelledError()
-    elif isinstance(error, (Exception, asyncio.CancelledError)):
+    elif isinstance(error, (Exception, asyncio.CancelledError, GeneratorExit)):
         return failure
     else:  # the interpreter is told to stop
         ending = error
@@ -286,6 +301,7 @@ async def _run(state: Run, prompts: Sequence[AgentMessage]) -> LoopOutcome:
     while True:
         then, first = first, _Then.ANSWER
         while then is _ANSWER or state.pending:
+            await state.pace.pause_if_due()
             state.check_cancelled()
             if state.at_cap():
                 break

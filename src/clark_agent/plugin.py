@@ -63,7 +63,7 @@ MaybeAsync: TypeAlias = _T | Awaitable[_T]
 # --- contexts and decisions -------------------------------------------------------------------
 
 
-class BeforeToolCallContext(Struct, frozen=True, gc=False):
+class BeforeToolCallContext(Struct, frozen=True):
     """A call that is about to run: found, allowed and valid."""
 
     assistant_message: AssistantMessage
@@ -97,7 +97,7 @@ class Answer(Struct, frozen=True):
 BeforeToolDecision: TypeAlias = Block | Rewrite | Answer
 
 
-class AfterToolCallContext(Struct, frozen=True, gc=False):
+class AfterToolCallContext(Struct, frozen=True, dict=True):
     """A call with its outcome, whether it ran or not."""
 
     assistant_message: AssistantMessage
@@ -109,6 +109,12 @@ class AfterToolCallContext(Struct, frozen=True, gc=False):
     tool: AgentTool | None = None
     """The tool that was called; None when there is none of that name."""
 
+    @property
+    def exception(self) -> Exception | None:
+        """What the tool raised, if it did."""
+        raised: Exception | None = self.__dict__.get("_exception")
+        return raised
+
 
 class AfterToolDecision(Struct, frozen=True):
     """What to change in the outcome. First the result is replaced, then the flags are set."""
@@ -118,7 +124,7 @@ class AfterToolDecision(Struct, frozen=True):
     terminate: bool | None = None
 
 
-class TransformContext(Struct, frozen=True, gc=False):
+class TransformContext(Struct, frozen=True):
     """What a context transform may want to know."""
 
     signal: CancellationToken
@@ -135,7 +141,7 @@ class TransformContext(Struct, frozen=True, gc=False):
     """The tools of the run by name."""
 
 
-class ToolGateContext(Struct, frozen=True, gc=False):
+class ToolGateContext(Struct, frozen=True):
     """What a tool gate may want to know."""
 
     iteration: int

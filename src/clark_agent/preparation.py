@@ -7,14 +7,17 @@ that tells the model what to do differently or an answer that a hook gave in the
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
+from clark_agent._text import describe, message_of
+from clark_agent.argument_repair import close_matches
 from clark_agent.errors import HookError, ToolValidationError
 from clark_agent.hooks import call_hook
+from clark_agent.intake import accept_result
 from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite
 from clark_agent.protocol import (
     HiddenToolContext,
@@ -32,6 +35,9 @@ __all__ = ["PendingCall", "accept", "ask_policy", "prepare"]
 logger = logging.getLogger(__name__)
 
 _QUOTED_ARGUMENTS = 400
+_MOST_OF_A_NAME = 100
+# Of results that tell the model what is wrong with its arguments, for hosts and plugins.
+_BAD_ARGUMENTS = {"kind": "tool_argument_validation"}
 
 
 class PendingCall(Struct, eq=False):
@@ -53,6 +59,8 @@ class PendingCall(Struct, eq=False):
     """Whether the tool has ended the run."""
     is_ours: bool = False
     """Whether the result is in the runtime's own words."""
+    exception: Exception | None = None
+    """What the tool, or its check of the arguments, has raised."""
     checked: bool = False
     """Whether the hooks after the call have seen the result."""
     has_run: bool = False
@@ -79,18 +87,32 @@ def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> Awaitable[No
     """Make the call ready to run, or give it its result. Await the rest of it."""
     call, tool = pending.call, pending.tool
     if tool is None:
-        known = ", ".join(run.registry.names) or "none"
-        text = f"There is no tool {call.name!r}. The tools are: {known}."
-        pending.result = ToolResult.error(text)
+        pending.result = ToolResult.error(_unknown_tool(call.name, run.registry.names))
     elif answer.allowlist is not None and call.name not in answer.allowlist:
         return _refuse_hidden(run, answer, pending, answer.allowlist)
     elif (malformed := detect_arg_parse_error(call.arguments)) is not None:
-        pending.result = ToolResult.error(_syntax_error(call.name, *malformed))
+        text = _syntax_error(call.name, *malformed)
+        pending.result = ToolResult.error(text, details=dict(_BAD_ARGUMENTS))
     else:
         pending.result = accept(tool, pending, call.arguments)
         if pending.result is None and run.hooks.before_tool_call:
             return _ask_hooks(run, answer, pending)
     return FINISHED
+
+
+_MOST_TOOLS_NAMED = 30
+
+
+def _unknown_tool(name: str, names: Sequence[str]) -> str:
+    """What to tell the model, whose next try should be better; short, however many tools."""
+    shown = name if len(name) <= _MOST_OF_A_NAME else name[:_MOST_OF_A_NAME] + "…"
+    text = f"There is no tool {shown!r}."
+    if len(names) <= _MOST_TOOLS_NAMED:
+        return f"{text} The tools are: {', '.join(names) or 'none'}."
+    if close := close_matches(name, names):
+        return f"{text} Similar ones are: {', '.join(close)}."
+    first = ", ".join(names[:_MOST_TOOLS_NAMED])
+    return f"{text} The tools are: {first}, and {len(names) - _MOST_TOOLS_NAMED} more."
 
 
 def accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult | None:
@@ -99,12 +121,11 @@ def accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult 
         pending.args = tool.prepare_arguments(arguments)
         accepted = tool.validate(pending.args)
     except ToolValidationError as error:
-        return ToolResult.error(str(error))
+        return ToolResult.error(message_of(error), details=dict(_BAD_ARGUMENTS))
     except Exception as error:
         logger.exception("the tool %r failed to check its arguments", tool.name)
-        return ToolResult.error(
-            f"{tool.name!r} could not check the arguments: {type(error).__name__}: {error}"
-        )
+        pending.exception = error
+        return ToolResult.error(f"{tool.name!r} could not check the arguments: {describe(error)}")
     pending.input = pending.args if accepted is None else accepted
     return None
 
@@ -174,7 +195,7 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> Non
             pending.decided(hook.name, "failed")
             pending.result = ToolResult.error(
                 f"The call was not run: the hook {hook.name!r} that checks it raised "
-                f"{type(error).__name__}: {error}"
+                + describe(error)
             )
         if pending.result is not None:
             return
@@ -187,14 +208,16 @@ def _apply(hook: Hook, decision: Any, pending: PendingCall) -> None:
         case Block(reason, details):
             pending.decided(hook.name, "block")
             text = f"The call was blocked by {hook.name!r}." if reason is None else reason
-            pending.result = ToolResult.error(text, details=details)
+            pending.result = accept_result(ToolResult.error(text, details=details), hook.name)
         case Rewrite(args):
             assert pending.tool is not None
             refused = accept(pending.tool, pending, args)
             pending.decided(hook.name, "rewrite", args=pending.args)
             pending.result = refused
-        case Answer(ToolResult() as result):
+        case Answer(result):
+            pending.result = accept_result(result, f"the Answer of {hook.name!r}")
             pending.decided(hook.name, "answer")
-            pending.result = result
         case _:
-            raise TypeError(f"on_before_tool_call returned {decision!r}, which is no decision")
+            raise TypeError(
+                f"on_before_tool_call must return Block, Rewrite, Answer or None; got {decision!r}"
+            )

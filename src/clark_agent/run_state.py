@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
+from clark_agent._text import message_of
 from clark_agent.base_tool import ToolContext, ToolResult
 from clark_agent.budget import Budget, BudgetLimit, Meter
 from clark_agent.cancel_scope import CancelScope
@@ -37,6 +38,8 @@ from clark_agent.events import (
     TurnEnd,
     TurnStart,
 )
+from clark_agent.intake import accept_messages, accept_result
+from clark_agent.pace import current_pace
 from clark_agent.plugin import BeforeToolDecision, TransformContext, plugin_name
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
@@ -177,6 +180,7 @@ class Run:
         "config",
         "emit",
         "emitter",
+        "exit",
         "failure",
         "follow_ups",
         "grace",
@@ -189,6 +193,7 @@ class Run:
         "messages",
         "meters",
         "output",
+        "pace",
         "pending",
         "registry",
         "replays",
@@ -238,7 +243,13 @@ class Run:
         audience = config.audience
         if sink is not None or self.hooks is not config.hooks:
             audience = Audience(config.event_sink, self.hooks.event_observer, sink)
-        self.emitter = Emitter(audience, config.hook_timeout)
+        self.grace = config.cancel_grace
+        if parent is not None:
+            self.grace = min(self.grace, parent.grace * _CHILDS_SHARE_OF_GRACE)
+        self.pace = current_pace()
+        """Lets others run."""
+        self.pace.begin()
+        self.emitter = Emitter(audience, config.hook_timeout, self.grace)
         self.emit = self.emitter.emit
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
@@ -246,11 +257,8 @@ class Run:
         self.tells_progress = self.tells_progress or self.run_log is not None
         """Whether anybody wants to know how far a call has come."""
         self._parent = parent
-        self.grace = config.cancel_grace
-        if parent is not None:
-            self.grace = min(self.grace, parent.grace * _CHILDS_SHARE_OF_GRACE)
 
-        self.transcript = MessageLog(context.messages)
+        self.transcript = MessageLog(accept_messages(context.messages))
         """What the model sees, before the transforms."""
         self.messages = MessageLog()
         """What this run has added to it."""
@@ -288,6 +296,8 @@ class Run:
         self._turn_due = False
         self._turn_open = False
         self._ended = False
+        self.exit: BaseException | None = None
+        """What told the interpreter to stop while the run was being closed."""
         self._costs: CachingEstimator | None = None
         self._estimated = 0
         self._estimated_count = 0
@@ -614,6 +624,7 @@ class Run:
 
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         """Tell listeners how far a call has come."""
+        partial = accept_result(partial, f"ctx.update of the tool {ctx.tool_name!r}")
         if self.log is not None:
             self.log.write(ToolProgress(position=ctx.position, partial=partial), hand_on=False)
         return self.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
@@ -756,7 +767,7 @@ class Run:
         """The assistant message for one that did not come, with what has been streamed of it."""
         if isinstance(error, (RunAborted, asyncio.CancelledError)):
             return self.unanswered("the run was aborted")
-        return self.unanswered(str(error), StopReason.ERROR)
+        return self.unanswered(message_of(error), StopReason.ERROR)
 
     def unanswered(
         self, why: str, stop_reason: StopReason = StopReason.ABORTED
@@ -844,6 +855,8 @@ class Run:
             await self.emit(event)
         except asyncio.CancelledError:
             logger.debug("cancelled again while the run was being closed")
+        except (KeyboardInterrupt, SystemExit) as stop:
+            self.exit = self.exit or stop
 
     def _limit_listeners(self) -> None:
         """From now on listeners have ``cancel_grace`` together, so that none can hold the run."""

@@ -157,11 +157,11 @@ def run_sync(
 
     with _CtrlC(token) as ctrl_c:
         try:
-            return _on_a_thread(main) if has_running_loop() else _here(main)
+            return _on_a_thread(main) if has_running_loop() else _here(main, ctrl_c)
         except RunAborted:
             if not ctrl_c.pressed:
                 raise
-        except KeyboardInterrupt as stop:
+        except (KeyboardInterrupt, SystemExit) as stop:
             raise stop from failure
     raise KeyboardInterrupt from failure
 
@@ -176,6 +176,7 @@ class _CtrlC:
         self._token = token
         self._previous: Any = None
         self.pressed = False
+        self.pressed_again = False
 
     def __enter__(self) -> Self:
         if current_thread() is main_thread() and _is_pythons_own(getsignal(SIGINT)):
@@ -188,6 +189,7 @@ class _CtrlC:
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.pressed:
+            self.pressed_again = True
             raise KeyboardInterrupt
         self.pressed = True
         self._token.cancel("interrupted")
@@ -199,7 +201,7 @@ def _is_pythons_own(handler: Any) -> bool:
     return handler is default_int_handler or isinstance(owner, asyncio.Runner)
 
 
-def _here(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
+def _here(main: Callable[[], Coroutine[Any, Any, RunResult]], ctrl_c: _CtrlC) -> RunResult:
     runner, is_over = asyncio.Runner(), False
 
     async def noted() -> RunResult:
@@ -212,9 +214,9 @@ def _here(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:
     try:
         return runner.run(noted())
     finally:
-        if is_over:
-            runner.close()
-        else:  # interrupted twice: to close it would be to wait for what does not stop
+        if is_over or not ctrl_c.pressed_again:
+            runner.close()  # a run that is not over is cancelled, and closes what it has open
+        else:  # to close it would be to wait for what does not stop
             runner.get_loop().set_exception_handler(lambda *_: None)
             asyncio.set_event_loop(None)
             _abandoned.append(runner)

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from clark_agent._threads import has_running_loop
 from clark_agent.cancellation import CancellationToken
-from clark_agent.transcript import checked_messages
+from clark_agent.intake import accept_messages
 from clark_agent.types import AgentMessage, UserMessage
 
 __all__ = ["SteerWhen", "SteeringHandle", "SteeringReceipt", "SteeringStatus"]
@@ -179,7 +179,7 @@ def _message(message: AgentMessage | str) -> AgentMessage:
     if isinstance(message, str):
         return UserMessage(message)
     try:
-        (checked,) = checked_messages([message])
+        (checked,) = accept_messages([message])
     except TypeError:
         kind = type(message).__name__
         raise TypeError(f"a text or a message is needed, not {kind}") from None

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, assert_never
 import msgspec
 from msgspec import Struct
 
+from clark_agent._text import well_formed
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import SystemClock
 from clark_agent.types import (
@@ -121,9 +122,7 @@ class ReasoningChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="reaso
     delta: str
 
 
-class ReasoningDetailsChunk(
-    Struct, frozen=True, gc=False, tag_field="kind", tag="reasoning_details"
-):
+class ReasoningDetailsChunk(Struct, frozen=True, tag_field="kind", tag="reasoning_details"):
     """More structured reasoning items."""
 
     delta: tuple[Any, ...]
@@ -138,13 +137,13 @@ class ToolCallChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="tool_c
     arguments_delta: str | None = None
 
 
-class BlockChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="block"):
+class BlockChunk(Struct, frozen=True, tag_field="kind", tag="block"):
     """A block that comes whole."""
 
     block: ImageContent | ProviderContent
 
 
-class AnnotationChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="annotation"):
+class AnnotationChunk(Struct, frozen=True, tag_field="kind", tag="annotation"):
     """A source of what has been said."""
 
     annotation: Annotation
@@ -180,7 +179,7 @@ class StreamErrorKind(StrEnum):
     """The request is larger than the model's window."""
 
 
-class Start(Struct, frozen=True, gc=False):
+class Start(Struct, frozen=True):
     """The provider has begun. ``partial`` is a placeholder for listeners, normally empty.
 
     ``details`` is open JSON that listeners find in the event that a message has begun.
@@ -190,13 +189,13 @@ class Start(Struct, frozen=True, gc=False):
     details: Any = None
 
 
-class Chunk(Struct, frozen=True, gc=False):
+class Chunk(Struct, frozen=True):
     """A delta for listeners; the loop itself waits for `Done`."""
 
     chunk: StreamChunk
 
 
-class Done(Struct, frozen=True, gc=False):
+class Done(Struct, frozen=True):
     """The whole message. Ends the stream."""
 
     message: AssistantMessage
@@ -246,7 +245,7 @@ class _Text:
         self.deltas: list[str] = []
 
     def build(self) -> AssistantBlock:
-        return self.kind(_well_formed("".join(self.deltas)))
+        return self.kind(well_formed("".join(self.deltas)))
 
 
 class _Details:
@@ -283,8 +282,8 @@ class _Call:
         if not self.id and self.made_up_id is None:
             self.made_up_id = self.new_id()
         return ToolCall(
-            _well_formed("".join(self.id)) or self.made_up_id or "",
-            _well_formed("".join(self.name)),
+            well_formed("".join(self.id)) or self.made_up_id or "",
+            well_formed("".join(self.name)),
             parse_arguments("".join(self.arguments)),
         )
 
@@ -388,25 +387,10 @@ def parse_arguments(raw: str) -> Any:
     """
     if not raw or raw.isspace():
         return {}
-    raw = _well_formed(raw)
+    raw = well_formed(raw)
     try:
         return msgspec.json.decode(raw)
     except msgspec.DecodeError as error:
         return arg_parse_error(str(error), raw)
     except RecursionError:
         return arg_parse_error("the JSON is nested too deeply", raw)
-
-
-def _well_formed(text: str) -> str:
-    """The text without lone surrogates, which no encoder takes.
-
-    A provider may cut a character between two deltas and send each half as an escape of its own;
-    joined here they make the character. A half without its other becomes U+FFFD.
-    """
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text

@@ -8,7 +8,7 @@ the call that started it, adds its tokens to the tree, and tells its events in t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import Any, cast
 
 from msgspec import to_builtins
@@ -67,13 +67,26 @@ async def run_child(
         replays=None if replayed is None else replayed.script,
     )
     # In a task of its own, so that its cancellations and those of the parent are told apart.
-    task = asyncio.get_running_loop().create_task(child)
+    task = asyncio.get_running_loop().create_task(_held(child))
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             task.cancel()  # and wait for it, as long as the call itself is waited for
-    return task.result()
+    outcome = task.result()
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+async def _held(child: Awaitable[RunResult]) -> RunResult | BaseException:
+    """The child's result, or what it says to the interpreter, which its parent passes on: out of a
+    task it would stop the event loop, with the runs above still open.
+    """
+    try:
+        return await child
+    except (KeyboardInterrupt, SystemExit) as stop:
+        return stop
 
 
 def _child_identity(parent: Run | None, config: LoopConfig) -> RunIdentity:

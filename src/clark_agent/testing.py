@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -23,13 +23,28 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    MessageAssembler,
+    ReasoningChunk,
+    ReasoningDetailsChunk,
     Start,
+    StreamChunk,
     StreamErrorKind,
     StreamEvent,
     StreamRequest,
     TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
 )
-from clark_agent.types import AssistantMessage, StopReason, TextContent, ToolCall
+from clark_agent.types import (
+    AssistantMessage,
+    ReasoningContent,
+    ReasoningDetailsContent,
+    StopReason,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+)
+from clark_agent.wire import encode_json
 
 __all__ = ["FakeClock", "RecordingSink", "ScriptedStream", "call", "say"]
 
@@ -64,9 +79,11 @@ _EMPTY = AssistantMessage((), StopReason.OTHER)
 class ScriptedStream:
     """A transport that plays a script, one step a call, and remembers what it was asked.
 
-    Text is streamed word by word. Past its end the script fails with a fatal stream error that
-    says so; ``at_end="empty"`` gives streams without an answer instead, ``"repeat"`` the last step
-    over and over.
+    Text, thoughts and reasoning are streamed word by word, each tool call in one piece. A signal
+    that is cancelled ends the step with an error of kind ``aborted``; events that a step gives
+    itself are played as they are. Past its end the script fails with a fatal stream error that says
+    so; ``at_end="empty"`` gives streams without an answer instead, ``"repeat"`` the last step over
+    and over.
     """
 
     def __init__(
@@ -81,6 +98,9 @@ class ScriptedStream:
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
         """Play the next step."""
+        if signal.cancelled:
+            yield _aborted(MessageAssembler(), signal)
+            return
         self.requests.append(request)
         number = len(self.requests)
         if number > len(self.script) and (self.at_end == "error" or not self.script):
@@ -90,38 +110,72 @@ class ScriptedStream:
         if number > len(self.script) and self.at_end == "empty":
             return
         step = self.script[min(number, len(self.script)) - 1]
-        for event in self._events(step, request):
+        for event in self._events(step, request, signal):
             yield event
 
-    def _events(self, step: Step, request: StreamRequest) -> Iterable[StreamEvent]:
+    def _events(
+        self, step: Step, request: StreamRequest, signal: CancellationToken
+    ) -> Iterable[StreamEvent]:
         if isinstance(step, BaseException):
             raise step.with_traceback(None)  # each time anew, or it would grow
         if callable(step):
-            return self._events(step(request), request)
+            return self._events(step(request), request, signal)
         if isinstance(step, str):
-            return self._stream(AssistantMessage.from_text(step))
+            return self._stream(AssistantMessage.from_text(step), signal)
         if isinstance(step, ToolCall):
-            return self._stream(AssistantMessage.from_calls([step]))
+            return self._stream(AssistantMessage.from_calls([step]), signal)
         if isinstance(step, AssistantMessage):
-            return self._stream(step)
+            return self._stream(step, signal)
         items: Sequence[Any] = list(step)
         if items and all(isinstance(item, ToolCall) for item in items):
-            return self._stream(AssistantMessage.from_calls(items))
+            return self._stream(AssistantMessage.from_calls(items), signal)
         return items
 
-    def _stream(self, message: AssistantMessage) -> Iterable[StreamEvent]:
+    def _stream(
+        self, message: AssistantMessage, signal: CancellationToken
+    ) -> Iterable[StreamEvent]:
         message = replace(message, content=tuple([self._with_id(b) for b in message.content]))
+        told = MessageAssembler()
         yield Start(_EMPTY)
-        for block in message.content:
-            if isinstance(block, TextContent):
-                for word in re.findall(r"\S+\s*|\s+", block.text):
-                    yield Chunk(TextChunk(word))
-        yield Done(message)
+        for chunk in _chunks(message):
+            if signal.cancelled:
+                yield _aborted(told, signal)
+                return
+            told.feed(chunk)
+            yield Chunk(chunk)
+        yield _aborted(told, signal) if signal.cancelled else Done(message)
 
     def _with_id(self, block: Any) -> Any:
         if isinstance(block, ToolCall) and not block.id:
             return replace(block, id=f"call_{next(self._ids)}")
         return block
+
+
+def _chunks(message: AssistantMessage) -> Iterator[StreamChunk]:
+    """The deltas that spell the message."""
+    calls = count()
+    for block in message.content:
+        if isinstance(block, TextContent):
+            yield from map(TextChunk, _words(block.text))
+        elif isinstance(block, ThinkingContent):
+            yield from map(ThinkingChunk, _words(block.text))
+        elif isinstance(block, ReasoningContent):
+            yield from map(ReasoningChunk, _words(block.text))
+        elif isinstance(block, ReasoningDetailsContent):
+            yield ReasoningDetailsChunk(tuple(block.details))
+        elif isinstance(block, ToolCall):
+            arguments = encode_json(block.arguments).decode()
+            yield ToolCallChunk(next(calls), block.id, block.name, arguments)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\S+\s*|\s+", text)
+
+
+def _aborted(told: MessageAssembler, signal: CancellationToken) -> Error:
+    text = signal.reason or "the call was cancelled"
+    partial = told.message(StopReason.ABORTED, error_message=text)
+    return Error(partial, StreamErrorKind.ABORTED, text)
 
 
 class RecordingSink:

@@ -5,18 +5,25 @@ A host with a real tokenizer brings its own `TokenEstimator`; everything that bu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Protocol
 
-from msgspec.json import Encoder
-
 from clark_agent.types import AgentMessage
+from clark_agent.wire import encode_message
 
 __all__ = ["CachingEstimator", "JsonSizeEstimator", "TokenEstimator", "estimate_messages"]
 
 
+logger = logging.getLogger(__name__)
+
+
 class TokenEstimator(Protocol):
-    """Contract: pure, so that one estimate per message can be kept; never raises."""
+    """Contract: pure, so that one estimate per message can be kept.
+
+    Should not raise. For a message on which it does, a run logs that and takes the estimate of
+    `JsonSizeEstimator`.
+    """
 
     def estimate_message(self, message: AgentMessage) -> int:
         """The cost of one message in tokens."""
@@ -26,12 +33,9 @@ class TokenEstimator(Protocol):
 class JsonSizeEstimator:
     """A quarter of the bytes of the message's JSON: near enough for English, with no model."""
 
-    def __init__(self) -> None:
-        self._encode = Encoder().encode
-
     def estimate_message(self, message: AgentMessage) -> int:
-        """The cost of one message in tokens."""
-        return len(self._encode(message)) // 4
+        """The cost of one message in tokens. Never raises."""
+        return len(encode_message(message)) // 4
 
 
 def estimate_messages(estimator: TokenEstimator, messages: Iterable[AgentMessage]) -> int:
@@ -41,10 +45,14 @@ def estimate_messages(estimator: TokenEstimator, messages: Iterable[AgentMessage
 
 
 class CachingEstimator:
-    """Asks another estimator about each message once, by identity. For the time of one run."""
+    """Asks another estimator about each message once, by identity. For the time of one run.
+
+    Never raises: where the other estimator fails, the size of the message counts.
+    """
 
     def __init__(self, estimator: TokenEstimator) -> None:
         self._estimate = estimator.estimate_message
+        self._has_failed = False
         # The message is kept with its cost: an id is only taken while the object lives.
         self._costs: dict[int, tuple[AgentMessage, int]] = {}
 
@@ -52,5 +60,17 @@ class CachingEstimator:
         """The cost of one message in tokens."""
         known = self._costs.get(id(message))
         if known is None:
-            known = self._costs[id(message)] = (message, self._estimate(message))
+            known = self._costs[id(message)] = (message, self._ask(message))
         return known[1]
+
+    def _ask(self, message: AgentMessage) -> int:
+        try:
+            return max(0, int(self._estimate(message)))
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning(
+                    "the token estimator failed; the size of such messages is used instead",
+                    exc_info=True,
+                )
+        return JsonSizeEstimator().estimate_message(message)

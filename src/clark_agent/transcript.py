@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import get_args, overload
+from typing import overload
 
 from clark_agent.types import AgentMessage
 
-__all__ = ["MessageLog", "MessageView", "checked_messages", "view_of"]
+__all__ = ["MessageLog", "MessageView", "view_of"]
 
 
 class MessageLog:
@@ -47,23 +47,6 @@ class MessageLog:
 
     def __iter__(self) -> Iterator[AgentMessage]:
         return iter(self._items)
-
-
-_MESSAGE_CLASSES = frozenset(get_args(AgentMessage))
-
-
-def checked_messages(value: object) -> Sequence[AgentMessage]:
-    """The value as a sequence of messages. Raises `TypeError` when it is none."""
-    if isinstance(value, MessageView):
-        return value
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"messages are needed, not {type(value).__name__}")
-    messages: Sequence[AgentMessage]
-    messages = value if isinstance(value, (list, tuple)) else tuple(value)
-    for message in messages:
-        if type(message) not in _MESSAGE_CLASSES:
-            raise TypeError(f"messages are needed, not {type(message).__name__} among them")
-    return messages
 
 
 def view_of(messages: Sequence[AgentMessage]) -> MessageView:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._text import describe, well_formed
 from clark_agent.cancel_scope import is_cancelled
 from clark_agent.errors import HookError, RunAborted, StreamError
 from clark_agent.events import (
@@ -31,6 +32,7 @@ from clark_agent.events import (
 )
 from clark_agent.gates import GateDecision, compose_gates
 from clark_agent.hooks import call_hook
+from clark_agent.intake import accept_answer, accept_chunk, accept_json, accept_messages
 from clark_agent.plugin import GateHook, ToolGateContext
 from clark_agent.protocol import ZERO_OUTPUT_RECOVERY
 from clark_agent.run_state import Run
@@ -43,10 +45,11 @@ from clark_agent.stream import (
     Start,
     StreamErrorKind,
     StreamRequest,
+    TextChunk,
     ToolSchema,
 )
+from clark_agent.supervised import Supervised, as_coroutine
 from clark_agent.tokens import estimate_messages
-from clark_agent.transcript import checked_messages
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason, SystemMessage
 
 __all__ = ["ModelAnswer", "ask_model"]
@@ -54,6 +57,9 @@ __all__ = ["ModelAnswer", "ask_model"]
 logger = logging.getLogger(__name__)
 
 _MAX_TOKENS = StopReason.MAX_TOKENS  # a name of this module is found faster than a member
+
+# After so many deltas others may run, if it is time.
+_CHUNKS_BETWEEN_PAUSES = 64
 
 _EMPTY_ATTEMPTS = 3
 _EMPTY_DELAY = 0.25
@@ -171,7 +177,8 @@ async def _transformed(
         try:
             if hook.should_transform is not None and not hook.should_transform(messages, context):
                 continue
-            messages = checked_messages(await call_hook(run, hook.transform, messages, context))
+            edited = await call_hook(run, hook.transform, messages, context)
+            messages = accept_messages(edited, known=messages)
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
         if run.log is not None and messages is not before:
@@ -251,14 +258,17 @@ def _names(allow: Any) -> frozenset[str]:
 # --- the stream -------------------------------------------------------------------------------
 
 
-class _Interruption:
-    """Breaks off a stream that is being waited for. A listener that works is not disturbed."""
+class _Reading:
+    """The reading of one stream. Calling it breaks the reading off; a listener at work goes on."""
 
-    __slots__ = ("_run", "is_due", "was_cancelled")
+    __slots__ = ("_run", "is_due", "is_over", "was_cancelled")
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.is_due = False
+        """Whether somebody has intervened."""
+        self.is_over = False
+        """Whether nothing counts that still comes: the stream may have been left behind."""
         self.was_cancelled = False
 
     def __call__(self) -> None:
@@ -269,88 +279,152 @@ class _Interruption:
 
     def end(self) -> None:
         """The stream is over, one way or another; the task goes on."""
-        self._run.break_off = None
-        if self.was_cancelled:
-            self._run.scope.take_back()
+        self.is_over = True
+        if self._run.break_off is self:
+            self._run.break_off = None
+            if self.was_cancelled:
+                self._run.scope.take_back()
 
 
 async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failure | None:
     """The final message, or why there is none. None: somebody has intervened."""
-    interruption: _Interruption | None = None
+    reading = _Reading(run)
     if run.can_intervene:
         if run.intervention(SteerWhen.NOW) is not None:
             return None
-        interruption = run.break_off = _Interruption(run)
+        run.break_off = reading
     try:
-        events = run.config.stream(request, run.signal)
+        work = _read(run, run.config.stream(request, run.signal), reading)
         try:
-            outcome = await _read(run, events, interruption)
-        finally:
-            if interruption is not None:
-                interruption.end()
-            try:
-                if (close := getattr(events, "aclose", None)) is not None:
-                    await close()
-            except Exception:
-                logger.exception("the transport failed to close its stream")
-        if interruption is not None and interruption.is_due and isinstance(outcome, _Failure):
+            awaited = work.send(None)
+        except StopIteration as done:  # it had nothing to wait for
+            outcome: AssistantMessage | _Failure = done.value
+        else:
+            outcome = await Supervised(work, awaited, grace=run.grace, what="the transport")
+        if reading.is_due and isinstance(outcome, _Failure):
             return None
         return outcome
     except (Exception, asyncio.CancelledError) as error:
-        if interruption is not None and interruption.was_cancelled and not run.is_cancelled():
+        reading.end()
+        if reading.was_cancelled and not run.is_cancelled():
             return None
         if isinstance(error, asyncio.CancelledError) and is_cancelled():
             raise
         return _Failure(
             run.failed_message(error),
             StreamErrorKind.FATAL,
-            f"the transport raised {type(error).__name__}: {error}",
+            f"the transport raised {describe(error)}",
             error,
         )
 
 
 async def _read(
-    run: Run, events: AsyncIterator[Any], interruption: _Interruption | None
+    run: Run, events: AsyncIterator[Any], reading: _Reading
 ) -> AssistantMessage | _Failure:
-    """Read to the end, or until somebody intervenes. Chunks before the start are nobody's."""
+    """Read to the end, or until somebody intervenes. Chunks before `Start` are ignored."""
     placeholder: AssistantMessage | None = None
     tells_deltas = run.tells_deltas
-    async for event in events:
-        kind = type(event)
-        if kind is Chunk:
-            if placeholder is None:
-                continue
-            run.chunks.append(event.chunk)
-            if tells_deltas:
-                await run.emit(MessageUpdate(placeholder, event.chunk))
-        elif kind is Start:
-            if placeholder is None:
-                await run.begin_answer(placeholder := event.partial, event.details)
-        elif kind is Done:
-            if not isinstance(event.message, AssistantMessage):
-                raise TypeError(f"Done holds an AssistantMessage, not {event.message!r}")
-            return event.message
-        elif kind is Error:
-            return _failed(run, event)
-        else:
-            raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
-        if interruption is not None and interruption.is_due:
-            break
+    keep = run.chunks.append
+    until_pause = _CHUNKS_BETWEEN_PAUSES
+    try:
+        async for event in events:
+            kind = type(event)
+            if kind is Chunk:
+                if placeholder is None:
+                    continue
+                chunk = event.chunk
+                if type(chunk) is not TextChunk or type(chunk.delta) is not str:
+                    chunk = accept_chunk(chunk)
+                keep(chunk)
+                if tells_deltas:
+                    if reading.is_over:
+                        break
+                    await run.emit(MessageUpdate(placeholder, chunk))
+                until_pause -= 1
+                if not until_pause:
+                    until_pause = _CHUNKS_BETWEEN_PAUSES
+                    await run.pace.pause_if_due()
+            elif reading.is_over:
+                break
+            elif kind is Start:
+                if placeholder is None:
+                    placeholder, details = event.partial, event.details
+                    if type(placeholder) is not AssistantMessage or placeholder.content:
+                        placeholder = accept_answer(placeholder)
+                    if details is not None:
+                        details = accept_json(details, "Start.details")
+                    await run.begin_answer(placeholder, details)
+                    keep = run.chunks.append
+            elif kind is Done:
+                return accept_answer(event.message)
+            elif kind is Error:
+                return _failed(run, event)
+            else:
+                raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
+            if reading.is_due:
+                break
+    except GeneratorExit as error:
+        if not run.scope.is_running():
+            raise
+        raise RuntimeError("GeneratorExit was raised") from error
+    finally:
+        reading.end()
+        if (close := getattr(events, "aclose", None)) is not None:
+            closing = _begin_to_close(close)
+            if closing is not None:
+                await _finish_closing(run, *closing)
     message = AssistantMessage(
         (), StopReason.ERROR, "the stream ended without an answer", run.clock.now_ms()
     )
     return _Failure(message, StreamErrorKind.EMPTY, "the stream ended without an answer")
 
 
+def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:
+    """Close the transport's stream; what is left of that, if it has to be waited for."""
+    try:
+        work = close()
+        try:
+            begin = work.send
+        except AttributeError:
+            work = as_coroutine(work)
+            begin = work.send
+        return work, begin(None)
+    except StopIteration:
+        return None
+    except Exception:
+        logger.exception("the transport failed to close its stream")
+        return None
+
+
+async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
+    """Wait until the stream is closed, no longer than for a tool that was cancelled."""
+    try:
+        async with asyncio.timeout(run.grace):
+            await Supervised(work, awaited, grace=0, what="closing the transport's stream")
+    except Exception:
+        logger.exception("the transport failed to close its stream")
+
+
 def _failed(run: Run, event: Error) -> _Failure:
-    reason = StopReason.ABORTED if event.kind is StreamErrorKind.ABORTED else StopReason.ERROR
+    """The failure that the transport reports, with as much of the answer as there is."""
+    text = well_formed(event.message) if isinstance(event.message, str) else repr(event.message)
+    try:
+        kind = StreamErrorKind(event.kind)
+    except ValueError:
+        kind, text = StreamErrorKind.FATAL, f"{text} (of the unknown kind {event.kind!r})"
+    try:
+        partial = accept_answer(event.partial)
+    except TypeError as error:
+        logger.warning("the transport's Error.partial is ignored: %s", error)
+        partial = run.unanswered(text)
     message = replace(
-        event.partial,
-        stop_reason=reason,
-        error_message=event.message,
+        partial,
+        stop_reason=StopReason.ABORTED if kind is StreamErrorKind.ABORTED else StopReason.ERROR,
+        error_message=text,
         timestamp=run.clock.now_ms(),
     )
-    return _Failure(message, event.kind, event.message, event.cause)
+    cause = event.cause if isinstance(event.cause, BaseException) else None
+    return _Failure(message, kind, text, cause)
 
 
 # --- asking again -----------------------------------------------------------------------------
@@ -446,7 +520,10 @@ async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
     name = getattr(recovery, "name", type(recovery).__name__)
     try:
         after: Any = recovery.recover(before, context)
-        after = checked_messages(await after if isawaitable(after) else after)
+        if isawaitable(after):
+            what = f"the overflow recovery {name!r}"
+            after = await Supervised(as_coroutine(after), grace=run.grace, what=what)
+        after = accept_messages(after, known=before)
         smaller = estimate_messages(context.estimator, after) < context.estimated_tokens
     except Exception as error:
         raise HookError("overflow recovery", name, error) from error

@@ -55,10 +55,10 @@ __all__ = [
 NonNegativeInt: TypeAlias = Annotated[int, Meta(ge=0)]
 """An integer that must not be negative when it is read from JSON."""
 
-# None of these structs can be part of a reference cycle (they are frozen and hold only JSON-like
-# values), so `gc=False` keeps them out of the cyclic collector's work. A default given by a factory
-# is always written, a plain default is left out: that is how `is_error` and `payload` differ from
-# the optional fields under `omit_defaults`.
+# A struct that holds only scalars, or such structs, cannot be part of a reference cycle: `gc=False`
+# keeps it out of the cyclic collector's work. One with an open field could be, and is left to it.
+# A default given by a factory is always written, a plain default is left out: that is how
+# `is_error` and `payload` differ from the optional fields under `omit_defaults`.
 
 
 class StopReason(StrEnum):
@@ -125,7 +125,7 @@ class FileContent(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="
     name: str | None = None
 
 
-class ProviderContent(Struct, frozen=True, gc=False, tag_field="type", tag="provider"):
+class ProviderContent(Struct, frozen=True, tag_field="type", tag="provider"):
     """An item that only one provider understands, such as a call of a tool on the server's side.
 
     ``data`` is that provider's own JSON. It goes back to it unchanged and in its place, and is left
@@ -152,9 +152,7 @@ class ReasoningContent(Struct, frozen=True, gc=False, tag_field="type", tag="rea
     text: str
 
 
-class ReasoningDetailsContent(
-    Struct, frozen=True, gc=False, tag_field="type", tag="reasoning_details"
-):
+class ReasoningDetailsContent(Struct, frozen=True, tag_field="type", tag="reasoning_details"):
     """Structured reasoning (signed, encrypted, …) from the provider, replayed unchanged.
 
     ``details`` is the source of truth; the typed views leave out what they do not know.
@@ -178,7 +176,7 @@ class ReasoningDetailsContent(
         return any(item.is_signed for item in self.as_items)
 
 
-class ToolCall(Struct, frozen=True, gc=False, tag_field="type", tag="tool_call"):
+class ToolCall(Struct, frozen=True, tag_field="type", tag="tool_call"):
     """The model asks for a tool. ``arguments`` is open JSON, normally an object."""
 
     id: str
@@ -220,7 +218,7 @@ AssistantBlock: TypeAlias = (
 )
 
 
-class Annotation(Struct, frozen=True, gc=False, omit_defaults=True):
+class Annotation(Struct, frozen=True, omit_defaults=True):
     """A source that the answer, or a passage of it, rests on: the same for all providers."""
 
     kind: str
@@ -261,7 +259,7 @@ class SystemMessage(
         return self.content
 
 
-class UserMessage(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="user"):
+class UserMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="user"):
     """What the user said: a plain string, or blocks of text, images and files."""
 
     content: str | tuple[UserBlock, ...]
@@ -278,9 +276,7 @@ class UserMessage(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="
         return self.content if isinstance(self.content, str) else _text_of(self.content)
 
 
-class AssistantMessage(
-    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="assistant"
-):
+class AssistantMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="assistant"):
     """What the model said, thought and asked for, in the order in which it came."""
 
     content: tuple[AssistantBlock, ...]
@@ -347,7 +343,7 @@ class AssistantMessage(
 
 
 class ToolResultMessage(
-    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="tool_result"
+    Struct, frozen=True, omit_defaults=True, tag_field="role", tag="tool_result"
 ):
     """The answer to one tool call. The model sees ``content`` alone.
 
@@ -373,9 +369,7 @@ class ToolResultMessage(
         return _text_of(self.content)
 
 
-class CustomMessage(
-    Struct, frozen=True, gc=False, omit_defaults=True, tag_field="role", tag="custom"
-):
+class CustomMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="custom"):
     """The host's own message. The loop passes it through and never looks inside."""
 
     kind: str

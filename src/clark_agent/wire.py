@@ -7,7 +7,7 @@ number and kept as it is; the other rows load.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, overload
@@ -16,10 +16,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
+from clark_agent._text import well_formed
 from clark_agent.clock import now_ms
 from clark_agent.errors import DecodeError
 from clark_agent.transcript import MessageView
-from clark_agent.types import AgentMessage
+from clark_agent.types import AgentContext, AgentMessage
 
 __all__ = [
     "MalformedRow",
@@ -81,9 +82,64 @@ def decode_json(data: bytes | str, kind: Any) -> Any:
         raise DecodeError("the JSON is nested too deeply") from error
 
 
-def encode_message(message: AgentMessage) -> bytes:
-    """The message's JSON."""
-    return encode_json(message)
+def encode_message(message: AgentMessage | AgentContext) -> bytes:
+    """The JSON of a message, or of a context with its messages.
+
+    Never fails: what JSON cannot hold is written as `jsonable` has it.
+    """
+    try:
+        return _encoder.encode(message)
+    except Exception:
+        return _encoder.encode(jsonable(message))
+
+
+_DEEPEST = 100
+
+
+def jsonable(value: Any, depth: int = 0) -> Any:
+    """A copy of the value that JSON can hold.
+
+    Lone surrogates become U+FFFD, objects without a JSON form their ``repr``, and so does what is
+    nested too deeply or within itself.
+    """
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return well_formed(value)
+    if depth < _DEEPEST:
+        if isinstance(value, Struct):
+            return _fields(value, depth + 1)
+        if isinstance(value, Mapping):
+            return {_key(key): jsonable(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple, set, frozenset, MessageView)):
+            return [jsonable(item, depth + 1) for item in value]
+        try:
+            _encoder.encode(value)
+        except Exception:
+            return _repr(value)
+        return value
+    return _repr(value)
+
+
+def _fields(value: Struct, depth: int) -> dict[str, Any]:
+    config = value.__struct_config__
+    tagged: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
+    for name in value.__struct_encode_fields__:
+        item = getattr(value, name)
+        if item is not None or not config.omit_defaults:
+            tagged[name] = jsonable(item, depth)
+    return tagged
+
+
+def _key(key: object) -> str:
+    return well_formed(key) if isinstance(key, str) else _repr(key)
+
+
+def _repr(value: object) -> str:
+    try:
+        return well_formed(repr(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def decode_message(data: bytes | str) -> AgentMessage:
@@ -134,8 +190,12 @@ class Transcript(Struct, frozen=True):
 
 
 def dump_transcript(messages: Iterable[AgentMessage]) -> bytes:
-    """The messages as JSON lines."""
-    return _encoder.encode_lines(messages)
+    """The messages as JSON lines. Never fails for what is in a message; see `encode_message`."""
+    messages = tuple(messages)
+    try:
+        return _encoder.encode_lines(messages)
+    except Exception:
+        return b"".join([encode_message(message) + b"\n" for message in messages])
 
 
 def load_transcript(source: bytes | str | Iterable[bytes | str]) -> Transcript:

@@ -116,7 +116,7 @@ class Terminal:
 @asynccontextmanager
 async def opened(home: Path, *answers: Answer) -> AsyncGenerator[tuple[Terminal, ByteServer], None]:
     if shutil.which("tmux") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("tmux is not installed")
+        pytest.skip("tmux is not installed")
     async with ByteServer(answers) as server:
         terminal = Terminal(home, server.url)
         try:

@@ -41,7 +41,8 @@ def difference(scenario: Json, got: Json, expected: Json) -> str:
             return f"event {index} {json.dumps(a)}\n    not {json.dumps(b)}"
     if len(ours) != len(theirs):
         return f"{len(ours)} events, not {len(theirs)}"
-    if not failed and kinds(got) != kinds(expected):
+    differs = kinds(expected) - kinds(got) if failed else kinds(got) != kinds(expected)
+    if differs:
         return f"trajectory {kinds(got)} not {kinds(expected)}"
     return ""
 

@@ -69,7 +69,9 @@ def message(value: Any) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """Plain JSON, without the record of who decided what, which is this package's own."""
+    """Plain JSON without details that the recorded version of the crate does not have: the record
+    of who decided what, and that arguments were the reason.
+    """
     return without_decisions(json.loads(ca.encode_json(value)))
 
 
@@ -79,9 +81,10 @@ def without_decisions(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     details = value.get("details")
-    if isinstance(details, dict) and "decided_by" in details:
+    if isinstance(details, dict):
         rest = {k: v for k, v in details.items() if k != "decided_by"}
-        value = {**value, "details": rest or None}
+        is_ours = rest.get("kind") == "tool_argument_validation"
+        value = {**value, "details": None if is_ours or (details and not rest) else rest}
     return {key: without_decisions(item) for key, item in value.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ DATA = Path(__file__).parent / "data" / "loop.jsonl.gz"
 ROWS = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
 
 
-def test_all_rows_are_here() -> None:
+def test_all_rows_are_here_as_they_were_recorded() -> None:
     assert len(ROWS) == 548
+    digest = "de37d3c724c264da4183cfa690eb826b6a176e51519c0d66cdc0f0419735ba49"
+    assert sha256(gzip.decompress(DATA.read_bytes())).hexdigest() == digest
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ DATA = Path(__file__).parent / "data" / "pure.jsonl"
 ROWS = [json.loads(line) for line in DATA.read_bytes().splitlines()]
 
 
-def test_all_rows_are_here() -> None:
+def test_all_rows_are_here_as_they_were_recorded() -> None:
     assert len(ROWS) == 1074
+    digest = "3a2621f53b45c559cc261f0dd9b5a0651cbcb49d50fd5f090db9954829cc1cd2"
+    assert sha256(DATA.read_bytes()).hexdigest() == digest
     assert set(Counter(row["op"] for row in ROWS)) == set(PURE)
 
 

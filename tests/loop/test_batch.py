@@ -168,6 +168,7 @@ async def test_malformed_arguments_come_back_with_a_bounded_quote() -> None:
     assert "unexpected end" in message.plain_text
     assert '{"text": "xxx' in message.plain_text
     assert len(message.plain_text) < 700
+    assert message.details == {"kind": "tool_argument_validation"}
     assert tool.calls == [{}]
 
 
@@ -179,6 +180,7 @@ async def test_invalid_arguments_come_back_with_the_tools_objection() -> None:
     result, _ = await completed([call("work"), "ok"], Picky())
     (message,) = results(result)
     assert message.plain_text == "'work' needs the argument 'text' for the action 'write'"
+    assert message.details == {"kind": "tool_argument_validation"}
 
 
 @pytest.mark.parametrize("where", ["prepare_arguments", "validate"])

@@ -82,7 +82,13 @@ from tests.loop.support import (
 
 PROMPTED = ["agent_start", "turn_start", "message_start user", "message_end user"]
 ASKED = ["provider_request_prepared", "message_start assistant"]
-ANSWERED = [*ASKED, "message_end assistant"]
+
+
+def answered(calls: int = 1) -> list[str]:
+    """An answer that calls so many tools, each in one delta."""
+    return [*ASKED, *["message_update"] * calls, "message_end assistant"]
+
+
 DISCARDED = ["message_end assistant", "message_discarded"]
 RESULT = ["message_start tool_result", "message_end tool_result"]
 CLOSED = ["turn_end", "agent_end"]
@@ -124,8 +130,9 @@ async def test_brackets_close_on_abort_while_tools_run() -> None:
         signal=signal,
     )  # fmt: skip
     starts = [f"tool_execution_start call_{n}" for n in (1, 2, 3)]
-    assert shape(sink.events)[: len(PROMPTED + ANSWERED) + 3] == [*PROMPTED, *ANSWERED, *starts]
-    ends = shape(sink.events)[len(PROMPTED + ANSWERED) + 3 :][:3]
+    begun = [*PROMPTED, *answered(3), *starts]
+    assert shape(sink.events)[: len(begun)] == begun
+    ends = shape(sink.events)[len(begun) :][:3]
     assert sorted(ends) == [f"tool_execution_end call_{n}" for n in (1, 2, 3)]
     assert shape(sink.events)[-8:] == [*RESULT * 3, *CLOSED]
     assert texts(error)[2] == "cancelled it"
@@ -149,7 +156,8 @@ async def test_brackets_close_on_a_fatal_tool(mode: ExecutionMode, error: Except
     )  # fmt: skip
     assert raised.__cause__ is error
     types = shape(sink.events)
-    assert types[: len(PROMPTED + ANSWERED)] == [*PROMPTED, *ANSWERED]
+    begun = [*PROMPTED, *answered(2)]
+    assert types[: len(begun)] == begun
     assert types[-6:] == [*RESULT * 2, *CLOSED]
     ended = [event.tool_call_id for event in sink.of(ev.ToolExecutionEnd)]
     assert sorted(ended) == ["call_1", "call_2"]
@@ -185,7 +193,7 @@ async def test_brackets_close_when_the_process_is_interrupted(
     else:
         start = [] if place == "before_tool_call" else ["tool_execution_start call_1"]
         tool = [*start, "tool_execution_end call_1"]
-        assert shape(sink.events) == [*PROMPTED, *ANSWERED, *tool, *RESULT, *CLOSED]
+        assert shape(sink.events) == [*PROMPTED, *answered(), *tool, *RESULT, *CLOSED]
     assert repair_history(fold_events(sink.events)).changes == ()
 
 
@@ -391,7 +399,7 @@ async def test_parallel_tools_end_as_they_finish_and_their_messages_keep_their_o
 async def test_every_message_end_has_its_start_also_when_only_done_comes() -> None:
     answer = AssistantMessage.from_text("all at once")
     _, sink = await completed([done(answer)])
-    assert shape(sink.events) == [*PROMPTED, *ANSWERED, *CLOSED]
+    assert shape(sink.events) == [*PROMPTED, *answered(0), *CLOSED]
     assert [event.message for event in sink.of(ev.MessageStart)][1] == answer
 
 

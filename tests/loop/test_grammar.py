@@ -482,7 +482,7 @@ def test_the_fold_goes_on_as_the_events_come() -> None:
 def test_shapes_of_good_runs() -> None:
     assert shape(GOOD["terminal"]) == [
         "agent_start", "turn_start", "message_start user", "message_end user",
-        "provider_request_prepared", "message_start assistant", "message_end assistant",
-        "tool_execution_start call_1", "tool_execution_end call_1",
+        "provider_request_prepared", "message_start assistant", "message_update",
+        "message_end assistant", "tool_execution_start call_1", "tool_execution_end call_1",
         "message_start tool_result", "message_end tool_result", "turn_end", "agent_end",
     ]  # fmt: skip

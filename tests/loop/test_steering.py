@@ -420,12 +420,9 @@ async def test_a_run_that_another_plugin_keeps_from_beginning_takes_no_message_w
     channel = ChannelSteering()
     receipt = channel.handle.steer("hello?")
     config = LoopConfig(stream=ScriptedStream(["ok"]), plugins=[channel, Broken()])
-    with pytest.raises(HookError) as caught:
+    with pytest.raises(HookError):
         await run("go", CONTEXT, config)
-    if receipt.status == "expired":
-        assert said(caught.value.undelivered) == ["hello?"]
-    else:
-        assert receipt.status == "queued", "it still waits for a run"
+    assert receipt.status == "queued", "it still waits for a run"
 
 
 async def test_what_a_polled_source_gave_in_vain_is_handed_back_beside_it() -> None:

@@ -230,9 +230,9 @@ async def test_turns_go_on_while_there_are_tool_calls_to_answer() -> None:
     told = ["message_start tool_result", "message_end tool_result"]
     assert shape(sink.events) == [
         *prompted,
-        *asked, *answered,
+        *asked, "message_update", *answered,
         "tool_execution_start call_1", "tool_execution_end call_1", *told, "turn_end",
-        "turn_start", *asked, *answered,
+        "turn_start", *asked, *["message_update"] * 2, *answered,
         "tool_execution_start call_2", "tool_execution_start call_3",
         "tool_execution_end call_2", "tool_execution_end call_3", *told, *told, "turn_end",
         "turn_start", *asked, "message_update", *answered, "turn_end",

@@ -1,18 +1,33 @@
-"""Breaks promises on purpose, one at a time, and looks whether the tests notice.
+"""Breaks promises on purpose, one at a time, and reports whether the tests notice.
 
-``python -m tests.model.mutants`` copies the package, makes one change to the copy, and runs the
-sweeps, the random lives, the recorded scenarios and the tests of steering, budgets and sub-agents
-against it. A mutant that survives is a promise that nobody checks. The list:
+``python -m tests.model.mutants`` (``make mutants``) runs tests under each fault of
+`tests.model.faults`: first the test that is expected to notice, then, if it does not, all of
+`TESTS`. The outcome for each promise is one of
+
+    caught        the fault fired in a test, and that test failed
+    SURVIVES      the fault fired and every test passed: no test checks the promise
+    NEVER FIRED   the fault did not fire, or not in the test that failed: nothing is proved
+    BROKEN        the tests could not run under the fault
+
+Anything but ``caught`` fails the command. At the end the tests that caught a fault must pass
+without one. ``--only PART`` selects the promises whose name contains the text.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
+
+from tests.model.faults import NAME, PROMISES, VERDICT, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
@@ -24,156 +39,89 @@ TESTS = (
     "tests/test_sub_agents.py",
     "tests/test_budget.py",
 )
-
-MUTANTS: dict[str, tuple[str, str, str]] = {
-    "a turn that fails has no turn_end": (
-        "run_state.py",
-        "await self.emit_closing(TurnEnd(message, tuple(self.turn_results)))",
-        "pass",
-    ),
-    "a run that fails has no agent_end": (
-        "run_state.py",
-        "await self.emit_closing(AgentEnd(self.messages.view()))",
-        "pass",
-    ),
-    "an answer that is cut off is not discarded": (
-        "run_state.py",
-        "await self.emit_closing(MessageDiscarded(reason))",
-        "pass",
-    ),
-    "an interrupted batch drops its results": (
-        "run_state.py",
-        "self.turn_results = await batch.settle()",
-        "await batch.settle()",
-    ),
-    "calls of an answer that no batch has taken up stay unanswered": (
-        "loop.py",
-        "if state.has_unanswered_calls and state.turn_message is not None:",
-        "if False:",
-    ),
-    "messages that were not announced yet are forgotten": (
-        "run_state.py",
-        "        for message in self._announcing:\n            await self.emit_closing(",
-        "        for message in ():\n            await self.emit_closing(",
-    ),
-    "tasks of an interrupted batch are left running": (
-        "execution.py",
-        '        self.stop("aborted")\n        await self._tasks_done()',
-        "        pass",
-    ),
-    "a tool that ignores everything is waited for": (
-        "tool_run.py",
-        "        self._leave = True\n        self._cancel_task()",
-        "        pass",
-    ),
-    "timers of a call stay behind": ("tool_run.py", "timer.cancel()", "pass"),
-    "a token's cancellation is left on the task": (
-        "cancel_scope.py",
-        "                task.uncancel()",
-        "                pass",
-    ),
-    "the model's stream is not closed": ("turn.py", "await close()", "pass"),
-    "progress after the return is told": ("base_tool.py", "self._settled = True", "pass"),
-    "a truncated call is run": (
-        "execution.py",
-        "if self._asked_by.stop_reason is _MAX_TOKENS:",
-        "if False:",
-    ),
-    "a cancelled task ends as aborted": (
-        "loop.py",
-        "by_token = state.signal.cancelled and not state.scope.cancelled_from_outside",
-        "by_token = True",
-    ),
-    "state is shared between runs": (
-        "plugin.py",
-        'if not any(hasattr(plugin, "for_run") for plugin in self.plugins):',
-        "if True:",
-    ),
-    "what waits when the run ends is not handed back": (
-        "run_state.py",
-        "left += channel.close()",
-        "channel.close()",
-    ),
-    "a receipt names the turn before": (
-        "run_state.py",
-        "channel.delivered(self.iterations)",
-        "channel.delivered(self.iterations - 1)",
-    ),
-    "what is sent after the run waits for the next": (
-        "steering.py",
-        "        if self.is_over:\n            try:",
-        "        if False:\n            try:",
-    ),
-    "steering breaks nothing off": (
-        "run_state.py",
-        "if self.break_off is not None and self.intervention(SteerWhen.NOW) is not None:",
-        "if False:",
-    ),
-    "steering holds no call back": (
-        "execution.py",
-        "why = self._run.intervention(SteerWhen.BEFORE_NEXT_TOOL)",
-        "why = self._run.intervention(SteerWhen.NOW)",
-    ),
-    "steering cancels a listener that works": (
-        "turn.py",
-        "if not self.was_cancelled and not self._run.emitter.is_sending:",
-        "if not self.was_cancelled:",
-    ),
-    "breaking off an answer leaves a cancellation on the task": (
-        "turn.py",
-        "self._run.scope.take_back()",
-        "pass",
-    ),
-    "a child spends what it likes": (
-        "run_state.py",
-        "() if parent is None else parent.meters",
-        "()",
-    ),
-    "a child's tokens are not added up": (
-        "run_state.py",
-        "above.children_usage += usage",
-        "pass",
-    ),
-    "nobody is told that the budget is nearly spent": (
-        "run_state.py",
-        "limit = meter.nearly_reached()",
-        "limit = None",
-    ),
-    "a child goes on when its call is stopped": (
-        "sub_agents.py",
-        "            task.cancel()  # and wait",
-        "            pass  # and wait",
-    ),
-}
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.model.faults"),
+    *("-p", "no:cacheprovider", "-p", "no:schemathesis", "--hypothesis-profile=faults"),
+)
 
 
-def survives(file: str, old: str, new: str) -> bool:
-    """Whether all tests pass with the change made."""
+class Outcome(msgspec.Struct, frozen=True):
+    """The result of trying a fault."""
+
+    word: str
+    told: str = ""
+    test: str | None = None
+    """The test that failed."""
+
+
+def try_fault(promise: str) -> Outcome:
+    """Run the expected test under the fault of a promise, then all others if need be."""
+    outcome = run_under(promise, [PROMISES[promise].noticed_by])
+    if outcome.word in ("SURVIVES", "NEVER FIRED") and outcome.test is None:
+        return run_under(promise, TESTS)
+    return outcome
+
+
+def run_under(promise: str, tests: Iterable[str]) -> Outcome:
+    """Run tests under a fault until one fails."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "src", folder, dirs_exist_ok=True)
-        path = Path(folder, "clark_agent", file)
-        source = path.read_text(encoding="utf-8")
-        assert old in source, f"{file} has changed: {old!r} is not in it any more"
-        path.write_text(source.replace(old, new), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
-        environment = {**os.environ, "PYTHONPATH": folder, "CLARK_AGENT_LIVES": "500"}
+        path = Path(folder, "verdict.json")
         try:
-            done = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, timeout=180, check=False
-            )
-        except subprocess.TimeoutExpired:  # it hangs: noticed
-            return False
-        return done.returncode == 0
+            done = run_tests(tests, {NAME: promise, VERDICT: str(path)})
+        except subprocess.TimeoutExpired:
+            return Outcome("BROKEN", "the tests did not end")
+        if done.returncode not in (0, 1) or not path.exists():
+            return Outcome("BROKEN", done.stderr.strip() or done.stdout.strip())
+        return judge(msgspec.json.decode(path.read_bytes(), type=Verdict))
+
+
+def judge(verdict: Verdict) -> Outcome:
+    """The outcome that a verdict stands for."""
+    if verdict.test is None:
+        return Outcome("SURVIVES" if verdict.fired else "NEVER FIRED")
+    if not verdict.fired_in_test:
+        return Outcome("NEVER FIRED", f"yet {verdict.test} fails", verdict.test)
+    hangs = ", which hangs" if verdict.hung else ""
+    return Outcome("caught", f"by {verdict.test}{hangs}", verdict.test)
+
+
+def run_tests(
+    tests: Iterable[str], environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PYTEST, *tests],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+        check=False,
+    )
 
 
 def main() -> None:
-    survivors = []
-    for name, change in MUTANTS.items():
-        survived = survives(*change)
-        print(f"{'SURVIVES' if survived else 'caught  '}  {name}", flush=True)
-        survivors += [name] * survived
-    print(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} caught")
-    sys.exit(1 if survivors else 0)
+    parser = argparse.ArgumentParser(prog="python -m tests.model.mutants")
+    parser.add_argument(
+        "--only", metavar="PART", default="", help="only promises whose name contains this"
+    )
+    only = parser.parse_args().only
+    promises = [promise for promise in PROMISES if only in promise]
+    if not promises:
+        parser.error(f"no promise contains {only!r}")
+    started = time.monotonic()
+    outcomes: list[Outcome] = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for promise, outcome in zip(promises, pool.map(try_fault, promises), strict=True):
+            print(f"{outcome.word:<11}  {promise}\n{'':13}{outcome.told}", flush=True)
+            outcomes.append(outcome)
+    caught = [outcome.test for outcome in outcomes if outcome.word == "caught"]
+    seconds = time.monotonic() - started
+    print(f"{len(caught)} of {len(promises)} caught in {seconds:.0f} seconds")
+    tests = sorted({test for test in caught if test is not None})
+    healthy = not tests or run_tests(tests, {}).returncode == 0
+    if not healthy:
+        print("The tests that caught these faults also fail without a fault.")
+    sys.exit(0 if healthy and len(caught) == len(promises) else 1)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,14 @@ import tracemalloc
 from collections import Counter
 from typing import Any
 
+import pytest
+
 import clark_agent as ca
-from clark_agent import tool_run
+from clark_agent import supervised
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from tests.model.world import GRACE, Scenario, World
+
+pytestmark = pytest.mark.no_cover
 
 
 class Work(ca.AgentTool):
@@ -44,10 +48,10 @@ async def test_of_64_tools_each_result_says_how_it_ended() -> None:
         for r in results
     )
     assert ends == {"done": 22, "cancelled": 21, "left": 21}
-    assert tool_run.left_behind() == 21
+    assert supervised.left_behind() == 21
     world.release.set()
     await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
-    assert tool_run.left_behind() == 0
+    assert supervised.left_behind() == 0
 
 
 class RecordingAll:

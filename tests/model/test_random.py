@@ -1,13 +1,9 @@
-"""At least two thousand random lives, each with a random end, and every promise holds.
-
-The number can be raised for a soak: ``CLARK_AGENT_LIVES=1000000``.
-"""
+"""Random lives, each with a random end, and every promise holds."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,8 +12,9 @@ from hypothesis import strategies as st
 
 from tests.model.scenarios import HOOKS
 from tests.model.world import FAULTS, HOOK_TEMPERS, TEMPERS, Cancel, Scenario, live
+from tests.sizes import LIVES
 
-LIVES = int(os.environ.get("CLARK_AGENT_LIVES", "2000"))
+pytestmark = pytest.mark.no_cover
 
 batches = st.lists(st.sampled_from(TEMPERS), min_size=1, max_size=4).map(tuple)
 steps = st.one_of(batches, batches, st.sampled_from(FAULTS), st.just("so it is"))

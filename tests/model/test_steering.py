@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -25,8 +24,10 @@ import clark_agent as ca
 from tests.model import test_random as unsteered
 from tests.model.scenarios import SCENARIOS
 from tests.model.world import WHEN, Cancel, Life, Scenario, Steer, When, live
+from tests.sizes import STEERED_LIVES, TALKATIVE_RUNS
 
-LIVES = max(1, int(os.environ.get("CLARK_AGENT_LIVES", "2000")) // 4)
+pytestmark = pytest.mark.no_cover
+
 
 MODES = WHEN[:3]
 # Those in which there is most to disturb; the others are sampled.
@@ -155,7 +156,7 @@ steers = st.lists(
 cancels = st.one_of(st.none(), st.none(), unsteered.cancels)
 
 
-@settings(max_examples=LIVES, suppress_health_check=list(HealthCheck))
+@settings(max_examples=STEERED_LIVES, suppress_health_check=list(HealthCheck))
 @given(unsteered.scenarios, steers, cancels)
 def test_any_life(scenario: Scenario, sent: list[Steer], cancel: Cancel | None) -> None:
     asyncio.run(live(steered(scenario, *sent), cancel))
@@ -165,7 +166,7 @@ def test_any_life(scenario: Scenario, sent: list[Steer], cancel: Cancel | None) 
 async def test_many_threads_talk_to_the_run_at_once(seed: int) -> None:
     rng, fates = random.Random(seed), Counter[str]()
     names = [name for name in IN_FULL if "hang" not in name]
-    for _ in range(max(5, LIVES // 25)):
+    for _ in range(TALKATIVE_RUNS):
         scenario = SCENARIOS[rng.choice(names)]
         sent = [
             Steer(

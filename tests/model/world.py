@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import clark_agent as ca
 from clark_agent import stream as st
-from clark_agent import tool_run
+from clark_agent import supervised
 from clark_agent.loop import FALLBACK_ID
 from clark_agent.testing import FakeClock, RecordingSink
 
@@ -719,11 +719,11 @@ async def check_nothing_left(
     world.release.set()
     world.thread_release.set()
     if rest := asyncio.all_tasks() - before:  # tools that ignored everything end now
-        assert len(rest) <= tool_run.left_behind()
+        assert len(rest) <= supervised.left_behind()
         await asyncio.wait(rest)
     for _ in range(2):  # their last callbacks
         await asyncio.sleep(0)
-    assert tool_run.left_behind() == 0
+    assert supervised.left_behind() == 0
     left = asyncio.all_tasks() - before
     assert not left, left
     loop: Any = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ import sys
 import pytest
 
 from tests.run_log.crash_driver import KINDS
+from tests.sizes import DISK_STEPS, KILLS
 
 
 def drive(*arguments: object) -> dict[str, int]:
@@ -31,18 +32,18 @@ def drive(*arguments: object) -> dict[str, int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_survives_being_killed_at_any_moment(kind: str) -> None:
     """What must hold of a life is written down in the driver."""
-    counted = drive("--stores", kind, "--rounds", 150)
-    assert counted["deaths"] >= 150
+    counted = drive("--stores", kind, "--rounds", KILLS)
+    assert counted["deaths"] >= KILLS
     # The moments were all over the run.
     assert counted["nothing"] > 0
     assert counted["run_began"] > 0
     assert counted["run_resumed"] > 0
-    assert counted["tool_started"] > 10
-    assert counted["tool_ended"] > 10
+    assert counted["tool_started"] > KILLS // 15
+    assert counted["tool_ended"] > KILLS // 15
 
 
 def test_a_full_disk_stops_a_run_that_can_go_on_later_in_files() -> None:
-    counted = drive("--stores", "jsonl", "--full-disk", 200, 30_000, 1_700)
+    counted = drive("--stores", "jsonl", "--full-disk", 200, 30_000, 30_000 // DISK_STEPS)
     assert counted["jsonl-resumed"] > 3
     assert counted["jsonl-done"] > 0
     assert counted["jsonl-dropped"] > 3
@@ -50,7 +51,9 @@ def test_a_full_disk_stops_a_run_that_can_go_on_later_in_files() -> None:
 
 
 def test_a_full_disk_stops_a_run_that_can_go_on_later_in_a_database() -> None:
-    counted = drive("--stores", "sqlite", "--full-disk", 150_000, 4_000_000, 350_000)
+    counted = drive(
+        "--stores", "sqlite", "--full-disk", 150_000, 4_000_000, 4_000_000 // DISK_STEPS
+    )
     assert counted["sqlite-resumed"] > 2
     assert counted["sqlite-done"] > 0
     assert counted["sqlite-dropped"] > 2

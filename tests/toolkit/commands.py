@@ -13,7 +13,7 @@ from typing import Any
 from uuid import uuid4
 
 from clark_agent import CancellationToken, ToolContext, ToolResult
-from clark_agent.toolkit._supervisor import children_listed
+from clark_agent.toolkit._supervisor import children_listed, is_alive
 from clark_agent.toolkit.sandbox import SandboxMode, sandbox_status
 from clark_agent.toolkit.shell import shell_tool
 
@@ -94,15 +94,27 @@ class Commands:
 
     @property
     def running(self) -> list[str]:
-        return marked(self.mark)
+        """The processes of commands, and their supervisors, which have no mark."""
+        alive = [f"child {pid}" for pid in self._new_children if is_alive(pid)]
+        return [*marked(self.mark), *alive]
+
+    @property
+    def left(self) -> list[str]:
+        """What runs, and the children that nobody has waited for."""
+        return [*marked(self.mark), *[f"child {pid}" for pid in self._new_children]]
+
+    @property
+    def _new_children(self) -> list[int]:
+        return sorted(set(children_listed(os.getpid())) - self._children)
 
     def check_nothing_is_left(self) -> None:
         """No process of a command, and no child that nobody has waited for."""
-        assert self.running == []
-        assert set(children_listed(os.getpid())) <= self._children
+        assert self.left == []
 
 
-def host(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+def host(
+    program: str, *arguments: str, python: str = sys.executable, **environment: str
+) -> subprocess.Popen[str]:
     """Another process that uses the shell tool. ``program`` is the body of an async function."""
     text = (
         "import asyncio, os, sys\n"
@@ -115,7 +127,7 @@ def host(program: str, *arguments: str, **environment: str) -> subprocess.Popen[
         + "asyncio.run(main(*sys.argv[1:]))\n"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", text, *arguments],
+        [python, "-c", text, *arguments],
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         text=True,

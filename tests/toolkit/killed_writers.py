@@ -26,11 +26,12 @@ def version(number: int) -> bytes:
     return b"%08d\n" % number * LINES
 
 
-def write_for_ever(root: str, number: int) -> None:
+def write_for_ever(root: str, number: int, done: int) -> None:
     with Workspace(root) as workspace:
         while True:
             number += 1
             workspace.write("folder/file", version(number))
+            os.write(done, b".")
 
 
 def current(file: Path) -> int:
@@ -50,15 +51,20 @@ def main(rounds: int) -> None:
         file.write_bytes(version(0))
         for _ in range(rounds):
             number = current(file)
+            told, done = os.pipe()
             child = os.fork()
             if not child:
                 try:
-                    write_for_ever(root, number)
+                    write_for_ever(root, number, done)
                 finally:
                     os._exit(1)
-            time.sleep(randomness.uniform(0.002, 0.02))
+            for _ in range(randomness.randrange(3)):  # so many are written, on a slow machine too
+                os.read(told, 1)
+            time.sleep(randomness.uniform(0, 0.01))
             os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
+            os.close(told)
+            os.close(done)
             assert os.WIFSIGNALED(status), "the writer ended by itself"
             assert current(file) >= number
             seen.add(current(file))

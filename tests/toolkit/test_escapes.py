@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from clark_agent import AgentTool, ToolContext, ToolResult, encode_json
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
+from tests.sizes import RACES_WON
 
 CANARY = "CANARY-8d1f"
 INSIDE = "inside-3c7a"
@@ -445,7 +446,7 @@ RACES: list[Callable[[Workspace], object]] = [
 ]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="exchanging two files is a call of Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_link_that_is_swapped_in_is_never_followed(place: Place) -> None:
     outcomes: Counter[str] = Counter()
     (place.root / "written.txt").write_text("old")
@@ -457,7 +458,7 @@ def test_a_link_that_is_swapped_in_is_never_followed(place: Place) -> None:
         swapped_for_ever(*paths, target=place.outside) as swapping,
     ):
         # Until it was a race, which both have won a good many times.
-        while min(outcomes["done"], outcomes["symlink"]) < 600:
+        while min(outcomes["done"], outcomes["symlink"]) < RACES_WON:
             assert swapping.poll() is None
             for race in RACES:
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import re
 import signal
@@ -30,8 +31,8 @@ from clark_agent import (
     encode_json,
     run,
 )
+from clark_agent.supervised import left_behind
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.tool_run import left_behind
 from clark_agent.toolkit import _regex_worker
 from clark_agent.toolkit._edits import EditRefused, replace_text
 from clark_agent.toolkit._glob import Glob
@@ -194,6 +195,17 @@ async def test_an_enormous_file_is_not_read_whole(desk: Desk) -> None:
     )
     assert await desk.text("read_file", path="file", offset=2, limit=1) == (
         "text\n\n[Lines 2 to 2 of a file of 5.4 GB. Go on with offset=3.]"
+    )
+
+
+async def test_a_line_without_end_is_not_read_to_its_end(desk: Desk) -> None:
+    file = desk.put("file", "x" * 10_000)
+    os.truncate(file, 40 << 30)  # the rest is a hole, and the same line
+    text = await desk.text("read_file", path="file")
+    assert text.startswith("x" * 2_000 + "\n\n[Longer than 2000 characters, and cut there: line 1.")
+    assert text.endswith("[Lines 1 to 1 of a file of 42.9 GB. Go on with offset=2.]")
+    assert "line 2 is more than 67,108,864 characters into the file, and no more is read" in (
+        await desk.error("read_file", path="file", offset=2)
     )
 
 
@@ -399,12 +411,16 @@ def patched(text: str, diff: str) -> str:
 short = st.text("ab\n", max_size=4)
 
 
-@given(st.text("ab\n\n", max_size=150), short, short, st.booleans())
-@example("a\n" * 30 + "b\n" + "a\n" * 30 + "b", "b", "", True)
-@example("ab", "b", "\n", False)
+long = st.text("ab\n\n", max_size=75)
+
+
+@given(long, st.text("abc\n", min_size=1, max_size=4), long, short, st.booleans())
+@example("a\n" * 30, "b", "\n" + "a\n" * 30 + "b", "", True)
+@example("a", "b", "", "\n", False)
 def test_the_difference_makes_the_one_of_the_other(
-    text: str, old: str, new: str, replace_all: bool
+    before: str, old: str, after: str, new: str, replace_all: bool
 ) -> None:
+    text = before + old + after
     try:
         edit = replace_text(text, old, new, replace_all=replace_all)
     except EditRefused:
@@ -412,6 +428,15 @@ def test_the_difference_makes_the_one_of_the_other(
         return
     assert edit.text == text.replace(old, new)
     assert patched(text, edit.diff) == edit.text
+
+
+def test_the_difference_of_a_long_line_is_short_and_made_at_once() -> None:
+    """Two million characters; what is quadratic would need minutes for them."""
+    for text in ("ab" * 1_000_000, "ab" * 1_000_000 + "\n", "ab\n" * 500_000):
+        edit = replace_text(text, "a", "cd", replace_all=True)
+        assert edit.text == text.replace("a", "cd")
+        assert edit.diff.startswith("@@ -1")
+        assert len(edit.diff) == 100_000
 
 
 async def test_a_hint_takes_no_time_to_speak_of(desk: Desk) -> None:
@@ -651,6 +676,32 @@ async def test_lines_are_found(library: Desk, arguments: dict[str, Any], found: 
     assert all(line.startswith(start) for line, start in zip(lines, found, strict=True)), lines
 
 
+@pytest.mark.parametrize("regex", [False, True])
+async def test_a_match_is_where_it_is_in_any_case(desk: Desk, regex: bool) -> None:
+    """Some characters become two when they are folded, and the place of the match moved."""
+    desk.put("file", "İ" * 1_000 + "NeedlE" + "ß" * 1_000 + "\n")
+    pattern = "n[e]+dle" if regex else "nEEDLe"
+    result = await desk.use("search_files", pattern=pattern, regex=regex, ignore_case=True)
+    (match,) = result.details["matches"]
+    assert "İNeedlEß" in match["text"]
+    assert match["text"].index("NeedlE") == 101
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("ΟΔΟΣ", "οδος"),
+        ("οδος", "ΔΟΣ"),
+        ("ΣΑΣΑΣ", "σασ"),
+        ("İstanbul", "istanbul"),
+        ("STRAẞE", "raße"),
+    ],
+)
+async def test_letters_are_found_in_any_case(desk: Desk, text: str, pattern: str) -> None:
+    desk.put("file", f"{text}\n")
+    assert text in await desk.text("search_files", pattern=pattern, ignore_case=True)
+
+
 async def test_what_a_search_tells_the_host(library: Desk) -> None:
     result = await library.use("search_files", pattern="import")
     assert result.details == {
@@ -756,6 +807,9 @@ async def test_a_regular_expression_cannot_stop_the_world(tmp_path: Path) -> Non
     desk.workspace.close()
 
 
+WORKER = inspect.getsource(_regex_worker)
+
+
 def searchers() -> list[int]:
     """The processes that search for us."""
     found: list[int] = []
@@ -766,7 +820,7 @@ def searchers() -> list[int]:
         except OSError:
             continue
         is_ours = status.rpartition(")")[2].split()[1] == str(os.getpid())
-        if is_ours and _regex_worker.__file__ in command:
+        if is_ours and WORKER in command:
             found.append(int(process.name))
     return found
 
@@ -786,14 +840,14 @@ async def test_a_searching_process_that_is_killed_is_told(desk: Desk) -> None:
     desk.put("trap.txt", TRAP)
     search = asyncio.ensure_future(desk.use("search_files", pattern=CATASTROPHE, regex=True))
     (process,) = await become(1)
-    os.kill(process, signal.SIGKILL)
+    os.killpg(process, signal.SIGKILL)
     result = await search
     assert "[Not finished: the process that searches was killed" in result.plain_text
 
 
 def test_the_searching_process_does_not_outlive_its_limit() -> None:
     """Also when nobody is left to kill it."""
-    command = [sys.executable, "-I", "-S", "-B", _regex_worker.__file__, "1", "exact", "10"]
+    command = [sys.executable, "-I", "-S", "-c", WORKER, "1", "exact", "10"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

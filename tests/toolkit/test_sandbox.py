@@ -13,23 +13,22 @@ import shutil
 import socket
 import subprocess
 import sys
+import venv
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clark_agent import ConfigError, ToolContext, ToolResult
-from clark_agent.toolkit import sandbox
-from clark_agent.toolkit.sandbox import (
-    HOME,
-    SYSTEM_PATH,
-    choose_sandbox,
-    sandbox_status,
-    sandboxed,
-)
+from clark_agent.toolkit import _outside, sandbox
+from clark_agent.toolkit._outside import SYSTEM_PATH, find_interpreter
+from clark_agent.toolkit._searching import PatternError, RegexWorker
+from clark_agent.toolkit.sandbox import HOME, choose_sandbox, kept, sandbox_status, sandboxed
 from clark_agent.toolkit.shell import shell_tool
-from tests.toolkit.commands import Commands, host, told_by
+from tests.toolkit.commands import MODES, Commands, host, told_by
 
 STATUS = sandbox_status()
 SECRET = "the-secret-itself"
@@ -298,25 +297,129 @@ async def test_the_inner_of_two_paths_counts(commands: Commands) -> None:
     assert (commands.root / "yes").read_text() == "2\n"
 
 
-@inside
-async def test_what_runs_outside_cannot_be_replaced(commands: Commands) -> None:
-    """The host is installed in the root, where a command may change it, and so is its Python."""
-    package = Path(sandbox.__file__).parents[1]
-    shutil.copytree(package, commands.root / "clark_agent")
-    (commands.root / "python").symlink_to(PYTHON)
-    spoil = (
-        f"rm python; echo touch {commands.root.parent}/escaped > python; chmod +x python; "
-        "echo raise SystemExit > clark_agent/toolkit/_supervisor.py"
-    )
-    program = """
-sys.executable = arguments[0] + "/python"
-tool = shell_tool(arguments[0], sandbox="require")
-for command in (arguments[1], "echo fine"):
-    print((await tool.execute({"command": command}, context)).plain_text)
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A virtual environment in the root, from which the host runs, with all that it needs."""
+    environment = tmp_path / "root" / "tools" / "env"
+    venv.create(environment, symlinks=False)
+    (packages,) = environment.glob("lib/python*/site-packages")
+    for package in ("clark_agent", "msgspec"):
+        found = find_spec(package)
+        assert found is not None
+        assert found.origin is not None
+        shutil.copytree(Path(found.origin).parent, packages / package)
+    return environment
+
+
+USE_BOTH_TOOLS = """
+from clark_agent.toolkit import Workspace, file_tools
+root, environment, mode, spoil = arguments
+search = next(tool for tool in file_tools(Workspace(root)) if tool.name == "search_files")
+tool = shell_tool(root, sandbox=mode)
+if mode == "require":
+    print((await tool.execute({"command": spoil}, context)).plain_text)
+else:
+    import subprocess
+    subprocess.run(spoil, shell=True, cwd=root, check=True)
+print((await tool.execute({"command": "echo fine"}, context)).plain_text)
+found = await search.execute({"pattern": "ne+dle", "regex": True, "path": "file"}, context)
+print(found.plain_text)
 """
-    said = told_by(host(program, str(commands.root), spoil, PYTHONPATH=str(commands.root)))
-    assert said == "(no output)\n[exit code 0]\nfine\n[exit code 0]\n"
+
+
+def spoiling(environment: Path, root: Path) -> str:
+    """A command that replaces all that it finds of a host by something that leaves a trace."""
+    escaped = f"touch {root.parent}/escaped"
+    return (
+        f"cd {environment}; "
+        f"for f in bin/*; do rm -f $f; printf '#!/bin/sh\\n{escaped}\\n' > $f; chmod +x $f; done; "
+        f"for f in $(find lib* -name '*.py'); do "
+        f"echo 'import os; os.system(\"{escaped}\")' > $f; done; "
+        f"mkdir -p {root}/bin; cp bin/python {root}/bin/python3; cp bin/python {root}/bin/bwrap"
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_in_the_root_is_run_outside_of_the_sandbox(
+    installed: Path, tmp_path: Path, mode: str
+) -> None:
+    """Neither the interpreter of the host nor any module of it, whoever has changed them."""
+    root = tmp_path / "root"
+    (root / "file").write_text("a needle\n")
+    spoil = spoiling(installed, root)
+    path = f"{root}/bin:{os.environ['PATH']}"
+    python = str(installed / "bin" / "python")
+    arguments = (str(root), str(installed), mode, spoil)
+    said = told_by(host(USE_BOTH_TOOLS, *arguments, python=python, PATH=path))
+    assert said.endswith("fine\n[exit code 0]\nfile:1: a needle\n")
+    assert sorted(os.listdir(tmp_path)) == ["root"]
+
+
+@inside
+async def test_what_the_host_runs_from_cannot_be_changed(installed: Path, tmp_path: Path) -> None:
+    """It may import from there at any time. Nor can something else be put in its place."""
+    program = """
+from pathlib import Path
+tool = shell_tool(arguments[0], sandbox="require")
+command = "cd tools; echo > env/new; mv env gone; cd ..; mv tools gone; echo > tools/beside; ls"
+print((await tool.execute({"command": command}, context)).plain_text)
+"""
+    python = str(installed / "bin" / "python")
+    said = told_by(host(program, str(tmp_path / "root"), python=python))
+    assert "env/new: Read-only file system" in said
+    assert "cannot move 'env'" in said
+    assert "cannot move 'tools'" in said
+    assert said.endswith("tools\n[exit code 0]\n")
+    assert sorted(os.listdir(tmp_path / "root" / "tools")) == ["beside", "env"]
+
+
+@inside
+async def test_the_environment_of_a_command_is_for_the_command_alone(commands: Commands) -> None:
+    """A library from the root is loaded by the command, and by nothing outside of the sandbox."""
+    (commands.root / "trace.c").write_text(
+        "#include <stdio.h>\n"
+        "__attribute__((constructor)) static void trace(void) {"
+        f' FILE *file = fopen("{commands.root.parent}/escaped", "w"); if (file) fclose(file);'
+        ' puts("loaded"); fflush(stdout); }\n'
+    )
+    library = commands.root / "trace.so"
+    await text_of(commands, f"gcc -shared -fPIC -o {library} trace.c")
+    text = await text_of(commands, "true", environment={"LD_PRELOAD": str(library)})
+    assert text.startswith("loaded\n")
     assert sorted(os.listdir(commands.root.parent)) == ["root"]
+
+
+@inside
+def test_what_searches_is_in_the_sandbox_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And has no environment: neither secrets, nor anything that makes Python load more."""
+    monkeypatch.setenv("LD_PRELOAD_", SECRET)
+    with RegexWorker.for_root(str(tmp_path)).start("5", "exact", "1") as process:
+        assert isinstance(process.args, list)
+        assert process.args[0] == STATUS.program
+        assert Path(f"/proc/{process.pid}/environ").read_bytes() == b""
+        process.communicate()  # it ends when nothing more comes
+    assert process.returncode == 0
+
+
+def test_an_interpreter_in_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is the system's, and without one there is no supervisor, nor a search by pattern."""
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
+    system = tmp_path.parent / f"{tmp_path.name}-bin"
+    system.mkdir()
+    monkeypatch.setattr(_outside, "SYSTEM_PATH", str(system))
+    assert find_interpreter(str(tmp_path)) is None
+    assert find_interpreter(None) is not None
+    with pytest.raises(PatternError, match="no Python interpreter outside of"):
+        RegexWorker.for_root(str(tmp_path)).start()
+    if STATUS.works:
+        with pytest.raises(ConfigError, match="supervised by python3, and there is none outside"):
+            shell_tool(tmp_path, sandbox="require")
+    (system / "python3").symlink_to(PYTHON)
+    found = find_interpreter(str(tmp_path))
+    assert found is not None
+    assert found.path == PYTHON
 
 
 @inside
@@ -363,15 +466,19 @@ def test_the_model_is_told(tmp_path: Path) -> None:
 
 def test_the_status_says_what_is_so() -> None:
     """On any machine: that it works, if it does, and else why not and what to do."""
-    program = shutil.which("bwrap", path=SYSTEM_PATH) or shutil.which("bwrap")
-    if os.environ.get("REQUIRE_SANDBOX"):  # where the tests must not do without
+    program = shutil.which("bwrap", path=SYSTEM_PATH)
+    if os.environ.get("CI"):  # there the tests must not do without
         assert STATUS.works, STATUS.problem
     assert sandbox_status() is STATUS or not STATUS.works
     if STATUS.works:
         assert STATUS.program == program
         assert str(STATUS) == f"bubblewrap ({program})"
-        argv = sandboxed(STATUS, "echo fine", shell="/bin/sh", root=str(Path(__file__).parent))
-        done = subprocess.run(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=True)
+        with ExitStack() as files:
+            command = kept(STATUS, "/bin/sh", "echo fine", processes=None)
+            argv, fds = sandboxed(STATUS, command, files, root=str(Path(__file__).parent))
+            done = subprocess.run(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=fds, check=True
+            )
         assert done.stdout == b"fine\n"
     elif program is None:
         assert "Install the package 'bubblewrap'" in str(STATUS)
@@ -474,7 +581,7 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     assert (status.works, str(status)) == (False, "none: it is switched off")
     assert caplog.text == ""
     with pytest.raises(ConfigError, match="there is no sandbox: it is switched off"):
-        sandboxed(status, "true", shell="/bin/sh", root="/tmp")
+        sandboxed(status, ["true"], ExitStack())
 
 
 def test_other_systems_have_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,8 +35,9 @@ from clark_agent import (
 from clark_agent.events import ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
 from clark_agent.testing import RecordingSink, ScriptedStream, call
 from clark_agent.toolkit import _command
+from clark_agent.toolkit._outside import SYSTEM_PATH
 from clark_agent.toolkit._supervisor import children_by_parent, children_listed
-from clark_agent.toolkit.sandbox import HOME, SYSTEM_PATH, SandboxMode, sandbox_status
+from clark_agent.toolkit.sandbox import HOME, SandboxMode, sandbox_status
 from clark_agent.toolkit.shell import shell_tool
 from tests.toolkit.commands import (
     HANG_SECONDS,
@@ -61,8 +62,7 @@ def watched(root: Path, mode: SandboxMode) -> Iterator[Commands]:
     made = Commands(root, mode)
     fds = len(os.listdir("/proc/self/fd"))
     yield made
-    wait_until(lambda: not made.running)
-    made.check_nothing_is_left()
+    wait_until(lambda: not made.left)
     assert len(os.listdir("/proc/self/fd")) <= fds
 
 
@@ -102,6 +102,7 @@ async def test_output_and_errors_come_in_their_order(commands: Commands) -> None
         "signal": None,
         "timed_out": False,
         "stopped": False,
+        "too_many_processes": False,
         "killed_in_background": 0,
         "left_running": 0,
         "characters_left_out": 0,
@@ -299,7 +300,8 @@ async def test_the_longest_command_runs_and_a_longer_one_is_refused(commands: Co
 
 async def test_what_the_system_refuses(commands: Commands) -> None:
     result = await commands.run("true", environment={"HUGE": "x" * 10_000_000})
-    assert result == ToolResult.error("The command could not be started: Argument list too long.")
+    assert result.is_error
+    assert "Argument list too long" in result.plain_text
 
 
 @pytest.mark.parametrize("seconds", [0, -1])
@@ -688,31 +690,48 @@ def test_an_event_loop_that_is_closed_in_the_middle(anywhere: Commands) -> None:
 
 
 async def test_a_command_that_kills_its_supervisor(outside: Commands) -> None:
-    result = await outside.start("sleep 100 & echo bye; kill -KILL $PPID; sleep 100")
+    """Also what has left the group of the command is ended: there is one more who watches."""
+    result = await outside.run(f"{python(DAEMON)}; {READY} echo bye; kill -KILL $PPID; sleep 100")
     assert result.is_error
     assert result.plain_text == (
-        "bye\n[its supervisor was killed; what the command has started may still run]"
+        "bye\n[its supervisor was killed; so was everything that the command had started]"
     )
 
 
-async def test_a_supervisor_that_somebody_kills(commands: Commands) -> None:
-    """In the sandbox everything dies with it, and elsewhere what has not left the group."""
-    escape = ESCAPES["child" if commands.mode == "off" else "daemon"]
+KILL_BOTH = (
+    "guardian=$(ps -o ppid= $PPID); kill -STOP $PPID; kill -KILL $guardian; kill -KILL $PPID"
+)
+
+
+async def test_a_command_that_kills_everybody_who_watches_it(outside: Commands) -> None:
+    """What has left the group of the command stays: without a sandbox nobody is left to end it."""
+    result = await outside.start(f"sleep 100 & echo bye; {KILL_BOTH}; sleep 100")
+    assert result.plain_text == (
+        "bye\n[its supervisors were killed; what the command has started may still run]"
+    )
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+async def test_a_supervisor_that_somebody_kills(commands: Commands, which: str) -> None:
+    """Without a sandbox there are two, and each ends everything when the other is killed."""
     others = set(children_listed(os.getpid()))
-    running = asyncio.create_task(commands.start(escape))
+    running = asyncio.create_task(commands.start(ESCAPES["daemon"]))
     await wait_here_until(lambda: is_ready(commands))
     (supervisor,) = set(children_listed(os.getpid())) - others
+    if which == "second" and commands.mode == "off":
+        supervisor = min(children_listed(supervisor))
     os.kill(supervisor, SIGKILL)
-    assert "[its supervisor was killed" in (await running).plain_text
+    assert (await running).is_error
     await wait_here_until(lambda: not commands.running)
 
 
+@pytest.mark.parametrize("whom", ["$PPID", "$(ps -o ppid= $PPID)"])
 async def test_a_command_that_stops_its_supervisor(
-    outside: Commands, monkeypatch: pytest.MonkeyPatch
+    outside: Commands, monkeypatch: pytest.MonkeyPatch, whom: str
 ) -> None:
     monkeypatch.setattr(_command, "PATIENCE_SECONDS", 0.3)
-    result = await outside.start("kill -STOP $PPID; sleep 100", timeout=0.2)
-    assert "its supervisor was killed" in result.plain_text
+    result = await outside.run(f"setsid sleep 100 & kill -STOP {whom}; sleep 100", timeout=0.2)
+    assert result.is_error
 
 
 async def test_a_command_that_terminates_its_supervisor(outside: Commands) -> None:

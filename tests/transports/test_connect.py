@@ -62,7 +62,7 @@ def test_a_provider_of_chat_completions(
         assert transport.model == "vendor/model-1:free"
         assert transport.base_url == url
         assert transport.dialect.name == transport.provider == dialect
-        assert CANARY in transport._secrets
+        assert CANARY in transport._redactor.secrets
         assert CANARY not in repr(transport)
 
 
@@ -77,8 +77,8 @@ def test_a_provider_without_its_key(
     names = " or ".join(variables)
     assert str(caught.value) == f"{dialect} ({url}) needs a key: set {names}, or pass api_key"
     transport = chat(f"{scheme}:m", api_key="given key")
-    assert "given key" in transport._secrets
-    assert CANARY not in transport._secrets
+    assert "given key" in transport._redactor.secrets
+    assert CANARY not in transport._redactor.secrets
 
 
 def test_openai(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_server_on_this_machine_needs_no_key(
     transport = chat(f"{scheme}:llama3.2:3b")
     assert (transport.model, transport.base_url) == ("llama3.2:3b", url)
     assert transport.dialect.key_variables == ()
-    assert CANARY not in transport._secrets
+    assert CANARY not in transport._redactor.secrets
 
 
 def test_settings_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_settings_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "url", "model"),
     [
         ("http://localhost:8080/v1#qwen", "http://localhost:8080/v1", "qwen"),
-        ("https://example.org/x?y=z#a/b:c", "https://example.org/x?y=z", "a/b:c"),
+        ("https://example.org/x#a/b:c", "https://example.org/x", "a/b:c"),
         ("http://[::1]:8080/v1#m#2", "http://[::1]:8080/v1", "m#2"),
         ("  http://localhost/v1#m\n", "http://localhost/v1", "m"),
         ("http://localhost/v1 # m", "http://localhost/v1", "m"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from benchmarks.gateway import VANISHES, Outcome, one_round, raise_file_limit, server, settled
+import pytest
 
-STREAMS, DELTAS = 500, 200
+from benchmarks.gateway import VANISHES, Outcome, one_round, raise_file_limit, server, settled
+from tests.sizes import GATEWAY_DELTAS, GATEWAY_ROUNDS, GATEWAY_STREAMS
+
+pytestmark = pytest.mark.no_cover
+
+STREAMS, DELTAS = GATEWAY_STREAMS, GATEWAY_DELTAS
 GONE = STREAMS // VANISHES
 MOST_GROWTH = 20.0  # MB, from after the first round to after the last
 
@@ -17,7 +22,7 @@ async def test_many_streams_at_once() -> None:
     raise_file_limit(2 * STREAMS + 100)
     with server() as gate:
         sizes: list[float] = []
-        for _ in range(4):
+        for _ in range(GATEWAY_ROUNDS):
             outcomes = await one_round(gate.url, streams=STREAMS, deltas=DELTAS)
             assert outcomes.count(Outcome(DELTAS, vanished=False)) == STREAMS - GONE
             assert outcomes.count(Outcome(DELTAS // 2, vanished=True)) == GONE

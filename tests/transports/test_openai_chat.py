@@ -59,6 +59,7 @@ from clark_agent.transports.dialects import (
     openai_effort,
 )
 from clark_agent.transports.kit import check_events_of
+from clark_agent.transports.openai_chat import chat_tool
 from tests.strategies import cuts
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import (
@@ -635,11 +636,21 @@ def test_the_hosts_own_fields_win() -> None:
         "model": "other",
         "stream_options": None,
         "reasoning_effort": "medium",
-        "messages": [],
+        "messages": None,
         "logit_bias": {"1": 6},
     }
     request = asking(provider_extras=extras, reasoning=HIGH)
     assert sent(request, dialect=COMPATIBLE) == {"stream": True, **extras}
+
+
+def test_the_hosts_own_fields_take_nothing_away() -> None:
+    extras = {
+        "stream_options": {"include_obfuscation": False},
+        "tools": [{"type": "web_search"}, chat_tool(LOOK)],
+    }
+    body = sent(asking(provider_extras=extras, tools=(LOOK,)), dialect=OPENAI)
+    assert body["stream_options"] == {"include_usage": True, "include_obfuscation": False}
+    assert body["tools"] == [chat_tool(LOOK), {"type": "web_search"}]
 
 
 async def test_the_hosts_own_fields_win_on_the_wire_too() -> None:
@@ -647,9 +658,10 @@ async def test_the_hosts_own_fields_win_on_the_wire_too() -> None:
     async with serving([stream(*said())]) as (server, chat):
         await ask(chat, asking(provider_extras=extras, temperature=0.0))
         assert msgspec.json.decode(server.requests[0].body) == {
+            **extras,
+            "messages": [user("Hi"), user("Bye")],
             "stream": True,
             "stream_options": {"include_usage": True},
-            **extras,
         }
 
 
@@ -1197,8 +1209,8 @@ class TestBodies:
         assert last.message == "the server answered 502: 502 Bad gateway"
 
     async def test_an_event_that_cannot_be_read(self) -> None:
-        last = await failure(chunk(content="Hel"), b"data: {oops}\n\n", *said())
-        assert (last.kind, last.partial.plain_text) == (StreamErrorKind.TRANSIENT, "Hel")
+        last = await failure(chunk(content="Hel"), b"data: {oops}\n\n", *said("lo"))
+        assert (last.kind, last.partial.plain_text) == (StreamErrorKind.TRANSIENT, "Hello")
         assert "{oops}" in last.message
 
     async def test_a_compressed_stream(self) -> None:

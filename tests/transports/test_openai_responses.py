@@ -156,6 +156,18 @@ def details(*entries: Any) -> ReasoningDetailsContent:
     return ReasoningDetailsContent(entries)
 
 
+BLOCKS: tuple[Any, ...] = (
+    details(sealed("one"), sealed("two")),
+    details(sealed("three", summary=[])),
+    ReasoningContent("Hm"),
+    TextContent("Yes."),
+    TextContent(""),
+    ToolCall("a", "look", {}),
+)
+OUR_TURNS = st.lists(st.sampled_from(BLOCKS), max_size=5).map(lambda blocks: turn(*blocks))
+"""Turns with reasoning that goes back, as `transcripts` has none."""
+
+
 # --- the request ------------------------------------------------------------------------------
 
 
@@ -256,6 +268,19 @@ def test_the_hosts_own_fields_win() -> None:
     assert {name: body[name] for name in extras} == extras
 
 
+def test_the_hosts_own_fields_take_nothing_away() -> None:
+    extras = {
+        "include": ["web_search_call.action.sources"],
+        "reasoning": {"summary": "detailed"},
+        "tools": [{"type": "web_search"}],
+    }
+    body = sent(asking(provider_extras=extras, tools=(LOOK,)), "gpt-5.1")
+    assert body["include"] == ["reasoning.encrypted_content", "web_search_call.action.sources"]
+    assert body["reasoning"].keys() == {"effort", "summary"}
+    assert body["reasoning"]["summary"] == "detailed"
+    assert [tool["type"] for tool in body["tools"]] == ["function", "web_search"]
+
+
 async def test_what_is_encoded_is_what_the_server_gets() -> None:
     request = asking(provider_extras={"stream_options": {"include_obfuscation": False}})
     async with serving([stream(text_delta("Hi"), completed())]) as (server, responses):
@@ -311,26 +336,31 @@ class TestHistory:
 
     @given(transcripts())
     def test_whatever_the_history_every_call_is_answered(self, history: list[AgentMessage]) -> None:
-        try:
-            items = written(*history) if history else []
-        except ReplayRefused:
-            return
-        waiting: list[str] = []
-        for before, item in zip([{"type": ""}, *items], [*items, {"type": ""}], strict=True):
-            if before["type"] == "reasoning":
-                assert item["type"] in ("reasoning", "message", "function_call")
-                assert item.get("role", "assistant") == "assistant"
-            match item:
-                case {"type": "function_call", "call_id": call_id}:
-                    waiting.append(call_id)
-                case {"type": "function_call_output", "call_id": call_id}:
-                    waiting.remove(call_id)
-                case {"type": "message", "role": "user"}:
-                    assert not waiting
-                case _:
-                    pass
-        assert not waiting
-        assert "id" not in {name for item in items for name in item}
+        check_items(written(*history) if history else [])
+
+    @given(st.lists(OUR_TURNS | st.just(result("a")) | st.just(UserMessage("Hi")), min_size=1))
+    def test_whatever_the_reasoning_something_follows_it(self, history: list[AgentMessage]) -> None:
+        check_items(written(*history))
+
+
+def check_items(items: list[dict[str, Any]]) -> None:
+    """Every call has its result before the user speaks again, and reasoning what it led to."""
+    waiting: list[str] = []
+    for before, item in zip([{"type": ""}, *items], [*items, {"type": ""}], strict=True):
+        if before["type"] == "reasoning":
+            assert item["type"] in ("reasoning", "message", "function_call")
+            assert item.get("role", "assistant") == "assistant"
+        match item:
+            case {"type": "function_call", "call_id": call_id}:
+                waiting.append(call_id)
+            case {"type": "function_call_output", "call_id": call_id}:
+                waiting.remove(call_id)
+            case {"type": "message", "role": "user"}:
+                assert not waiting
+            case _:
+                pass
+    assert not waiting
+    assert "id" not in {name for item in items for name in item}
 
 
 class TestReasoningThatGoesBack:
@@ -826,7 +856,7 @@ class TestFailuresInTheStream:
         assert last.message.endswith("the server calls the response failed")
 
     async def test_an_event_that_cannot_be_read(self) -> None:
-        last = await end_of(event("response.completed", response="?"))
+        last = await end_of(b'data: {"type": "response.completed", \n\n')
         assert isinstance(last, Error)
         assert last.kind is StreamErrorKind.TRANSIENT
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from itertools import product
 from typing import Any, ClassVar
 
@@ -48,6 +49,7 @@ from clark_agent.transports.dialects import (
 from clark_agent.transports.outgoing import (
     arguments_object,
     arguments_text,
+    merged,
     safe_id,
     sendable,
     with_extras,
@@ -325,6 +327,41 @@ class TestExtras:
         body = {"a": 1, "b": {"c": 2}}
         assert with_extras(body, {"b": 3}) == {"a": 1, "b": 3}
         assert body == {"a": 1, "b": {"c": 2}}, "what was given stays as it is"
+
+    @pytest.mark.parametrize(
+        ("ours", "theirs", "both"),
+        [
+            ({"a": {"b": 1, "c": 2}}, {"a": {"c": 3, "d": 4}}, {"a": {"b": 1, "c": 3, "d": 4}}),
+            ({"a": [1, 2]}, {"a": [2, 3, 3]}, {"a": [1, 2, 3]}),
+            ({"a": [1, 1]}, {"a": (4,)}, {"a": [1, 1, 4]}),
+            ({"a": [{"b": 1}]}, {"a": [{"b": 1}, {"b": 2}]}, {"a": [{"b": 1}, {"b": 2}]}),
+            ({"a": [1]}, {"a": "x"}, {"a": "x"}),
+            ({"a": {"b": 1}}, {"a": None}, {"a": None}),
+            ({"a": 1}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+            (
+                {"t": {"type": "enabled", "budget_tokens": 9}},
+                {"t": {"type": "disabled"}},
+                {"t": {"type": "disabled"}},
+            ),
+            (
+                {"t": {"type": "enabled", "budget_tokens": 9}},
+                {"t": {"budget_tokens": 5}},
+                {"t": {"type": "enabled", "budget_tokens": 5}},
+            ),
+        ],
+    )
+    def test_are_merged(self, ours: Any, theirs: Any, both: Any) -> None:
+        assert with_extras(ours, theirs) == both
+
+    @given(open_json(), open_json())
+    def test_lose_nothing_of_either(self, ours: Any, theirs: Any) -> None:
+        """Merged again they change nothing, and what is on top is all there."""
+        before = deepcopy((ours, theirs))
+        both = merged(ours, theirs)
+        assert (ours, theirs) == before
+        assert merged(both, theirs) == both
+        if isinstance(ours, dict) and isinstance(theirs, dict) and "type" not in theirs:
+            assert both.keys() == ours.keys() | theirs.keys()
 
     @pytest.mark.parametrize("extras", [None, {}])
     def test_that_are_none(self, extras: Any) -> None:

@@ -12,7 +12,9 @@ from clark_agent.errors import ConfigError
 from clark_agent.stream import StreamFn
 from clark_agent.transports.clients import load_sdk
 from clark_agent.transports.connect import connect
+from clark_agent.transports.gateway import SAFE_EXTRAS
 from clark_agent.transports.gateway import gateway as make_gateway
+from clark_agent.transports.gateway_server import serve_gateway
 
 __all__ = ["gateway"]
 
@@ -42,17 +44,31 @@ __all__ = ["gateway"]
     help="Who may use it: a name for the log, and the environment variable with their secret. "
     "Without any only this very machine is answered.",
 )
-def gateway(*, models: tuple[str, ...], host: str, port: int, tokens: tuple[str, ...]) -> None:
+@click.option(
+    "--extra",
+    "extras",
+    multiple=True,
+    metavar="FIELD",
+    help="A field that callers may set in provider_extras, besides those that are safe.",
+)
+def gateway(
+    *,
+    models: tuple[str, ...],
+    host: str,
+    port: int,
+    tokens: tuple[str, ...],
+    extras: tuple[str, ...],
+) -> None:
     """Serve MODELs to other machines; the keys of their providers stay here.
 
     The first Ctrl-C lets running answers end, the second does not.
     """
-    uvicorn = load_sdk("uvicorn", "gateway", "the gateway")
+    load_sdk("uvicorn", "gateway", "the gateway")
     served = _models(models)
-    app = make_gateway(served, tokens=_tokens(tokens))
+    app = make_gateway(served, tokens=_tokens(tokens), extras=SAFE_EXTRAS | {*extras})
     names = ", ".join(served)
     click.echo(f"serving {names} at http://{host}:{port}; Ctrl-C stops", err=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    serve_gateway(app, host=host, port=port)
 
 
 def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:

@@ -1,13 +1,16 @@
-"""How a message was cut into deltas, without the message once more.
+"""How a message was cut into deltas, without repeating the message.
 
-["text", 3, 4]          the next block of text, in pieces of three and four characters
-["thinking", …]  ["reasoning", …]
-["details", 2]          the next two structured reasoning items
-["block"]               the next block that came whole: an image, or an item of the provider's
-["annotation"]          the next source
-["call", 0, id, name, arguments]    a piece of a call, as it came: its text cannot be told from
-                                    the parsed arguments
-["raw", {…}]            any delta of a transport whose deltas do not spell its message
+A cut is a list of pieces:
+
+    ["text", 3, 4]          the next block of text, in pieces of three and four characters
+    ["thinking", …]  ["reasoning", …]
+    ["details", 2]          the next two structured reasoning items
+    ["block"]               the next block that came whole: an image, or a provider's item
+    ["annotation"]          the next source
+    ["call", 0, id, name, arguments]
+                            a piece of a call, as it came: its text cannot be restored from the
+                            parsed arguments
+    ["raw", {…}]            any delta of a transport whose deltas do not spell its message
 """
 
 from __future__ import annotations

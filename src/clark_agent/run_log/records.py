@@ -53,11 +53,11 @@ __all__ = [
 RUN_LOG_VERSION = 1
 
 
-class _Entry(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="kind"):
+class _Entry(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
     """Base of all entries."""
 
 
-class RunBegan(_Entry, frozen=True, gc=False, kw_only=True, tag="run_began"):
+class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     """A run begins."""
 
     identity: RunIdentity
@@ -75,7 +75,7 @@ class RunBegan(_Entry, frozen=True, gc=False, kw_only=True, tag="run_began"):
     """What the host wants to know of it later; see `clark_agent.run_log.log.RunLog`."""
 
 
-class MessagesAdded(_Entry, frozen=True, gc=False, kw_only=True, tag="messages_added"):
+class MessagesAdded(_Entry, frozen=True, kw_only=True, tag="messages_added"):
     """Messages entered the transcript that neither the model nor a tool gave."""
 
     source: Literal["turn", "follow_up", "loop"]
@@ -86,7 +86,7 @@ class MessagesAdded(_Entry, frozen=True, gc=False, kw_only=True, tag="messages_a
     """Which of the accepted messages these deliver, by their numbers."""
 
 
-class SteeringAccepted(_Entry, frozen=True, gc=False, kw_only=True, tag="steering_accepted"):
+class SteeringAccepted(_Entry, frozen=True, kw_only=True, tag="steering_accepted"):
     """Somebody sent a message to the run. It is numbered from 1."""
 
     number: NonNegativeInt
@@ -95,7 +95,7 @@ class SteeringAccepted(_Entry, frozen=True, gc=False, kw_only=True, tag="steerin
     """A `clark_agent.steering.SteerWhen`, or ``follow_up``."""
 
 
-class Edit(Struct, frozen=True, gc=False, array_like=True):
+class Edit(Struct, frozen=True, array_like=True):
     """In place of ``removed`` messages from ``start`` on, these."""
 
     start: NonNegativeInt
@@ -103,7 +103,7 @@ class Edit(Struct, frozen=True, gc=False, array_like=True):
     inserted: tuple[AgentMessage, ...] = ()
 
 
-class ContextEdited(_Entry, frozen=True, gc=False, kw_only=True, tag="context_edited"):
+class ContextEdited(_Entry, frozen=True, kw_only=True, tag="context_edited"):
     """What the model sees differs from the transcript otherwise than it did before.
 
     The edits turn what the plugin gave last time, with what the transcript has grown by since, into
@@ -115,14 +115,14 @@ class ContextEdited(_Entry, frozen=True, gc=False, kw_only=True, tag="context_ed
     is_lasting: bool = False
 
 
-class ToolsGated(_Entry, frozen=True, gc=False, kw_only=True, tag="tools_gated"):
+class ToolsGated(_Entry, frozen=True, kw_only=True, tag="tools_gated"):
     """What a gate allows from now on; None: everything."""
 
     plugin: str
     allow: tuple[str, ...] | None = None
 
 
-class Asked(_Entry, frozen=True, gc=False, kw_only=True, tag="asked"):
+class Asked(_Entry, frozen=True, kw_only=True, tag="asked"):
     """The model is asked. The digests are of the JSON of each part."""
 
     turn: NonNegativeInt
@@ -137,7 +137,7 @@ class Asked(_Entry, frozen=True, gc=False, kw_only=True, tag="asked"):
     """All of it, if the log was asked to keep it."""
 
 
-class Answered(_Entry, frozen=True, gc=False, kw_only=True, tag="answered"):
+class Answered(_Entry, frozen=True, kw_only=True, tag="answered"):
     """What the provider said."""
 
     message: AssistantMessage
@@ -153,7 +153,7 @@ class Answered(_Entry, frozen=True, gc=False, kw_only=True, tag="answered"):
     error_text: str | None = None
 
 
-class ToolStarted(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_started"):
+class ToolStarted(_Entry, frozen=True, kw_only=True, tag="tool_started"):
     """A tool is about to run."""
 
     position: NonNegativeInt = 0
@@ -164,14 +164,14 @@ class ToolStarted(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_started
     """As the tool gets them, if repairs or hooks have changed what the model wrote."""
 
 
-class ToolProgress(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_progress"):
+class ToolProgress(_Entry, frozen=True, kw_only=True, tag="tool_progress"):
     """A tool said how far it is."""
 
     position: NonNegativeInt = 0
     partial: ToolResult
 
 
-class ToolEnded(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_ended"):
+class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):
     """A call has its result."""
 
     position: NonNegativeInt = 0
@@ -187,7 +187,7 @@ class ToolEnded(_Entry, frozen=True, gc=False, kw_only=True, tag="tool_ended"):
     """Which plugins had a hand in it, and how."""
 
 
-class BatchEnded(_Entry, frozen=True, gc=False, tag="batch_ended"):
+class BatchEnded(_Entry, frozen=True, tag="batch_ended"):
     """The results are in the transcript."""
 
     time: int | tuple[int, ...]
@@ -196,13 +196,13 @@ class BatchEnded(_Entry, frozen=True, gc=False, tag="batch_ended"):
     """Which calls they answer, in their order; None: that of the calls."""
 
 
-class RunResumed(_Entry, frozen=True, gc=False, tag="run_resumed"):
+class RunResumed(_Entry, frozen=True, tag="run_resumed"):
     """The run goes on in another process."""
 
     turn: NonNegativeInt
 
 
-class RunEnded(_Entry, frozen=True, gc=False, kw_only=True, tag="run_ended"):
+class RunEnded(_Entry, frozen=True, kw_only=True, tag="run_ended"):
     """The run has its result."""
 
     outcome: str
@@ -211,7 +211,7 @@ class RunEnded(_Entry, frozen=True, gc=False, kw_only=True, tag="run_ended"):
     limit: str | None = None
 
 
-class RunFailed(_Entry, frozen=True, gc=False, kw_only=True, tag="run_failed"):
+class RunFailed(_Entry, frozen=True, kw_only=True, tag="run_failed"):
     """The run ended with an error."""
 
     error: str
@@ -242,7 +242,7 @@ Entry: TypeAlias = (
 )
 
 
-class Record(Struct, frozen=True, gc=False, omit_defaults=True):
+class Record(Struct, frozen=True, omit_defaults=True):
     """One entry, and where it stands."""
 
     v: NonNegativeInt

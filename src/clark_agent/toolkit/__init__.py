@@ -15,17 +15,22 @@ from clark_agent.toolkit.calculator import calculator
 from clark_agent.toolkit.clock_tool import current_time_tool
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.finish import finish
+from clark_agent.toolkit.limits import CommandLimits
 from clark_agent.toolkit.sandbox import SandboxStatus, sandbox_status
+from clark_agent.toolkit.sensitive import SENSITIVE_PATHS, SensitivePath
 from clark_agent.toolkit.shell import shell_tool
 from clark_agent.toolkit.web import fetch_url_tool
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 
 __all__ = [
+    "SENSITIVE_PATHS",
     "Approval",
     "ApprovalGate",
     "ApprovalRequest",
+    "CommandLimits",
     "Denied",
     "SandboxStatus",
+    "SensitivePath",
     "Workspace",
     "WorkspaceError",
     "ask_user_tool",

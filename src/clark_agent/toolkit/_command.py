@@ -10,13 +10,11 @@ and so no event loop is asked to wait for processes, which not all of them can.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import cache
 from io import FileIO
 from threading import Thread
 
@@ -24,13 +22,15 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.base_tool import ToolContext
-from clark_agent.toolkit import _supervisor
 from clark_agent.toolkit._command_output import CommandOutput
+from clark_agent.toolkit._outside import data_file
 
 __all__ = ["Outcome", "RunningCommand"]
 
 PATIENCE_SECONDS = 10.0
-"""How long a supervisor may take to end a command before it is killed itself."""
+"""How long a supervisor may take to end a command. Then it is told to stop, and killed if even that
+takes as long again.
+"""
 
 _GRACE_SECONDS = 1.0
 """Between SIGTERM and SIGKILL: the loop gives a tool 2.5 seconds to stop by itself."""
@@ -46,6 +46,10 @@ class Outcome(Struct, frozen=True):
     """The exit code, or minus the signal that killed it."""
     timed_out: bool = False
     stopped: bool = False
+    crowded: bool = False
+    """Whether it was ended for its many processes."""
+    supervised: bool = True
+    """False: the supervisor was killed, and another process has ended the command."""
     background: int = 0
     """How many processes still ran when the shell had ended."""
     left: int = 0
@@ -68,9 +72,11 @@ class RunningCommand:
         self,
         argv: Sequence[str],
         *,
-        python: str,
+        supervisor: Sequence[str],
         directory: str,
         environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+        limits: str = "",
         timeout: float,
         max_output: int,
         sandboxed: bool,
@@ -83,24 +89,23 @@ class RunningCommand:
             lifeline, self._lifeline = _pipe(reader=theirs, writer=ours)
             self._output, output = _pipe(reader=ours, writer=theirs)
             self._status, status = _pipe(reader=ours, writer=theirs)
-            settings = [str(status.fileno()), str(timeout), str(_GRACE_SECONDS)]
+            variables = theirs.enter_context(data_file(_entries(environment)))
+            passed = [status.fileno(), variables.fileno()]
+            settings = [*passed, timeout, _GRACE_SECONDS, int(sandboxed), limits, directory]
             self._process = subprocess.Popen(
-                [
-                    *(python, "-I", "-S", "-c", _program()),
-                    *(*settings, str(int(sandboxed)), directory, *argv),
-                ],
+                [*supervisor, *map(str, settings), *argv],
                 stdin=lifeline,
                 stdout=output,
                 stderr=output,
-                pass_fds=[status.fileno()],
+                pass_fds=[*passed, *descriptors],
                 cwd="/",
-                env=environment,
+                env={},
                 start_new_session=True,
             )
             self._files = ours.pop_all()
         for end in (self._lifeline, self._output, self._status):
             os.set_blocking(end.fileno(), False)
-        self._watchdog = self._loop.call_later(timeout + PATIENCE_SECONDS, self._process.kill)
+        self._watchdog = self._loop.call_later(timeout + PATIENCE_SECONDS, self._lose_patience)
         self._loop.add_reader(self._output, self._read_output)
         self._loop.add_reader(self._status, self._read_status)
 
@@ -136,7 +141,24 @@ class RunningCommand:
             self._lifeline.write(b"\n")
         self._lifeline.close()
         self._watchdog.cancel()
-        self._watchdog = self._loop.call_later(PATIENCE_SECONDS, self._process.kill)
+        self._watchdog = self._loop.call_later(PATIENCE_SECONDS, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        """The supervisor hangs, or the command has stopped it."""
+        self._process.terminate()
+        self._watchdog = self._loop.call_later(PATIENCE_SECONDS, self._kill_supervisors)
+
+    def _kill_supervisors(self) -> None:
+        """Whoever of them is alive still holds the status pipe, and so its id is no other's."""
+        self._process.kill()
+        for pid in self._told_ids()[1:]:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _told_ids(self) -> list[int]:
+        """The process ids of the command and of its supervisor, if they have begun."""
+        line = self._told.partition(b"\n")[0]
+        return [int(word) for word in line.split() if word.isdigit() and int(word) > 1]
 
     def close(self) -> None:
         """Let go of it. If it still runs, it is stopped, but nobody hears of its end."""
@@ -176,21 +198,18 @@ class RunningCommand:
             self.output.feed(data)
         self.output.feed(b"", final=True)
         self._process.wait()  # it has ended
-        pid, _, outcome = self._told.partition(b"\n")
-        if outcome:
-            self.outcome = msgspec.json.decode(outcome, type=Outcome)
-        elif pid.isdigit() and int(pid) > 1:
+        outcomes = self._told.splitlines()[1:]
+        if outcomes:  # each of two supervisors may have told one
+            self.outcome = msgspec.json.decode(outcomes[0], type=Outcome)
+        for pid in [] if outcomes else self._told_ids()[:1]:
             with suppress(OSError):
-                os.killpg(int(pid), signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
         self._done.set_result(None)
 
 
-@cache
-def _program() -> str:
-    """The supervisor's text, as it was at first: it runs outside of the sandbox, and commands may
-    be able to change the files that we come from.
-    """
-    return inspect.getsource(_supervisor)
+def _entries(environment: Mapping[str, str]) -> bytes:
+    entries = [f"{name}={value}\0" for name, value in environment.items()]
+    return os.fsencode("".join(entries))
 
 
 def _pipe(*, reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:

@@ -52,6 +52,7 @@ WorkspaceErrorKind: TypeAlias = Literal[
     "not_folder",
     "too_large",
     "read_only",
+    "sensitive",  # a person has to be asked, and has not agreed
     "failed",  # the operating system said no
 ]
 

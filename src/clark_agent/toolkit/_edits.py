@@ -23,6 +23,9 @@ _MOST_LINES_READ = 50_000
 _MOST_LINES_WANTED = 200
 _MOST_LINES_COMPARED = 3_000
 _MOST_CHARS_COMPARED = 300
+_MOST_CHARS_OF_DIFF = 100_000
+_MOST_CHANGES = 20_000
+"""More than so many characters can tell of."""
 _CONTEXT = 3
 
 
@@ -39,7 +42,7 @@ class Edit(Struct, frozen=True):
     line: int
     """Of the first, from 1."""
     diff: str
-    """In the unified form, without the lines that name the file."""
+    """In the unified form, without the lines that name the file, and not all of a long one."""
 
 
 def replace_text(
@@ -65,8 +68,19 @@ def replace_text(
         text.replace(old, new, count),
         count,
         text.count("\n", 0, places[0]) + 1,
-        "".join(_diff(text, old, new, count)),
+        _joined(_diff(text, old, new, count), _MOST_CHARS_OF_DIFF),
     )
+
+
+def _joined(pieces: Iterator[str], most: int) -> str:
+    """The beginning of the pieces. No more of them are made than that takes."""
+    taken: list[str] = []
+    for piece in pieces:
+        taken.append(piece[:most])
+        most -= len(piece)
+        if most <= 0:
+            break
+    return "".join(taken)
 
 
 def _places(text: str, old: str) -> Iterator[int]:
@@ -162,11 +176,13 @@ class _Change(Struct, frozen=True):
 
 
 def _diff(text: str, old: str, new: str, count: int) -> Iterator[str]:
-    """The hunks. What has changed is known, so there is nothing to search for."""
+    """The hunks, or the first of them if there are very many changes. What has changed is known, so
+    there is nothing to search for.
+    """
     lines = _lines(text)
     shift = 0
     group: list[_Change] = []
-    for change in _changes(text, old, new, count):
+    for change in islice(_changes(text, old, new, count), _MOST_CHANGES):
         if group and change.first - group[-1].end > 2 * _CONTEXT:
             yield from _hunk(lines, group, shift)
             shift += sum(len(each.new) - len(each.old) for each in group)
@@ -185,8 +201,10 @@ def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:
         counted = start
         end = start
         while count and place >= 0 and (end == start or place < end):
-            end = _end_of_line(text, place + len(old), joins=not new.endswith("\n"))
-            place = text.find(old, place + len(old))
+            behind = place + len(old)
+            if behind >= end:  # otherwise it ends in the line that was looked for already
+                end = _end_of_line(text, behind, joins=not new.endswith("\n"))
+            place = text.find(old, behind)
             count -= 1
         before = text[start:end]
         yield _trimmed(line, _lines(before), _lines(before.replace(old, new)))

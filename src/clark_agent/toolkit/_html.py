@@ -2,8 +2,9 @@
 
 Title, headings, paragraphs, lists, table rows and links stay, as plain text in the manner of
 Markdown; scripts, styles and the like go. Nothing is validated: whatever a server sends is read to
-its end, in time that grows with its length alone. (The parser of the standard library is
-quadratic on broken markup in many of the versions in use: 60 KB can take it a minute.)
+its end, in time and memory that grow with its length alone. Parsers that build a tree do not keep
+to that: the rules of HTML for tags that are not closed let 50 KB become a gigabyte. The parser of
+the standard library is quadratic on broken markup in many of the versions in use.
 """
 
 from __future__ import annotations

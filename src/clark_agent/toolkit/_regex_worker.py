@@ -1,10 +1,10 @@
 """The other end of `RegexSearch`: a program that looks for a regular expression in blocks of text.
 
-It is run by its file name and imports nothing of this package, so that it starts quickly. Frames
-come on the standard input and go to the standard output: four bytes with the length, then the data.
-The first has the pattern, and each of the others a block of text. The answers are the reason
-why the pattern will not do, empty if there is none, and for each block pairs of numbers: the line,
-and the place in it where the first match begins.
+Its text is passed to an interpreter, and it imports nothing of this package. Frames come on the
+standard input and go to the standard output: four bytes with the length, then the data. The first
+has the pattern, and each of the others a block of text. The answers are the reason why the pattern
+will not do, empty if there is none, and for each block pairs of numbers: the line, and the place in
+it where the first match begins.
 """
 
 from __future__ import annotations
@@ -60,6 +60,9 @@ def serve(source: IO[bytes], target: IO[bytes], *, ignore_case: bool, limit: int
         write_frame(target, pack(f"<{len(found)}I", *found))
 
 
+_MEMORY = 2 << 30
+
+
 def _limit_ourselves(seconds: int) -> None:
     """Whoever started this may be killed while a match goes on for ever."""
     try:
@@ -68,6 +71,8 @@ def _limit_ourselves(seconds: int) -> None:
         return
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
 
 
 if __name__ == "__main__":

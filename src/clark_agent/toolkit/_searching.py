@@ -2,26 +2,41 @@
 
 `PlainSearch` looks for a text, which takes time in proportion to the block and no longer.
 `RegexSearch` looks for a regular expression. A match of one may take for ever, and holds up all of
-its process meanwhile, so it is given to another process, which can be killed.
+its process meanwhile, so it is given to another process, which can be killed. That process comes
+from memory and from outside of the root (:mod:`clark_agent.toolkit._outside`), has no environment,
+and runs in the sandbox where there is one, without any file to write.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
 from math import ceil
-from pathlib import Path
 from struct import unpack
 from threading import Timer
 from typing import Protocol, Self, TypeAlias
 
+from msgspec import Struct
+
 from clark_agent.cancellation import CancellationToken
 from clark_agent.toolkit import _regex_worker
+from clark_agent.toolkit._outside import Interpreter, find_interpreter, is_below, source_of
 from clark_agent.toolkit._regex_worker import read_frame, write_frame
+from clark_agent.toolkit.sandbox import SandboxStatus, sandbox_status, sandboxed
 
-__all__ = ["Hit", "PatternError", "PlainSearch", "RegexSearch", "Search", "SearchStopped"]
+__all__ = [
+    "Hit",
+    "PatternError",
+    "PlainSearch",
+    "RegexSearch",
+    "RegexWorker",
+    "Search",
+    "SearchStopped",
+]
 
 Hit: TypeAlias = tuple[int, int]
 """A line of the block that matches, from 0, and the place in it where the match begins."""
@@ -49,11 +64,40 @@ class Search(Protocol):
         ...
 
 
+class _Folding(dict[int, str]):
+    """What a character is when case does not count: always one character, so that places stay.
+
+    Some become several when they are folded (``ß``, ``İ``), or depend on their neighbours (``Σ``).
+    """
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        folded = character.casefold()
+        one = folded if len(folded) == 1 else character.lower()[0]
+        if len(self) < _MOST_FOLDED:
+            self[code] = one
+        return one
+
+
+_MOST_FOLDED = 65_536
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+def _folded(text: str) -> str:
+    return text.lower() if text.isascii() else text.translate(_FOLDING)
+
+
+_FOLDING = _Folding()
+
+
 class PlainSearch:
     """Looks for a text as it is."""
 
     def __init__(self, text: str, *, ignore_case: bool, limit: int) -> None:
-        self._form: Callable[[str], str] = str.lower if ignore_case else str
+        self._form: Callable[[str], str] = _folded if ignore_case else _as_it_is
         self._text = self._form(text)
         self._limit = limit
 
@@ -72,6 +116,68 @@ class PlainSearch:
         return hits
 
 
+class RegexWorker(Struct, frozen=True):
+    """How to start the process for a workspace. Made before any tool can change a file there."""
+
+    root: str
+    interpreter: Interpreter | None
+    source: str
+
+    @classmethod
+    def for_root(cls, root: str) -> Self:
+        """The worker for a root; without an interpreter outside of it there is none."""
+        try:
+            source = source_of(_regex_worker.__name__)
+        except OSError:
+            return cls(root, None, "")
+        return cls(root, find_interpreter(root), source)
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start it. Raises `PatternError`."""
+        if self.interpreter is None:
+            why = f"there is no Python interpreter outside of {self.root}"
+            raise PatternError(_NOT_HERE.format(why))
+        argv = self.interpreter.command(self.source, *arguments)
+        status = sandbox_status()
+        is_inside = status.works and not is_below(status.program or "", self.root)
+        try:
+            with ExitStack() as files:
+                if is_inside and _runs_in(status, self.interpreter):
+                    return _start(*_inside(status, self.interpreter, argv, files))
+                return _start(argv)
+        except OSError as error:
+            raise PatternError(_NOT_HERE.format(error)) from error
+
+
+def _inside(
+    status: SandboxStatus, interpreter: Interpreter, argv: Sequence[str], files: ExitStack
+) -> tuple[list[str], list[int]]:
+    folders = interpreter.folders
+    return sandboxed(status, argv, files, readable=folders, scratch=1 << 20, session=False)
+
+
+@lru_cache
+def _runs_in(status: SandboxStatus, interpreter: Interpreter) -> bool:
+    """Whether the sandbox shows all that this interpreter needs."""
+    with ExitStack() as files:
+        process = _start(*_inside(status, interpreter, interpreter.command(""), files))
+    process.communicate()
+    return process.returncode == 0
+
+
+def _start(argv: Sequence[str], descriptors: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        cwd="/",
+        env={},
+        start_new_session=True,  # a Ctrl-C is for us, and we end it
+    )
+
+
 class RegexSearch:
     """Looks for a regular expression, in a process of its own.
 
@@ -82,33 +188,26 @@ class RegexSearch:
     def __init__(
         self,
         pattern: str,
+        worker: RegexWorker,
         *,
         ignore_case: bool,
         limit: int,
         seconds: float,
-        signal: CancellationToken,
+        token: CancellationToken,
     ) -> None:
         self._pattern = pattern
+        self._worker = worker
         case = "ignore-case" if ignore_case else "exact"
-        self._command = _command(str(ceil(seconds) + 1), case, str(limit))
+        self._arguments = (str(ceil(seconds) + 1), case, str(limit))
         self._seconds = seconds
-        self._signal = signal
+        self._token = token
 
     def __enter__(self) -> Self:
-        try:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C is for us, and we end it
-            )
-        except OSError as error:
-            raise PatternError(_NOT_HERE.format(error)) from error
-        self._timer = Timer(self._seconds, self._process.kill)
+        self._process = self._worker.start(*self._arguments)
+        self._timer = Timer(self._seconds, self._kill)
         self._timer.daemon = True
         self._timer.start()
-        self._subscription = self._signal.subscribe(self._process.kill)
+        self._subscription = self._token.subscribe(self._kill)
         try:
             problem = self._ask(self._pattern.encode())
             if problem:
@@ -124,12 +223,17 @@ class RegexSearch:
     def __exit__(self, *_: object) -> None:
         self._subscription.close()
         self._timer.cancel()
-        self._process.kill()
+        self._kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             with suppress(OSError):  # what is still in the buffer has nowhere to go
                 pipe.close()
+
+    def _kill(self) -> None:
+        """The whole group: the sandbox is a process of its own, around the one that searches."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def find(self, block: str) -> list[Hit]:
         """The lines that match. Raises `SearchStopped`."""
@@ -149,10 +253,3 @@ class RegexSearch:
         if answer is None:
             raise SearchStopped
         return answer
-
-
-def _command(*arguments: str) -> list[str]:
-    if not sys.executable or getattr(sys, "frozen", False):
-        raise PatternError(_NOT_HERE.format("there is no Python interpreter to start"))
-    worker = Path(_regex_worker.__file__)
-    return [sys.executable, "-I", "-S", "-B", str(worker), *arguments]

@@ -3,16 +3,24 @@
 The shell tool starts it with ``python -I -S -c`` and stands at the other end of its pipes. It
 imports only what it needs, because every command waits for it to start.
 
-    arguments        STATUS_FD TIMEOUT GRACE SANDBOXED DIRECTORY PROGRAM ARGUMENT…
+    arguments        STATUS_FD ENVIRONMENT_FD TIMEOUT GRACE SANDBOXED LIMITS DIRECTORY PROGRAM …
     stdin            the lifeline: a byte, or its end because our parent has died, means stop
     stdout, stderr   those of the command
-    STATUS_FD        a line with the command's process id, then one of JSON when all is over
+    STATUS_FD        a line with the process ids of the command and its supervisor, then one of JSON
+                     when all is over
+    ENVIRONMENT_FD   the environment for PROGRAM, entries that end in NUL; we have none ourselves
+    LIMITS           the most processes, then resource=number, with commas; empty for no limit
 
 On Linux it is the reaper of all its descendants: whoever daemonises becomes its child, so that a
 process that has no children left has no descendants either, and the kernel says so. To end them,
 all are stopped before the first is killed; what is stopped cannot fork, nor replace what was killed
 beside it. Elsewhere, and where ``/proc`` does not show our own processes, there is only the
 command's process group, which a process may leave.
+
+A command in a sandbox cannot reach us. Any other can kill us, and so there are two of us: the
+guardian, which our parent has started, and its child the supervisor, which starts the command. If
+the supervisor dies the guardian gets its descendants and ends them; if the guardian dies the
+supervisor is told by the kernel and ends them. Who kills both at once gets away.
 
 With SANDBOXED the command is a sandbox, whose first process must not be told to terminate: all else
 would die with it at once. What it writes to its stdin is how many processes it found left over.
@@ -39,7 +47,12 @@ _MOST = 1_000_000
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_JOIN_SESSION_KEYRING = 1
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
 _LIFELINE = 0
+_FOR_EVER = float("inf")
+_COUNT_SECONDS = 0.25
+"""How often the processes are counted."""
 
 _IS_LINUX = sys.platform.startswith("linux")
 
@@ -76,13 +89,17 @@ def is_alive(pid: int) -> bool:
     return found is not None and found[0] not in (b"Z", b"X")
 
 
-def children_listed(pid: int) -> list[int]:
-    """The children of a process, as the kernel lists them. Fast: it outruns what forks and ends."""
+def threads_of(pid: int) -> list[str]:
+    """The threads of a process; none if it is gone."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        return os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
-    listed = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+
+
+def children_listed(pid: int) -> list[int]:
+    """The children of a process, as the kernel lists them. Fast: it outruns what forks and ends."""
+    listed = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads_of(pid)]
     return [int(child) for text in listed for child in text.split()]
 
 
@@ -116,9 +133,13 @@ def descendants(pid: int) -> Iterator[int]:
 class Supervisor:
     """One command and all that comes of it."""
 
-    def __init__(self, *, grace: float, sandboxed: bool) -> None:
+    def __init__(
+        self, *, grace: float, sandboxed: bool = False, most: int = 0, lifeline: bool = True
+    ) -> None:
         self._grace = grace
         self._sandboxed = sandboxed
+        self._most = most
+        """How many processes and threads there may be; 0: any number."""
         self._sees_processes = sees_processes()
         self.main = 0
         """The process of the command."""
@@ -126,8 +147,11 @@ class Supervisor:
         """How it has ended, as ``wait`` tells it."""
         self.is_stopped = False
         """Whether somebody has told us to stop."""
+        self.is_crowded = False
+        """Whether there were too many processes."""
         self._events = select.poll()
-        self._events.register(_LIFELINE, select.POLLIN)
+        if lifeline:
+            self._events.register(_LIFELINE, select.POLLIN)
         self._events.register(_wake_on_signals(), select.POLLIN)
 
     def watch(self, timeout: float) -> bool:
@@ -137,6 +161,11 @@ class Supervisor:
             left = until - time.monotonic()
             if left <= 0:
                 return True
+            if self._most:
+                left = min(left, _COUNT_SECONDS)
+                self.is_crowded = self._has_more_than(self._most)
+            if self.is_crowded:
+                break
             self._pause(left)
         return False
 
@@ -145,13 +174,22 @@ class Supervisor:
         background = 0
         if self.ended is not None and not self._is_gone_in(_SETTLE_SECONDS):
             background = self.count()
-        self._terminate()
+        if not self.is_crowded:  # who forks without end does not stop when told
+            self._terminate()
         until = time.monotonic() + _KILL_SECONDS
         while not self._is_gone() and time.monotonic() < until:
             self._freeze()
             self._signal_all(signal.SIGKILL)
             self._pause(_PAUSE_SECONDS)
         return background
+
+    def _has_more_than(self, most: int) -> bool:
+        count = 0
+        for pid in self._descendants():
+            count += len(threads_of(pid))
+            if count > most:
+                return True
+        return False
 
     def count(self) -> int:
         """How many processes there are."""
@@ -201,7 +239,7 @@ class Supervisor:
         """Tell everything to end, also what is only just being started, but nothing twice: many
         take the second time for "at once". Return when all have, or the grace is over.
         """
-        told = {self.main} if self._sandboxed else set[int]()
+        told: set[int] = {self.main} if self._sandboxed else set()
         until = time.monotonic() + self._grace
         if not self._sees_processes and not self._sandboxed:
             _signal_group(self.main, signal.SIGTERM)
@@ -280,39 +318,84 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(*[ctypes.c_ulong(word) for word in (option, value, 0, 0, 0)])
 
 
+def leave_keyring() -> None:
+    """Take a new, empty session keyring: the one we have holds keys of whoever started us.
+
+    It fails in containers that forbid it, and there the command's filter forbids it too.
+    """
+    number = _KEYCTL.get(os.uname().machine)
+    if _IS_LINUX and number is not None:
+        import ctypes
+
+        words = (number, _JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+        ctypes.CDLL(None).syscall(*[ctypes.c_ulong(word) for word in words])
+
+
 # --- starting the command -------------------------------------------------------------------------
 
 
-def start(argv: list[str], directory: str, *, stdin: int, status: int) -> tuple[int, int]:
-    """Start a program in a session of its own: its process id, and 0 or why it did not start.
+class Program:
+    """What to start, and how."""
 
-    It is told before the program runs, which may have nothing better to do than to kill us.
+    def __init__(
+        self, argv: list[str], directory: str, environment: bytes, limits: list[tuple[str, int]]
+    ) -> None:
+        self.argv = argv
+        self.directory = directory
+        entries = [entry.partition(b"=") for entry in environment.split(b"\0") if entry]
+        self.environment = {name: value for name, _, value in entries}
+        self.limits = limits
+
+    def start(self, *, stdin: int, status: int, sandboxed: bool) -> tuple[int, int]:
+        """Start it in a session of its own: its process id, and 0 or why it did not start.
+
+        It is told before the program runs, which may have nothing better to do than to kill us.
+        """
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                _tell(status, b"%d %d\n" % (os.getpid(), os.getppid()))
+                if sandboxed:
+                    leave_keyring()
+                self._become(stdin)
+            except OSError as error:
+                os.write(writing, str(error.errno).encode())
+            finally:
+                os._exit(127)
+        os.close(writing)
+        with open(reading, "rb") as failure:
+            return pid, int(failure.read() or 0)
+
+    def _become(self, stdin: int) -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        for number in _settable_signals():
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        _limit(self.limits)
+        os.dup2(stdin, 0)
+        os.chdir(self.directory)
+        os.execve(self.argv[0], self.argv, self.environment)
+
+
+def _limit(limits: list[tuple[str, int]]) -> None:
+    """Lower what the kernel lets a process use. Nothing is raised but the size of core dumps to one
+    byte, which the kernel takes for "none": with 0 it still starts a program that gets them.
     """
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setsid()
-            _tell(status, b"%d\n" % os.getpid())
-            _become(argv, directory, stdin)
-        except OSError as error:
-            os.write(writing, str(error.errno).encode())
-        finally:
-            os._exit(127)
-    os.close(writing)
-    with open(reading, "rb") as failure:
-        return pid, int(failure.read() or 0)
+    import resource
 
-
-def _become(argv: list[str], directory: str, stdin: int) -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.set_wakeup_fd(-1)
-    for number in _settable_signals():
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    os.dup2(stdin, 0)
-    os.chdir(directory)
-    os.execv(argv[0], argv)
+    core = 0 if resource.getrlimit(resource.RLIMIT_CORE)[1] == 0 else 1
+    resource.setrlimit(resource.RLIMIT_CORE, (core, core))
+    for name, most in limits:
+        number: int = getattr(resource, f"RLIMIT_{name}")
+        lower = [
+            most if now == resource.RLIM_INFINITY else min(most, now)
+            for now in resource.getrlimit(number)
+        ]
+        with suppress(ValueError):  # this system has no such limit to set
+            resource.setrlimit(number, (lower[0], lower[1]))
 
 
 def _settable_signals() -> Iterable[int]:
@@ -321,32 +404,67 @@ def _settable_signals() -> Iterable[int]:
 
 def main(arguments: list[str]) -> None:
     """Run the command and tell how it went."""
-    status, (timeout, grace) = int(arguments[0]), map(float, arguments[1:3])
-    sandboxed, directory, argv = arguments[3] == "1", arguments[4], arguments[5:]
+    status, environment = map(int, arguments[:2])
+    timeout, grace = map(float, arguments[2:4])
+    sandboxed = arguments[4] == "1"
+    most, *limits = arguments[5].split(",")
+    with open(environment, "rb") as file:
+        program = Program(
+            arguments[7:], arguments[6], file.read(), [_pair(each) for each in limits]
+        )
     os.set_inheritable(status, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    supervisor = Supervisor(grace=grace, sandboxed=sandboxed)
+    if not sandboxed and _IS_LINUX:
+        supervisor = os.fork()
+        if supervisor:
+            _guard(supervisor, status, grace)
+            return
+        os.setsid()  # who kills the group of one of us does not reach the other
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _supervise(program, status, timeout, grace, sandboxed=sandboxed, most=int(most or 0))
+
+
+def _supervise(
+    program: Program, status: int, timeout: float, grace: float, *, sandboxed: bool, most: int
+) -> None:
+    supervisor = Supervisor(grace=grace, sandboxed=sandboxed, most=most)
     left_over, told = os.pipe()
     stdin = told if sandboxed else os.open(os.devnull, os.O_RDONLY)
-    supervisor.main, errno = start(argv, directory, stdin=stdin, status=status)
+    supervisor.main, errno = program.start(stdin=stdin, status=status, sandboxed=sandboxed)
     os.close(told)
     if errno:
         _tell(status, b'{"errno": %d}\n' % errno)
         return
     timed_out = supervisor.watch(timeout)
-    stopped = supervisor.ended is None and not timed_out
+    stopped = supervisor.ended is None and not timed_out and not supervisor.is_crowded
     background = supervisor.end()
     if sandboxed:
         background = _number(left_over)
     ended = supervisor.ended
     code = b"null" if ended is None else b"%d" % os.waitstatus_to_exitcode(ended)
-    told_at_last = (code, _json(timed_out), _json(stopped), background, supervisor.count())
+    flags = (_json(timed_out), _json(stopped), _json(supervisor.is_crowded))
     _tell(
         status,
-        b'{"code": %s, "timed_out": %s, "stopped": %s, "background": %d, "left": %d}\n'
-        % told_at_last,
+        b'{"code": %s, "timed_out": %s, "stopped": %s, "crowded": %s, "background": %d, '
+        b'"left": %d}\n' % (code, *flags, background, supervisor.count()),
     )
+
+
+def _guard(supervisor: int, status: int, grace: float) -> None:
+    """Wait for the supervisor. If it is killed, or somebody tells us to stop, do its work."""
+    guardian = Supervisor(grace=grace, lifeline=False)
+    guardian.main = supervisor
+    guardian.watch(_FOR_EVER)
+    if guardian.ended != 0:
+        guardian.end()
+        _tell(status, b'{"supervised": false, "left": %d}\n' % guardian.count())
+
+
+def _pair(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    return name, int(number)
 
 
 def _tell(status: int, line: bytes) -> None:

@@ -6,10 +6,13 @@ they can be given to the next call as they are.
 
 - A result is never longer than some 40,000 characters. What was left out is said in square brackets
   at the end, with how to get it.
-- Files are read piece by piece, and no further than is told, so that a file may be of any size.
+- Files are read piece by piece, and no further than is told, so that a file may be of any size. To
+  find a line, read_file goes through the first 67 million characters and no more.
 - Nothing holds up the event loop: all of it runs in threads, and a regular expression, which could
   stop the whole process for as long as it likes, in a process of its own.
 - All look at the call's signal between one piece and the next.
+- Before a sensitive path is read or written (:mod:`clark_agent.toolkit.sensitive`) a person is
+  asked, and without one it is refused. A search of a folder leaves out files that may hold secrets.
 - ``details`` has what the text says as data, ``edit_file`` also the difference.
 """
 
@@ -22,19 +25,25 @@ from io import TextIOWrapper
 from time import monotonic
 from typing import Any
 
+from msgspec import Struct, structs
+
 from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolExecutionError
 from clark_agent.toolkit._edits import Edit, EditRefused, replace_text
 from clark_agent.toolkit._glob import Glob
+from clark_agent.toolkit._permission import Permission
 from clark_agent.toolkit._searching import (
     PatternError,
     PlainSearch,
     RegexSearch,
+    RegexWorker,
     Search,
     SearchStopped,
 )
 from clark_agent.toolkit._text import NotTextError, human_size, open_text, read_document
+from clark_agent.toolkit.approval import AskApproval
+from clark_agent.toolkit.sensitive import Access
 from clark_agent.toolkit.workspace import Entry, Folder, Workspace, WorkspaceError, shown
 from clark_agent.tools import TypedTool
 
@@ -43,10 +52,11 @@ __all__ = ["EditFile", "ListFiles", "ReadFile", "SearchFiles", "WriteFile", "fil
 _MOST_CHARS = 40_000
 _MOST_CHARS_OF_LINE = 2_000
 _MOST_CHARS_OF_MATCH = 300
-_MOST_CHARS_OF_DIFF = 100_000
 _MOST_ENTRIES = 500
 _MOST_MATCHES = 200
 _MOST_MATCHES_OF_FILE = 50
+_MOST_CHARS_READ = 1 << 26
+"""How far read_file goes into a file to find its lines."""
 _BLOCK = 1 << 18
 
 _NOT_ENTERED = frozenset({".git", ".hg", ".svn", ".jj", "node_modules", "__pycache__", ".venv"})
@@ -55,33 +65,46 @@ _NOT_ENTERED = frozenset({".git", ".hg", ".svn", ".jj", "node_modules", "__pycac
 _STOPPED = "stopped before it was done"
 
 
-def file_tools(workspace: Workspace, *, max_seconds: float = 20.0) -> list[AgentTool]:
+def file_tools(
+    workspace: Workspace, *, max_seconds: float = 20.0, ask: AskApproval | None = None
+) -> list[AgentTool]:
     """The tools to work in a workspace with; those that only read, if it is read-only.
 
     ``max_seconds`` is how long a listing or a search may take. It then ends with what it has.
+    ``ask`` puts a question to a person about the paths that the workspace calls sensitive; an
+    answer for good is for that path. Without it such paths are refused.
     """
+    permission = Permission(workspace, ask)
     reading: list[AgentTool] = [
-        ReadFile(workspace),
-        ListFiles(workspace, max_seconds=max_seconds),
-        SearchFiles(workspace, max_seconds=max_seconds),
+        ReadFile(workspace, permission),
+        ListFiles(workspace, permission, max_seconds=max_seconds),
+        SearchFiles(workspace, permission, max_seconds=max_seconds),
     ]
     if workspace.read_only:
         return reading
-    return [*reading, WriteFile(workspace), EditFile(workspace)]
+    return [*reading, WriteFile(workspace, permission), EditFile(workspace, permission)]
 
 
 class _FileTool(TypedTool):
     """What the file tools have in common."""
 
     history_policy = ToolHistoryPolicy(summary_arg="path")
+    access: tuple[Access, ...] = ()
+    """What it does to the file at ``path``."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, permission: Permission | None = None) -> None:
         self.workspace = workspace
+        self._permission = permission or Permission(workspace, None)
         super().__init__()
 
     async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
-        """Call `run`; what it refuses is told in its own words."""
+        """Ask if need be, and call `run`; what is refused is told in its own words."""
+        if not isinstance(args, Struct):
+            args = self.validate(args)
         try:
+            given = structs.asdict(args)
+            for access in self.access:
+                await self._permission.check(given["path"], access, given, ctx)
             return await super().execute(args, ctx)
         except WorkspaceError as error:
             return ToolResult.error(str(error), details={"error": error.kind})
@@ -105,6 +128,7 @@ class ReadFile(_ReadingTool):
     """Read a text file. Long files come in parts."""
 
     name = "read_file"
+    access = ("read",)
 
     def run(self, ctx: ToolContext, path: str, offset: int = 1, limit: int = 1_000) -> ToolResult:
         """Read.
@@ -149,7 +173,8 @@ class _Part:
         """Read the lines; the others after them only to ``count`` them."""
         chars = 0
         is_full = False
-        for line, is_cut in _lines(text, signal):
+        lines = _Lines(text, signal)
+        for line, is_cut in lines:
             if is_full and not count:
                 return
             self._total += 1
@@ -164,11 +189,16 @@ class _Part:
             if is_cut:
                 self._cut.append(self._total)
             is_full = len(self._lines) >= self._limit
-        self._is_all_seen = True
+        self._is_all_seen = not lines.is_cut
 
     def result(self, about: dict[str, Any]) -> ToolResult:
         if not self._total:
             return ToolResult.text("[The file is empty.]", details={**about, "lines": 0})
+        if not self._lines and not self._is_all_seen:
+            return ToolResult.error(
+                f"line {self._offset} is more than {_MOST_CHARS_READ:,} characters into the file, "
+                "and no more is read: find the place with search_files"
+            )
         if not self._lines:
             lines = _count(self._total, "line")
             return ToolResult.error(f"the file has only {lines}: take a smaller offset")
@@ -202,16 +232,32 @@ class _Part:
         yield f"[Lines {self._offset} to {last} of {total}.{more}]"
 
 
-def _lines(text: TextIOWrapper, signal: CancellationToken) -> Iterator[tuple[str, bool]]:
+class _Lines:
     """The lines of a text without their ends, and whether each was too long to be told."""
-    while line := text.readline(_MOST_CHARS_OF_LINE):
-        rest = line
-        is_cut = False
-        while not rest.endswith("\n") and (rest := text.readline(_BLOCK)):
-            _check(signal)
-            is_cut = is_cut or rest.rstrip("\r\n") != ""
-        _check(signal)
-        yield line.removesuffix("\n"), is_cut
+
+    def __init__(self, text: TextIOWrapper, signal: CancellationToken) -> None:
+        self._text = text
+        self._signal = signal
+        self._left = _MOST_CHARS_READ
+        self.is_cut = False
+        """Whether there was more than is read."""
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        while line := self._read(_MOST_CHARS_OF_LINE):
+            rest = line
+            is_cut = False
+            while not rest.endswith("\n") and (rest := self._read(_BLOCK)):
+                is_cut = is_cut or rest.rstrip("\r\n") != ""
+            yield line.removesuffix("\n"), is_cut or self.is_cut
+
+    def _read(self, most: int) -> str:
+        _check(self._signal)
+        if self._left <= 0:
+            self.is_cut = self.is_cut or self._text.read(1) != ""
+            return ""
+        text = self._text.readline(min(most, self._left))
+        self._left -= len(text)
+        return text
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -224,6 +270,7 @@ class WriteFile(_FileTool):
     """
 
     name = "write_file"
+    access = ("write",)
 
     def run(self, ctx: ToolContext, path: str, content: str) -> ToolResult:
         """Write.
@@ -250,6 +297,7 @@ class EditFile(_FileTool):
     """
 
     name = "edit_file"
+    access = ("read", "write")
 
     def run(
         self, ctx: ToolContext, path: str, old: str, new: str, replace_all: bool = False
@@ -292,7 +340,7 @@ def _edited(name: str, edit: Edit) -> ToolResult:
         "path": name,
         "replaced": edit.count,
         "line": edit.line,
-        "diff": f"--- {name}\n+++ {name}\n{diff}"[:_MOST_CHARS_OF_DIFF],
+        "diff": f"--- {name}\n+++ {name}\n{diff}",
     }
     told = f"Edited {name} in {places} at line {edit.line}."
     return ToolResult.text(told, details=details).with_narration(f"Edited {name}")
@@ -315,9 +363,15 @@ class ListFiles(_ReadingTool):
 
     name = "list_files"
 
-    def __init__(self, workspace: Workspace, *, max_seconds: float = 20.0) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        permission: Permission | None = None,
+        *,
+        max_seconds: float = 20.0,
+    ) -> None:
         self._max_seconds = max_seconds
-        super().__init__(workspace)
+        super().__init__(workspace, permission)
 
     def run(self, ctx: ToolContext, path: str = ".", pattern: str | None = None) -> ToolResult:
         """List.
@@ -471,11 +525,19 @@ class SearchFiles(_ReadingTool):
     """Find the lines that have a text, in a file or in all files of a folder and below it."""
 
     name = "search_files"
+    access = ("read",)
     history_policy = ToolHistoryPolicy(summary_arg="pattern", compactable_result=True)
 
-    def __init__(self, workspace: Workspace, *, max_seconds: float = 20.0) -> None:
+    def __init__(
+        self,
+        workspace: Workspace,
+        permission: Permission | None = None,
+        *,
+        max_seconds: float = 20.0,
+    ) -> None:
         self._max_seconds = max_seconds
-        super().__init__(workspace)
+        self._worker = RegexWorker.for_root(str(workspace.root))
+        super().__init__(workspace, permission)
 
     def run(
         self,
@@ -500,9 +562,12 @@ class SearchFiles(_ReadingTool):
         start = self.workspace.look(path)
         matches = _Matches(self.workspace, patience, is_one_file=start.kind != "folder")
         try:
-            with _searching(pattern, regex, ignore_case, ctx.signal, self._max_seconds) as search:
+            with self._searching(pattern, regex, ignore_case, ctx.signal) as search:
                 for file in self._files(start, _Filter(glob, start.path)):
-                    matches.search(file, search)
+                    if start.kind == "folder" and self.workspace.sensitive(file, "read"):
+                        matches.leave_out(file)
+                    else:
+                        matches.search(file, search)
                     if matches.is_full or patience.is_over():
                         break
         except PatternError as error:
@@ -512,6 +577,21 @@ class SearchFiles(_ReadingTool):
         told = matches.result(pattern, regex=regex)
         what = shown(pattern if len(pattern) <= 80 else f"{pattern[:80]}…")
         return told.with_narration(f"Searched {shown(start.path)} for {what}: {matches.summary()}")
+
+    def _searching(
+        self, pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken
+    ) -> AbstractContextManager[Search]:
+        """How to search. What has no special character in it is found without another process."""
+        if not regex or not _SPECIAL.intersection(pattern):
+            return nullcontext(PlainSearch(pattern, ignore_case=ignore_case, limit=_MOST_MATCHES))
+        return RegexSearch(
+            pattern,
+            self._worker,
+            ignore_case=ignore_case,
+            limit=_MOST_MATCHES,
+            seconds=self._max_seconds,
+            token=signal,
+        )
 
     def _files(self, start: Entry, wanted: _Filter) -> Iterator[str]:
         if start.kind != "folder":
@@ -538,6 +618,7 @@ class _Matches:
         self._current = ""
         self._cut: list[str] = []
         self._problems: list[str] = []
+        self._left_out: list[str] = []
         self._interruption: str | None = None
 
     @property
@@ -557,6 +638,10 @@ class _Matches:
             self._problems.append(str(error))
         except OSError as error:
             self._problems.append(f"{path}: {error.strerror}")
+
+    def leave_out(self, path: str) -> None:
+        """A file that a person has to be asked about."""
+        self._left_out.append(path)
 
     def _search_text(self, text: TextIOWrapper, search: Search) -> None:
         first = 1
@@ -608,6 +693,9 @@ class _Matches:
             blocks.append(f"[Not finished: {self._interruption}.]")
         if self._problems:
             blocks.append(f"[Not searched: {_some(self._problems)}.]")
+        if self._left_out:
+            names = _some(self._left_out)
+            blocks.append(f"[Left out, because they may hold secrets: {names}. Name one to ask.]")
         details = {"matches": self._found, "files": self._files, "complete": len(blocks) == 1}
         return ToolResult.text("\n\n".join(blocks), details=details)
 
@@ -629,17 +717,6 @@ def _check_pattern(pattern: str) -> None:
         raise ToolExecutionError("the pattern is empty: give a text to find")
     if "\n" in pattern:
         raise ToolExecutionError("the pattern has a line break in it: search for one line of it")
-
-
-def _searching(
-    pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken, seconds: float
-) -> AbstractContextManager[Search]:
-    """How to search. What has no special character in it is found without another process."""
-    if regex and _SPECIAL.intersection(pattern):
-        return RegexSearch(
-            pattern, ignore_case=ignore_case, limit=_MOST_MATCHES, seconds=seconds, signal=signal
-        )
-    return nullcontext(PlainSearch(pattern, ignore_case=ignore_case, limit=_MOST_MATCHES))
 
 
 def _excerpt(line: str, place: int) -> str:

@@ -7,14 +7,21 @@ capabilities, an empty ``/tmp`` that is gone with the command, and unless asked 
 - A path that is not listed here is not there. Of two that are, one inside the other, the inner one
   counts: a root below ``/tmp`` or ``/usr`` can be written.
 - Everything inside lives in its own process namespace and dies with the first process of it.
+- A filter refuses the system calls that nothing inside should need: keys, the memory of other
+  processes, mounts, new user namespaces, kernel programs (:mod:`clark_agent.toolkit._seccomp`).
+- What the host itself runs from is read-only, also where it lies in the root: a command could
+  otherwise leave code there for the host to import.
+- Bubblewrap gets its options and the command's environment through a file, and has no environment
+  itself: a ``LD_LIBRARY_PATH`` that is meant for the command must not load anything outside.
 - Whether bubblewrap works is not guessed but tried, once for each program: kernels and containers
   may forbid what it needs, and say so only then.
 
-It is a wall around what a command can reach, not around what it can use up: memory, disk and
-processor are the host's to limit. What may be written in the root may be run by others later
-(a git hook, a build script). With the network comes the host's own loopback. If the host is root,
-so is the command, if without any rights: it cannot write to what belongs to other users, and it can
-change the mode of ``/dev/null``, which is the host's.
+It is a wall around what a command can reach. What it can use up is limited by
+:class:`~clark_agent.toolkit.shell.CommandLimits`, but not the disk as a whole, nor the processor.
+What may be written in the root may be run by others later (a git hook, a build script). With the
+network comes the host's own loopback. If the host is root, so is the command, if without any
+rights: it cannot write to what belongs to other users, and it can change the mode of ``/dev/null``,
+which is the host's.
 
 This module knows nothing of the shell tool, which decides what to do when there is no sandbox.
 """
@@ -23,25 +30,30 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from glob import glob
+from itertools import product
 from tempfile import gettempdir
 from typing import Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
 from clark_agent.errors import ConfigError
+from clark_agent.toolkit._outside import SYSTEM_PATH, data_file, is_below
+from clark_agent.toolkit._seccomp import filter_program
 
 __all__ = [
     "HOME",
-    "SYSTEM_PATH",
     "SandboxMode",
     "SandboxStatus",
     "choose_sandbox",
+    "kept",
     "sandbox_status",
     "sandboxed",
 ]
@@ -50,9 +62,6 @@ logger = logging.getLogger(__name__)
 
 SandboxMode: TypeAlias = Literal["auto", "require", "off"]
 """``auto``: where it works; ``require``: or not at all; ``off``: never."""
-
-SYSTEM_PATH = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin:/run/current-system/sw/bin"
-"""Where to look for programs that run outside: PATH may have folders that commands can change."""
 
 HOME = "/sandbox"
 """The home folder inside: empty at first, and gone with the command."""
@@ -77,16 +86,21 @@ _ETC = (
 # Root may write to these without any capability. Bubblewrap covers them only if the folders
 # themselves can be written, which says nothing about the files in them.
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
+# These tell of the whole machine, whichever namespace reads them.
+_KERNEL_SECRETS = ("kcore", "keys", "key-users", "kmsg", "timer_list", "sched_debug")
 
 # The command runs below a shell that stays, because all else dies as soon as it ends: it gives what
 # the command has left running a moment to end by itself, tells on its stdin how many have not, and
 # a little time to those to clean up. In a process namespace there are two besides: the reaper of
 # bubblewrap, and itself, always as number 2. Anywhere else its "kill -1" would be everybody's end,
 # and so it does nothing there. It outlives a SIGTERM, for the command to have the time it is given.
+# Processes are counted for each user namespace, so their limit is set inside; shells disagree on
+# the letter for it.
 _KEEPER = """
 [ $$ -eq 2 ] || exit 125
 exec 3>&0 4>&2 </dev/null 2>/dev/null
 trap : TERM INT HUP
+[ -z "$2" ] || ulimit -u "$2" || ulimit -p "$2"
 (exec "$0" -c "$1") 2>&4 3>&- 4>&-
 code=$?
 tries=0
@@ -106,6 +120,10 @@ class SandboxStatus(Struct, frozen=True, kw_only=True):
     """Where bubblewrap is."""
     options: tuple[str, ...] = ()
     """What it needs to be told to work here."""
+    filters: bool = False
+    """Whether system calls are filtered."""
+    limits_scratch: bool = False
+    """Whether the size of ``/tmp`` and the home folder can be limited."""
     problem: str | None = None
     """Why there is no sandbox, and how to get one. None: there is one."""
 
@@ -114,8 +132,18 @@ class SandboxStatus(Struct, frozen=True, kw_only=True):
         """Whether commands can be run in it."""
         return self.problem is None
 
+    @property
+    def counts_processes(self) -> bool:
+        """Whether the kernel counts the processes of the sandbox apart from the user's others."""
+        found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+        is_new = found is not None and (int(found[1]), int(found[2])) >= (5, 14)
+        return is_new and "--unshare-user" in self.options
+
     def __str__(self) -> str:
-        return f"bubblewrap ({self.program})" if self.problem is None else f"none: {self.problem}"
+        if self.problem is not None:
+            return f"none: {self.problem}"
+        lacks = "" if self.filters else ", without a filter for system calls"
+        return f"bubblewrap ({self.program}){lacks}"
 
 
 def sandbox_status() -> SandboxStatus:
@@ -124,13 +152,13 @@ def sandbox_status() -> SandboxStatus:
         return SandboxStatus(
             problem="bubblewrap is for Linux only. Run the agent in a Linux container or machine."
         )
-    program = shutil.which("bwrap", path=SYSTEM_PATH) or shutil.which("bwrap")
+    program = shutil.which("bwrap", path=SYSTEM_PATH)
     if program is None:
         return SandboxStatus(
             problem="bubblewrap is not installed. Install the package 'bubblewrap' (apt-get "
             "install bubblewrap, dnf install bubblewrap, apk add bubblewrap, pacman -S bubblewrap)."
         )
-    return _try(os.path.abspath(program))
+    return _try(os.path.realpath(program))
 
 
 def choose_sandbox(mode: SandboxMode) -> SandboxStatus:
@@ -151,35 +179,64 @@ def choose_sandbox(mode: SandboxMode) -> SandboxStatus:
 
 def sandboxed(
     status: SandboxStatus,
-    command: str,
+    argv: Sequence[str],
+    files: ExitStack,
     *,
-    shell: str,
-    root: str,
+    root: str | None = None,
+    environment: Mapping[str, str] | None = None,
     network: bool = False,
     readable: Iterable[str] = (),
-) -> list[str]:
-    """The program and its arguments that run a command of the shell in the sandbox."""
+    scratch: int | None = None,
+    session: bool = True,
+) -> tuple[list[str], list[int]]:
+    """The arguments that run a program in the sandbox, and the descriptors that go with them.
+
+    The descriptors are closed with ``files``. They are for one process: it reads them to their
+    end. ``scratch`` is how many bytes each of the folders in memory may hold. Without a ``root``
+    there is nothing that can be written but those. Without a ``session`` of its own the program
+    stays in the process group of whoever starts it.
+    """
     if status.program is None or not status.works:
         raise ConfigError(f"there is no sandbox: {status.problem}")
-    return [
-        *_walls(status.program, status.options, network=network),
-        *_mounts(root, network=network, readable=readable),
-        *("--remount-ro", "/", "--chdir", root, "--"),
-        *("/bin/sh", "-c", _KEEPER, shell, command),
+    options = [
+        *status.options,
+        *_walls(network=network),
+        *(("--new-session",) if session else ()),
+        *_mounts(root, network=network, readable=readable, scratch=_size(status, scratch)),
+        *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", root or "/"),
     ]
+    for name, value in (environment or {}).items():
+        options += ["--setenv", name, value]
+    descriptors: list[int] = []
+    if status.filters and (program := filter_program()) is not None:
+        descriptors.append(files.enter_context(data_file(program)).fileno())
+        options += ["--seccomp", str(descriptors[0])]
+    told = b"".join([os.fsencode(option) + b"\0" for option in options])
+    descriptors.append(files.enter_context(data_file(told)).fileno())
+    return [status.program, "--args", str(descriptors[-1]), "--", *argv], descriptors
 
 
-def _walls(program: str, options: Iterable[str], *, network: bool) -> list[str]:
+def kept(status: SandboxStatus, shell: str, command: str, processes: int | None) -> list[str]:
+    """The program to run in the sandbox for a command of the shell."""
+    limit = str(processes) if processes is not None and status.counts_processes else ""
+    return ["/bin/sh", "-c", _KEEPER, shell, command, limit]
+
+
+def _walls(*, network: bool) -> list[str]:
     return [
-        program,
-        *options,
         *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *(() if network else ("--unshare-net",)),
-        *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--die-with-parent", "--cap-drop", "ALL"),
     ]
 
 
-def _mounts(root: str, *, network: bool, readable: Iterable[str]) -> list[str]:
+def _size(status: SandboxStatus, scratch: int | None) -> tuple[str, ...]:
+    return ("--size", str(scratch)) if status.limits_scratch and scratch is not None else ()
+
+
+def _mounts(
+    root: str | None, *, network: bool, readable: Iterable[str], scratch: tuple[str, ...]
+) -> list[str]:
     mounts: dict[str, tuple[str, ...]] = {}
     for path in _SYSTEM:
         if os.path.islink(path):  # /bin may be a link to /usr/bin
@@ -189,47 +246,85 @@ def _mounts(root: str, *, network: bool, readable: Iterable[str]) -> list[str]:
     for name in (*_ETC, *(("resolv.conf",) if network else ())):
         for path in filter(os.path.exists, glob(f"/etc/{name}")):
             mounts[path] = ("--ro-bind", os.path.realpath(path), path)
-    for path in ("/tmp", "/var/tmp", HOME):
-        mounts[path] = ("--tmpfs", path)
     mounts["/proc"] = ("--proc", "/proc")
     for path in filter(os.path.exists, [f"/proc/{name}" for name in _KERNEL_SETTINGS]):
         mounts[path] = ("--ro-bind", path, path)
+    for path in filter(os.path.exists, [f"/proc/{name}" for name in _KERNEL_SECRETS]):
+        mounts[path] = ("--ro-bind", os.devnull, path)
     mounts["/dev"] = ("--dev", "/dev")
+    for path in ("/tmp", "/var/tmp", "/dev/shm", HOME):
+        mounts[path] = (*scratch, "--tmpfs", path)
     for path in readable:
         mounts[path] = ("--ro-bind", path, path)
-    mounts[root] = ("--bind", root, root)
+        for folder in _between(root, path):
+            mounts.setdefault(folder, ("--bind", folder, folder))
+    if root is not None:
+        mounts[root] = ("--bind", root, root)
     outer_first = sorted(mounts, key=lambda path: path.count("/"))
     return [word for path in outer_first for word in mounts[path]]
 
 
+def _between(root: str | None, path: str) -> list[str]:
+    """The folders between the root and what is read-only in it. Mounted, they cannot be renamed,
+    which would let something else take the place of what is below them.
+    """
+    if root is None or not is_below(path, root) or path == root:
+        return []
+    names = os.path.relpath(path, root).split("/")[:-1]
+    return [os.path.join(root, *names[: n + 1]) for n in range(len(names))]
+
+
 @lru_cache
 def _try(program: str) -> SandboxStatus:
-    """Try it with all that is used later. A user namespace of its own is one wall more. In some
-    containers root can do without and not with one.
+    """Try it with all that is used later, then without what older ones or containers lack. A user
+    namespace of its own is one wall more. In some containers root can do without and not with one.
     """
     said = ""
-    for options in (("--unshare-user",), ()):
-        status = SandboxStatus(program=program, options=options)
-        argv = sandboxed(status, ":", shell="/bin/sh", root=os.path.realpath(gettempdir()))
+    has_filter = filter_program() is not None
+    variants = product([True, False], [True, False][not has_filter :], [("--unshare-user",), ()])
+    for limits_scratch, filters, options in variants:
+        status = SandboxStatus(
+            program=program, options=options, filters=filters, limits_scratch=limits_scratch
+        )
+        try:
+            problem = _problem(status)
+        except subprocess.TimeoutExpired as error:
+            said = said or str(error)
+            break
+        if problem is None:
+            return status
+        said = said or problem
+    return SandboxStatus(
+        program=program, problem=f"{program} does not work here ({said}). {_ADVICE}"
+    )
+
+
+def _problem(status: SandboxStatus) -> str | None:
+    """What bubblewrap says if it does not work with these settings."""
+    with ExitStack() as files:
+        argv, descriptors = sandboxed(
+            status,
+            kept(status, "/bin/sh", ":", processes=100),
+            files,
+            root=os.path.realpath(gettempdir()),
+            scratch=1 << 20,
+        )
         try:
             done = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
+                pass_fds=descriptors,
+                env={},
+                cwd="/",
                 timeout=_PROBE_SECONDS,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said = said or str(error)
-            continue
-        if done.returncode == 0:
-            return status
-        said = (
-            said or done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
-        )
-    return SandboxStatus(
-        program=program, problem=f"{program} does not work here ({said}). {_ADVICE}"
-    )
+        except OSError as error:
+            return str(error)
+    if done.returncode == 0:
+        return None
+    return done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
 
 
 _ADVICE = (

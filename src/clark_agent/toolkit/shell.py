@@ -5,14 +5,18 @@
 - However it ends, everything that it has started ends with it: when the shell exits, when its time
   is up, when the call or the run is cancelled, and when this process is killed. First comes
   SIGTERM, after a second SIGKILL. A supervisor sees to that (``_supervisor.py``), which needs
-  neither our event loop nor our process. On Linux nothing escapes it but what another service was
-  asked to run (``systemd-run``, ``docker run``); on other systems it knows only the process group,
-  which a process can leave.
+  neither our event loop nor our process. In the sandbox nothing escapes it. On Linux without one,
+  two processes escape: what another service was asked to run (``systemd-run``, ``docker run``,
+  ``at``), and what has left its process group before the command kills the supervisor and the
+  supervisor's guardian at the same moment. On other systems there is only the process group, which
+  a process can leave.
 - The environment has only the variables that are listed here, none of which holds a secret, and
-  those that the host adds.
+  those that the host adds. Nothing that runs outside of the sandbox sees them.
+- `CommandLimits` bound what each process may use, with or without a sandbox.
 - Where bubblewrap works (:mod:`clark_agent.toolkit.sandbox`) the command sees and changes only what
   it may. Without it a command can do what the user can who runs us: also read the environment of
-  this very process. It is then told to the model, to the log, and in every result's details.
+  this very process, and replace the programs that we run. It is then told to the model, to the
+  log, and in every result's details.
 
 A command that fails is an error result, with its output: what to make of it is for the model to
 decide.
@@ -26,8 +30,8 @@ import math
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,18 +39,27 @@ from msgspec import Struct
 
 from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.errors import ConfigError
+from clark_agent.toolkit import _supervisor
 from clark_agent.toolkit._command import PATIENCE_SECONDS, Outcome, RunningCommand
+from clark_agent.toolkit._outside import (
+    SYSTEM_PATH,
+    find_interpreter,
+    host_folders,
+    is_below,
+    source_of,
+)
+from clark_agent.toolkit.limits import CommandLimits
 from clark_agent.toolkit.sandbox import (
     HOME,
-    SYSTEM_PATH,
     SandboxMode,
     SandboxStatus,
     choose_sandbox,
+    kept,
     sandboxed,
 )
 from clark_agent.tools import FunctionTool
 
-__all__ = ["Rooted", "shell_tool"]
+__all__ = ["CommandLimits", "Rooted", "shell_tool"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,21 +97,38 @@ class _Settings(Struct, frozen=True, kw_only=True):
     network: bool
     readable: tuple[str, ...]
     environment: dict[str, str]
+    limits: CommandLimits
     shell: str
-    python: str
+    supervisor: list[str]
 
-    def argv(self, command: str) -> list[str]:
-        """The program that runs the command."""
-        if not self.sandbox.works:
-            return [self.shell, "-c", command]
-        return sandboxed(
-            self.sandbox,
-            command,
-            shell=self.shell,
-            root=self.root,
-            network=self.network,
-            readable=self.readable,
-        )
+    def start(self, command: str, timeout: float) -> RunningCommand:
+        """Start a command. Raises `OSError`."""
+        argv, environment = [self.shell, "-c", command], self.environment
+        descriptors: list[int] = []
+        with ExitStack() as files:
+            if self.sandbox.works:
+                argv, descriptors = sandboxed(
+                    self.sandbox,
+                    kept(self.sandbox, self.shell, command, self.limits.processes),
+                    files,
+                    root=self.root,
+                    environment=self.environment,
+                    network=self.network,
+                    readable=self.readable,
+                    scratch=self.limits.scratch,
+                )
+                environment = {}
+            return RunningCommand(
+                argv,
+                supervisor=self.supervisor,
+                directory=self.root,
+                environment=environment,
+                descriptors=descriptors,
+                limits=self.limits.settings,
+                timeout=timeout,
+                max_output=self.max_output,
+                sandboxed=self.sandbox.works,
+            )
 
 
 def shell_tool(
@@ -111,6 +141,7 @@ def shell_tool(
     environment: Mapping[str, str] | None = None,
     shell: str | None = None,
     readable: Iterable[str | Path] = (),
+    limits: CommandLimits | None = None,
 ) -> AgentTool:
     """A tool named ``shell`` that runs commands in a folder, which it may change.
 
@@ -118,7 +149,8 @@ def shell_tool(
     its output that are kept, half from its beginning and half from its end. ``environment`` is
     added to the few variables that are passed on. ``shell`` is bash where there is one. In the
     sandbox there is a ``network`` only if asked for, and of the rest of the machine only the system
-    and what is ``readable``.
+    and what is ``readable``; what is readable and in the root cannot be changed. ``limits`` is what
+    a command may use up.
 
     Raises `ConfigError` for what makes no sense, and if a sandbox is required and there is none.
     """
@@ -130,6 +162,8 @@ def shell_tool(
     folder = _folder(root)
     if status.works and folder == "/":
         raise ConfigError("no sandbox can hold a root that is the whole machine: choose a folder")
+    if status.works and is_below(status.program or "", folder):
+        raise ConfigError(f"shell_tool: {status.program} is in the root: choose another folder")
     settings = _Settings(
         root=folder,
         timeout=timeout,
@@ -137,10 +171,11 @@ def shell_tool(
         sandbox=status,
         sandbox_note=_sandbox_note(status, folder),
         network=network,
-        readable=tuple([path for given in readable for path in _names(given)]),
+        readable=(*host_folders(folder), *[path for each in readable for path in _names(each)]),
         environment=_environment(environment or {}, in_sandbox=status.works),
+        limits=CommandLimits() if limits is None else limits,
         shell=_shell(shell),
-        python=_python(),
+        supervisor=_supervisor_command(folder if status.works else None),
     )
 
     async def run(
@@ -206,15 +241,19 @@ def _shell(given: str | None) -> str:
     return os.path.abspath(found)
 
 
-def _python() -> str:
-    """The interpreter that supervises commands: the real one, because a virtual environment may lie
-    in the root, where commands could put another in its place. In a frozen program it is not ours.
-    """
-    own = None if getattr(sys, "frozen", False) else sys.executable
-    found = own or shutil.which("python3", path=SYSTEM_PATH) or shutil.which("python3")
-    if not found:
-        raise ConfigError("shell_tool: commands are supervised by python3, and none was found")
-    return os.path.realpath(found)
+def _supervisor_command(root: str | None) -> list[str]:
+    """What supervises commands, from outside of the root that they can change, if there is one."""
+    interpreter = find_interpreter(root)
+    if interpreter is None:
+        where = "" if root is None else f" outside of {root}, where commands could replace it"
+        raise ConfigError(
+            f"shell_tool: commands are supervised by python3, and there is none{where}: install "
+            "the system's python3, or choose another root"
+        )
+    try:
+        return interpreter.command(source_of(_supervisor.__name__))
+    except OSError as error:
+        raise ConfigError(f"shell_tool: there is no source of the supervisor: {error}") from error
 
 
 def _environment(added: Mapping[str, str], *, in_sandbox: bool) -> dict[str, str]:
@@ -269,15 +308,7 @@ async def _run(
         return ToolResult.error(refusal)
     timeout = settings.timeout if seconds is None else min(seconds, settings.timeout)
     try:
-        running = RunningCommand(
-            settings.argv(command),
-            python=settings.python,
-            directory=settings.root,
-            environment=settings.environment,
-            timeout=timeout,
-            max_output=settings.max_output,
-            sandboxed=settings.sandbox.works,
-        )
+        running = settings.start(command, timeout)
     except OSError as error:
         return ToolResult.error(f"The command could not be started: {error.strerror or error}.")
     subscription = ctx.signal.subscribe(running.stop_from_any_thread)
@@ -318,17 +349,19 @@ def _result(settings: _Settings, command: RunningCommand, timeout: float) -> Too
     outcome, output = command.outcome, command.output
     if outcome is None:
         outcome = Outcome()
-        notes = ["its supervisor was killed; what the command has started may still run"]
+        notes = ["its supervisors were killed; what the command has started may still run"]
     elif outcome.errno:
         return ToolResult.error(f"The command could not be started: {os.strerror(outcome.errno)}.")
     else:
-        notes = _notes(outcome, timeout, settings.timeout)
-    code = None if outcome.timed_out or outcome.stopped else outcome.code
+        notes = _notes(outcome, timeout, settings)
+    was_ended = outcome.timed_out or outcome.stopped or outcome.crowded
+    code = None if was_ended else outcome.code
     details = {
         "exit_code": code if code is None or code >= 0 else None,
         "signal": _signal_name(-code) if code is not None and code < 0 else None,
         "timed_out": outcome.timed_out,
         "stopped": outcome.stopped,
+        "too_many_processes": outcome.crowded,
         "killed_in_background": outcome.background,
         "left_running": outcome.left,
         "characters_left_out": output.left_out,
@@ -339,11 +372,17 @@ def _result(settings: _Settings, command: RunningCommand, timeout: float) -> Too
     return (ToolResult.text if code == 0 else ToolResult.error)(text, details=details)
 
 
-def _notes(outcome: Outcome, timeout: float, longest: float) -> list[str]:
+def _notes(outcome: Outcome, timeout: float, settings: _Settings) -> list[str]:
     """What there is to say about the end of a command."""
     notes: list[str] = []
-    if outcome.timed_out:
-        advice = "it can be given more time" if timeout < longest else "do less in one command"
+    if not outcome.supervised:
+        notes.append("its supervisor was killed; so was everything that the command had started")
+    elif outcome.crowded:
+        most = settings.limits.processes
+        notes.append(f"killed with everything that it had started: more than {most} processes")
+    elif outcome.timed_out:
+        can_wait = timeout < settings.timeout
+        advice = "it can be given more time" if can_wait else "do less in one command"
         notes.append(
             f"timed out: killed after {timeout:g} seconds, with everything that it had started; "
             f"{advice}"

@@ -9,8 +9,11 @@ GET only, http and https only, without cookies, credentials or proxies. What it 
 - With ``allow``, only the hosts that are named.
 
 What it gives back: HTML as readable text with its links, other text as it is, and of everything
-else what it is. Size, time and redirects are bounded. The page is the word of strangers, and the
-result says so; whether an agent that can also act should read it is for the host to decide.
+else what it is. Size, time and redirects are bounded. The page is the word of strangers. All of it,
+the title too, stands between two marks, and the last has a number that no page can know. Whether an
+agent that can also act should read it is for the host to decide.
+
+It needs the extra ``web``.
 """
 
 from __future__ import annotations
@@ -21,28 +24,27 @@ import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
-from email.message import Message
+from http import HTTPStatus
+from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
-from typing import Any, TypeAlias
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urljoin
 
 from msgspec import Struct
 
 from clark_agent._threads import run_in_thread
 from clark_agent.errors import ConfigError
+from clark_agent.toolkit._addresses import Address, Network, is_reachable
 from clark_agent.toolkit._html import ReadablePage, readable
-from clark_agent.toolkit._http import (
-    Address,
-    FetchError,
-    Network,
-    Response,
-    Url,
-    get,
-    is_reachable,
-)
+from clark_agent.toolkit._url import FetchError, Url
 from clark_agent.tools import AgentTool, ToolResult, tool
 from clark_agent.types import TextContent
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from clark_agent.toolkit._http import Response
 
 __all__ = ["FetchError", "Resolve", "fetch_url_tool"]
 
@@ -74,8 +76,10 @@ def fetch_url_tool(
     ``max_bytes`` for what is read of a page, ``max_chars`` for what the model sees of it at a time.
     ``tls`` is for certificates of one's own, ``resolve`` for names of one's own.
 
-    Raises `ConfigError` for settings that make no sense.
+    Raises `ConfigError` for settings that make no sense, and without the extra ``web``.
     """
+    if find_spec("httpx2") is None:
+        raise ConfigError("fetch_url_tool needs the package httpx2: pip install 'clark-agent[web]'")
     _check_numbers(timeout=timeout, max_bytes=max_bytes, max_chars=max_chars)
     _check_numbers(max_redirects=max_redirects)
     fetcher = _Fetcher(
@@ -195,6 +199,8 @@ class _Fetcher(Struct, frozen=True):
 
     async def fetch(self, text: str) -> _Page:
         """The page, wherever it has moved to. Raises `FetchError`."""
+        from clark_agent.toolkit._http import get  # httpx2 takes a while to import
+
         url = Url.parse(text)
         for _ in range(self.max_redirects + 1):
             response = await get(
@@ -240,8 +246,6 @@ class _Fetcher(Struct, frozen=True):
 
 
 def _moved(url: Url, location: str) -> Url:
-    with suppress(UnicodeError):  # headers come as Latin-1, and some servers send UTF-8
-        location = location.encode("latin-1").decode()
     try:
         return Url.parse(urljoin(str(url), location.strip()))
     except (FetchError, ValueError) as error:
@@ -260,15 +264,25 @@ _META = re.compile(rb"<meta[^>]{0,300}?charset\s*=\s*[\"']?\s*([\w-]+)", re.IGNO
 _CHARSETS = re.compile(r"(utf|iso|latin|windows|cp|koi8|shift|sjis|euc|gb|big5|ascii|mac|tis|us)")
 
 
-def _kind(headers: Message) -> str:
-    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+_CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
+
+
+def _content_type(headers: httpx2.Headers) -> str:
+    """The first, if there are several."""
+    return next(iter(headers.get_list("Content-Type")), "")
+
+
+def _kind(headers: httpx2.Headers) -> str:
+    """The media type; empty for what looks like none."""
+    kind = _content_type(headers).partition(";")[0].strip().lower()
+    return kind if re.fullmatch(r"[a-z0-9.+_-]+/[a-z0-9.+_-]+", kind) else ""
 
 
 def _is_text(kind: str) -> bool:
     return _TEXTS.fullmatch(kind) is not None
 
 
-def _wants_body(status: int, headers: Message) -> bool:
+def _wants_body(status: int, headers: httpx2.Headers) -> bool:
     if status in _REDIRECTS and "Location" in headers:
         return False
     return _is_text(_kind(headers)) or _kind(headers) in _UNKNOWN
@@ -301,7 +315,8 @@ def _decoded(response: Response, kind: str) -> str:
     """The text in the first of the encodings that it is said to have, and does have."""
     body = response.body
     meta = _META.search(body[:2_048]) if kind in _HTML else None
-    said = [response.headers.get_param("charset"), meta and meta[1].decode("ascii", "replace")]
+    told = _CHARSET.search(_content_type(response.headers))
+    said = [told and told[1], meta and meta[1].decode("ascii", "replace")]
     declared = [name for name in map(_codec, said) if name]
     marks = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16"}
     marks[codecs.BOM_UTF16_BE] = "utf-16"
@@ -339,25 +354,31 @@ def _result(page: _Page, start: int, most: int) -> ToolResult:
         start, most = 0, min(most, _ERROR_CHARS)
     head = [f"URL: {page.url}"]
     if is_error:
-        said = f"{response.status} {response.reason[:100]}".strip()
-        head.append(f"The server did not give the page: {said}")
-    if page.title:
-        head.append(f"Title: {page.title[:300]}")
+        head.append(f"The server did not give the page: {_status(response.status)}")
     if page.text is None:
         length = response.headers.get("Content-Length", "").strip()
         size = f" of {int(length):,} bytes" if re.fullmatch(r"[0-9]{1,18}", length) else ""
         body = f"It is {page.kind or 'data'}{size}, which cannot be shown as text."
     else:
-        body = _part(page.text, start, most, is_cut=response.is_cut)
+        body = _part(page, start, most)
     text = TextContent("\n".join([*head, "", body]))
     return ToolResult((text,), is_error=is_error, details=details)
 
 
-def _part(text: str, start: int, most: int, *, is_cut: bool) -> str:
+def _status(number: int) -> str:
+    """In our words: what the server calls it stands outside of the marks."""
+    try:
+        return f"{number} {HTTPStatus(number).phrase}"
+    except ValueError:
+        return str(number)
+
+
+def _part(page: _Page, start: int, most: int) -> str:
     """What is shown of the text, between marks that say where it begins and ends."""
-    if not text.strip():
+    text, title = page.text or "", page.title[:300]
+    if not text.strip() and not title:
         return "The page has no text."
-    if start >= len(text):
+    if start and start >= len(text):
         return f"The page ends before character {start:,}: it has {len(text):,}."
     part = text[start : start + most]
     begins = "text of the page" if not start else f"the page from character {start:,} on"
@@ -365,5 +386,9 @@ def _part(text: str, start: int, most: int, *, is_cut: bool) -> str:
     if end < len(text):
         ends = f"there is more, {len(text):,} characters in all: call again with start={end}"
     else:
+        is_cut = page.response.is_cut
         ends = "the page is longer than can be fetched" if is_cut else "end of the page"
-    return f"[{begins}]\n{part}\n[{ends}]"
+    if title and not start:
+        part = f"Title: {title}\n\n{part}"
+    mark = token_hex(4)  # made now, and so not in the page
+    return f"[{begins}, up to mark {mark}]\n{part}\n[mark {mark}: {ends}]"

@@ -17,6 +17,8 @@ before it. What was opened is then looked at, and that is what is used:
   name, also before it exists, and not by another name (a hard link) of the same file; of what is
   below a protected folder, other names are kept out only while ``hard_links`` is not set. A
   relative path among ``protected`` is relative to the root.
+- What is ``sensitive`` is not refused here. `Workspace.sensitive` says what a person should be
+  asked about, by the rules of :mod:`clark_agent.toolkit.sensitive`, and the tools ask.
 - The root is the folder that was opened, also when it is renamed or something else takes its name.
 
 A file is written as a whole beside the old one and then put in its place, so that there is always
@@ -59,6 +61,13 @@ from clark_agent.toolkit._descent import (
     quoted_path,
     shown,
 )
+from clark_agent.toolkit._outside import host_folders
+from clark_agent.toolkit.sensitive import (
+    SENSITIVE_PATHS,
+    Access,
+    SensitivePath,
+    SensitiveRules,
+)
 
 __all__ = ["Entry", "Folder", "Workspace", "WorkspaceError", "WorkspaceErrorKind", "shown"]
 
@@ -95,6 +104,7 @@ class Workspace:
         hard_links: bool = False,
         read_only: bool = False,
         max_read_bytes: int = 16 << 20,
+        sensitive: Iterable[SensitivePath] = SENSITIVE_PATHS,
     ) -> None:
         _check_platform()
         given = os.path.abspath(os.fspath(root))
@@ -107,6 +117,7 @@ class Workspace:
         self.hard_links = hard_links
         self.read_only = read_only
         self.max_read_bytes = max_read_bytes
+        self._sensitive = SensitiveRules([*sensitive, *_host_rules(str(self.root))])
         # The longer first: a root that is reached through a link may lie below itself.
         self._spellings = sorted([names_in(given), names_in(str(self.root))], key=len)[::-1]
         try:
@@ -124,6 +135,10 @@ class Workspace:
     def name_of(self, path: str) -> str:
         """The path relative to the root, in the form of `Entry.path`. Nothing is opened."""
         return "/".join(self._names(path)) or "."
+
+    def sensitive(self, path: str, access: Access) -> str | None:
+        """Why a person should be asked before this is read or written; None: no reason."""
+        return self._sensitive.reason(self.name_of(path), access)
 
     def look(self, path: str) -> Entry:
         """What there is at a path, without opening it."""
@@ -316,6 +331,13 @@ def _check_settings(protected: object, max_read_bytes: object) -> None:
         raise ConfigError(f"protected takes a list of paths, not {protected!r} alone")
     if not isinstance(max_read_bytes, int) or max_read_bytes < 1:
         raise ConfigError(f"max_read_bytes must be a number above 0, not {max_read_bytes!r}")
+
+
+def _host_rules(root: str) -> list[SensitivePath]:
+    """What this program runs from may lie in the root."""
+    folders = [os.path.relpath(folder, root) for folder in host_folders(root)]
+    reason = "the program that runs this tool imports it"
+    return [SensitivePath(f"{folder}/**", "write", reason) for folder in folders]
 
 
 def _open_root(root: str) -> int:

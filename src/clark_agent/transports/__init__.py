@@ -12,7 +12,8 @@ from clark_agent.transports.base import Transport
 from clark_agent.transports.connect import connect
 from clark_agent.transports.dialects import ChatDialect
 from clark_agent.transports.failover import FirstOf
-from clark_agent.transports.gateway import gateway
+from clark_agent.transports.gateway import SAFE_EXTRAS, gateway
+from clark_agent.transports.gateway_server import serve_gateway
 from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.handover import ReplayTarget, convert_history
 from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
@@ -24,6 +25,7 @@ from clark_agent.transports.recording import RecordingStream, ReplayMismatch, Re
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = [
+    "SAFE_EXTRAS",
     "Anthropic",
     "ChatDialect",
     "FirstOf",
@@ -45,4 +47,5 @@ __all__ = [
     "connect",
     "convert_history",
     "gateway",
+    "serve_gateway",
 ]

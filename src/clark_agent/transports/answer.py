@@ -104,6 +104,8 @@ class Answer:
         """Set when the provider wants to be asked to go on, with what it needs for that."""
         self.heard = 0
         """How many characters of text have come, tags included."""
+        self.unreadable: Failure | None = None
+        """That an event could not be read: the answer may lack something."""
         self._cap = cap
         self._tags: ThinkingTags = thinking_tags
         self._new_id = new_id
@@ -227,6 +229,11 @@ class Answer:
         return chunks
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been told yet."""
+        return self._assembler.empty
+
+    @property
     def has_calls(self) -> bool:
         """Whether the model asked for a tool."""
         return bool(self._calls)
@@ -249,6 +256,8 @@ class Answer:
 
     def message(self) -> AssistantMessage | Failure:
         """The whole answer, or why it cannot be used. Everything has been told by now."""
+        if self.unreadable is not None:
+            return self.unreadable
         reason = self._stop_reason()
         if reason is StopReason.ERROR:
             return Failure(StreamErrorKind.TRANSIENT, "the provider says that it failed")

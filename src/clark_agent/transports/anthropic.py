@@ -41,11 +41,12 @@ from clark_agent.transports.anthropic_messages import (
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
-from clark_agent.transports.decoding import JsonEventDecoder
-from clark_agent.transports.failures import failure_of_sdk, failure_told, not_understood
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted
+from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.settings import (
     CacheTime,
     RetryPolicy,
@@ -107,14 +108,14 @@ class Anthropic(Transport[bytes]):
         clock: Clock | None = None,
     ) -> None:
         sdk = load_sdk("anthropic", "anthropic", "Anthropic")
-        url = _address(base_url) if client is None else str(client.base_url)
+        address = _address(base_url, client)
+        url = address.url
         key = _key(url, api_key, base_url) if client is None else None
-        given: dict[str, Any] = dict(headers or {})
-        known = [getattr(client, name, None) or "" for name in ("api_key", "auth_token")]
+        given: dict[str, Any] = {**address.headers, **(headers or {})}
         super().__init__(
             model,
             provider="Anthropic" if _is_anthropic(url) else "Messages server",
-            secrets=[key or "", *secrets_in(headers), *known],
+            secrets=[key or "", *address.secrets, *secrets_in(headers), *secrets_of(client)],
             retry=retry,
             timeouts=timeouts,
             thinking_tags=thinking_tags,
@@ -124,7 +125,8 @@ class Anthropic(Transport[bytes]):
         self.cache: CacheTime | bool = checked_cache(cache)
         self._takes = model_named(model)
         self._refused: set[int] = set()
-        self._auth: dict[str, Any] = {} if key or client else {"Authorization": sdk.Omit()}
+        is_authorized = key or client or any(name.lower() == "authorization" for name in given)
+        self._auth: dict[str, Any] = {} if is_authorized else {"Authorization": sdk.Omit()}
         sent = given if client is None else client.default_headers
         self._betas = [sent[name] for name in sent if name.lower() == "anthropic-beta"]
         self._client = client
@@ -202,17 +204,9 @@ class Anthropic(Transport[bytes]):
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
         client = self._client or await self._clients.get()
-        # The body goes as extra_body, because the SDK would look at every message to see how its
-        # own types want it written. Its warning about old models is for who calls it by hand.
-        async with client.messages.with_streaming_response.create(
-            model="",
-            max_tokens=1,
-            messages=[],
-            stream=True,
-            extra_body=body,
-            extra_headers={**self._auth, **self._beta_header(body)},
-        ) as response:
-            yield response.iter_bytes()
+        headers = {**self._auth, **self._beta_header(body)}
+        async with posted(client, "/v1/messages", body, headers) as pieces:
+            yield pieces
 
     def _beta_header(self, body: Mapping[str, Any]) -> dict[str, str]:
         """Models that think with a budget think between calls only when they are told that they
@@ -239,9 +233,11 @@ def _is_anthropic(url: str) -> bool:
     return f".{urlsplit(url).hostname or ''}".endswith(".anthropic.com")
 
 
-def _address(given: str | None) -> str:
+def _address(given: str | None, client: Any) -> Address:
+    if client is not None:
+        return Address.of(str(client.base_url), has_query=True)
     url = given or os.environ.get("ANTHROPIC_BASE_URL") or _ANTHROPIC_URL
-    return url.rstrip("/").removesuffix("/v1")  # the SDK adds it
+    return Address.of(url.rstrip("/").removesuffix("/v1"))  # the SDK adds it
 
 
 def _key(url: str, given: str | None, base_url: str | None) -> str | None:
@@ -284,7 +280,7 @@ class _Start(Struct):
     text: str | None = None
     thinking: str | None = None
     signature: str | None = None
-    data: Any = None
+    data: str | None = None
     id: str | None = None
     name: str | None = None
     input: Any = None
@@ -411,10 +407,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         self.is_complete = True
 
     def _start(self, index: int, item: dict[str, Any]) -> None:
-        try:
-            start = msgspec.convert(item, _Start)
-        except msgspec.ValidationError as error:
-            raise ProviderFailure(not_understood(msgspec.json.encode(item), error)) from None
+        start: _Start = fitted(item, _Start)
         kind = start.type or ""
         again = self._open.get(index)
         key = again.key if again is not None and again.kind == kind else next(self._keys)
@@ -513,7 +506,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         if reason == "pause_turn" and not self._answer.has_calls:
             self._answer.paused = self._container
         if reason == "refusal":
-            told = details if isinstance(details, dict) else {}
+            told = fields_of(details)
             why = told.get("explanation") or told.get("category")
             text = "the model declined to answer"
             self._answer.withheld = f"{text}: {why}" if why else text

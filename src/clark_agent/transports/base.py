@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
-from clark_agent.errors import ConfigError, StreamTimeout, TransportError
+from clark_agent.errors import AccessRefused, ConfigError, StreamTimeout, TransportError
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -39,10 +39,11 @@ from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.handover import ReplayTarget
+from clark_agent.transports.redaction import Redactor
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import AssistantMessage, StopReason
 
-__all__ = ["Decoder", "Transport", "pause", "redacted"]
+__all__ = ["REFUSES_ACCESS", "Decoder", "Transport", "pause"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +51,6 @@ T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
-# What is shorter is a placeholder for servers that want no key, and turns up in other words.
-_SHORTEST_SECRET = 6
 _HINTS = {
     401: "check the key",
     403: "the key does not allow it",
@@ -59,6 +58,7 @@ _HINTS = {
 }
 # How often a provider may pause one answer.
 _MOST_PAUSES = 10
+REFUSES_ACCESS = (401, 403)
 _MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
 
@@ -104,8 +104,8 @@ class Transport(ABC, Generic[T]):
         self.timeouts = checked("timeouts", timeouts, Timeouts) or Timeouts()
         self.thinking_tags: ThinkingTags = _thinking_tags(thinking_tags)
         self.clock = clock or SystemClock()
-        self._secrets = tuple([secret for secret in secrets if len(secret) >= _SHORTEST_SECRET])
-        for secret in self._secrets:
+        self._redactor = Redactor(secrets)
+        for secret in self._redactor.secrets:
             if not secret.isascii() or not secret.isprintable():
                 # The libraries below would quote it in their logs when they refuse it.
                 raise ConfigError(
@@ -166,7 +166,8 @@ class Transport(ABC, Generic[T]):
         try:
             body = self.encode(request)
         except TransportError as error:
-            yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            failed = Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            yield self._redactor.event(failed)
             return
         has_begun = is_rewritten = False
         asked, attempts, pauses = body, 0, 0
@@ -245,11 +246,16 @@ class Transport(ABC, Generic[T]):
         if isinstance(error, StreamTimeout):
             return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
         failure = error.failure if isinstance(error, ProviderFailure) else self._failure(error)
-        text = redacted(failure.message, self._secrets)
         if failure.kind is StreamErrorKind.FATAL and failure.status in _HINTS:
             where = f"{self.provider}, model {self.model!r}"
-            text = f"{text} ({where}: {_HINTS[failure.status]})"
-        return replace(failure, message=text)
+            # Without the secrets first: a text that was cut off may end in half of one.
+            told = self._redactor.text(failure.message)
+            text = f"{told} ({where}: {_HINTS[failure.status]})"
+            cause = failure.cause
+            if failure.status in REFUSES_ACCESS:
+                cause = AccessRefused("provider", failure.status, text)
+            return replace(failure, message=text, cause=cause)
+        return failure
 
 
 _UNFINISHED = Failure(
@@ -319,8 +325,9 @@ class _Attempt(Generic[T]):
 
     async def _finish(self) -> None:
         self._is_over = True
-        self._answer.close(is_whole=self._decoder.is_complete)
-        outcome = self._answer.message() if self._decoder.is_complete else _UNFINISHED
+        is_whole = self._decoder.is_complete
+        self._answer.close(is_whole=is_whole)
+        outcome = self._answer.message() if is_whole else self._answer.unreadable or _UNFINISHED
         if isinstance(outcome, Failure):
             self._fail(outcome)
         else:
@@ -329,8 +336,8 @@ class _Attempt(Generic[T]):
 
     def _fail(self, failure: Failure) -> None:
         self._is_over = True
-        self.failure = failure
-        self.message = self._answer.partial(failure)
+        self.failure = self._transport._redactor.failure(failure)
+        self.message = self._answer.partial(self.failure)
 
     def rest(self) -> list[StreamChunk]:
         """What was held back of an answer that failed; the message has it too from now on."""
@@ -353,22 +360,6 @@ def checked(name: str, value: Any, kind: type[T]) -> T | None:
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name} must be a {kind.__name__}, not {value!r}")
     return value
-
-
-def redacted(text: str, secrets: Iterable[str]) -> str:
-    """The text without the secrets: servers like to quote the key that they refuse."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = _without_beginning_at_end(text.replace(secret, "[redacted]"), secret)
-    return text
-
-
-def _without_beginning_at_end(text: str, secret: str) -> str:
-    """A long text is cut off, perhaps in the middle of a secret."""
-    shown = text.removesuffix("…")
-    for length in range(len(secret) - 1, 3, -1):
-        if shown.endswith(secret[:length]):
-            return f"{shown[:-length]}[redacted]"
-    return text
 
 
 async def pause(sleep: Any, signal: CancellationToken) -> bool:

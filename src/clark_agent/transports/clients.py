@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, TransportError
+from clark_agent.transports.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
-__all__ = ["LoopLocal", "api_key_from", "is_secret", "load_sdk", "secrets_in"]
+__all__ = ["LoopLocal", "api_key_from", "load_sdk", "posted"]
 
 T = TypeVar("T")
 
@@ -43,28 +44,44 @@ def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) 
     raise ConfigError(f"{needed_by} needs a key: set {names}, or pass api_key")
 
 
-_SECRET = re.compile(
-    r"authorization|cookie|header|passw|passphrase|secret|credential|bearer|"
-    r"keys?$|token$|(^|[^a-z])auth$",
-    re.IGNORECASE,
-)
+@asynccontextmanager
+async def posted(
+    client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, Any], **options: Any
+) -> AsyncGenerator[AsyncIterator[bytes]]:
+    """Send the body by a client of the openai or anthropic package; the bytes of the response.
 
-
-def is_secret(name: str) -> bool:
-    """Whether a header or a field of that name holds what nobody should see."""
-    return _SECRET.search(name) is not None
-
-
-def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
-    """What of the headers must not be told: the values, and of ``Bearer …`` also the last word.
-
-    What is too short for a key is none, and would turn up in every other text.
+    The packages' own methods would look at every message to see how their types want it written,
+    and follow redirects anywhere.
     """
-    found: list[str] = []
-    for name, value in (headers or {}).items():
-        shortest = 4 if is_secret(name) else 8
-        found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
-    return found
+    headers = {**headers, "X-Stainless-Raw-Response": "stream"}  # give us the bytes
+    for _ in range(MOST_REDIRECTS):
+        try:
+            response = await client.post(
+                path,
+                body=body,
+                cast_to=object,
+                options={"headers": headers, "follow_redirects": False, **options},
+                stream=True,
+            )
+        except Exception as error:
+            path = _moved_to(error)
+            continue
+        try:
+            yield response.iter_bytes()
+        finally:
+            await response.close()
+        return
+    raise TransportError(f"the server redirected {MOST_REDIRECTS} times in a row")
+
+
+def _moved_to(error: Exception) -> str:
+    """Where a redirect points. Raises the error again if it is none."""
+    response: Any = getattr(error, "response", None)
+    status = getattr(response, "status_code", 0)
+    location: Any = response.headers.get("location") if status else None
+    if not is_redirect(status, location):
+        raise error
+    return redirect_target(status, location, str(response.request.url))
 
 
 class LoopLocal(Generic[T]):

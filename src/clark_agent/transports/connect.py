@@ -30,6 +30,7 @@ from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.proxy import ProxyStream
+from clark_agent.transports.redaction import without_credentials
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = ["connect"]
@@ -99,7 +100,8 @@ def _split(given: str, *, needs_model: bool = True) -> tuple[str, str]:
     address, name = [part.strip() for part in given.partition("#")[::2]]
     parts = urlsplit(address)
     if not parts.hostname:
-        raise ConfigError(f"{given!r} names no host: write http://host:port/v1#model")
+        shown = without_credentials(given)
+        raise ConfigError(f"{shown!r} names no host: write http://host:port/v1#model")
     if needs_model and not name:
         shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # no password
         raise ConfigError(f"{shown!r} names no model: add it behind a #, as in {shown}#model")
@@ -113,8 +115,8 @@ def _unknown(model: str, scheme: str) -> str:
     hint = f" Did you mean {near}:?" if near else ""
     if not near and re.match(r"[\w.-]+:\d+(/|#|$)", model.strip()):
         hint = f" Did you mean http://{model.strip()}?"
+    shown = without_credentials(model)
     return (
-        f"{model!r} names no provider.{hint} Write provider:model with one of {known} "
-        "or the address of a server, as in http://localhost:8080/v1#model or "
-        "gateway+https://host#model"
+        f"{shown!r} names no provider.{hint} Write provider:model with one of {known} or the "
+        "address of a server, as in http://localhost:8080/v1#model or gateway+https://host#model"
     )

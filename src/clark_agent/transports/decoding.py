@@ -1,21 +1,32 @@
-"""Reading a response of JSON in server-sent events, whatever the provider."""
+"""Reading a response of JSON in server-sent events, whatever the provider.
+
+An event is decoded strictly first, which is fast. One that does not fit is read as liberally as
+possible, because servers and the proxies in front of them are not exact: a byte that is no UTF-8 is
+replaced, a number where a text belongs (or the reverse) is converted, and any other field of the
+wrong type is left out. What is no JSON at all fails the answer, but only at its end: whatever else
+comes is told first.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from types import NoneType, UnionType
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from msgspec import Struct
 
 from clark_agent.transports.answer import Answer, ProviderFailure
 from clark_agent.transports.failures import not_understood
 from clark_agent.transports.sse import SseDecoder
 
-__all__ = ["JsonEventDecoder"]
+__all__ = ["JsonEventDecoder", "fields_of", "fitted"]
 
 E = TypeVar("E")
+
+_BROKEN = object()
+_REPLACEMENT = "\ufffd"
 
 
 class JsonEventDecoder(ABC, Generic[E]):
@@ -51,9 +62,9 @@ class JsonEventDecoder(ABC, Generic[E]):
         without any event may be the answer, or an error, in one piece.
         """
         for payload in self._sse.end():
-            if payload.startswith(b"[DONE]") or _is_json(payload):
+            if payload.startswith(b"[DONE]") or _json_in(payload) is not _BROKEN:
                 self._payload(payload)
-        if not self.is_complete and (stray := self._sse.stray) and _is_json(stray):
+        if not self.is_complete and (stray := self._sse.stray) and _json_in(stray) is not _BROKEN:
             self._payload(stray)
         self.is_complete = self.is_complete or self.may_end
 
@@ -65,25 +76,76 @@ class JsonEventDecoder(ABC, Generic[E]):
             return  # an event without data: a sign of life
         try:
             event = self._decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
-            event = self._with_half_a_character(payload, error)
-        self._event(event)
+        except (ValueError, RecursionError) as error:  # bad JSON, UTF-8 or types
+            self._liberally(payload, error)
+        else:
+            self._event(event)
 
-    def _with_half_a_character(self, payload: bytes, error: Exception) -> E:
-        """A character that is cut between two events comes as two escapes, each of them no text.
+    def _liberally(self, payload: bytes, error: Exception) -> None:
+        """Take what can be read of an event that does not fit."""
+        value = _json_in(payload)
+        if value is not _BROKEN:
+            event: E | None = fitted(value, self._type)
+            if event is not None:
+                self._event(event)
+        elif b"\n" in payload:  # perhaps two events that lost the empty line between them
+            for line in payload.split(b"\n"):
+                self._payload(line)
+        else:
+            self._unreadable(not_understood(payload, error))
 
-        Only the slower decoder takes them.
-        """
-        if b"\\ud" in payload.lower():
-            with suppress(ValueError, RecursionError, msgspec.ValidationError):
-                event: E = msgspec.convert(json.loads(payload), self._type)
-                return event
-        raise ProviderFailure(not_understood(payload, error)) from None
+    def _unreadable(self, failure: Any) -> None:
+        if self._answer.is_empty:
+            raise ProviderFailure(failure)  # nothing is lost, and asking again may help
+        self._answer.unreadable = self._answer.unreadable or failure
 
 
-def _is_json(data: bytes) -> bool:
+def _json_in(payload: bytes) -> Any:
+    """The JSON of the payload, or `_BROKEN`.
+
+    The slower decoder takes escapes of half a character, which come when a character is cut between
+    two events.
+    """
     try:
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+        return json.loads(payload.decode(errors="replace").strip(f"{_REPLACEMENT} \t\r\n"))
+    except (ValueError, RecursionError):
+        return _BROKEN
+
+
+# --- JSON that does not fit its type ----------------------------------------------------------
+
+
+def fitted(value: Any, kind: Any) -> Any:
+    """The value as an object of that type, as far as it fits; None for what does not.
+
+    ``kind`` is a Struct whose fields all have defaults, or what the fields of one may be: a list, a
+    union, a plain type.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except (ValueError, RecursionError):
+        pass
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return _fitted_struct(value, kind)
+    if get_origin(kind) is list:
+        of = get_args(kind)[0]
+        parts = [fitted(part, of) for part in value] if isinstance(value, list) else []
+        return [part for part in parts if part is not None] or None
+    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if get_origin(kind) in (Union, UnionType):
+        others = (fitted(value, option) for option in get_args(kind) if option is not NoneType)
+        return next((found for found in others if found is not None), None)
+    return None
+
+
+def _fitted_struct(value: Any, kind: type[Struct]) -> Any:
+    if not isinstance(value, dict):
+        return None
+    known = [field for field in msgspec.structs.fields(kind) if field.encode_name in value]
+    return kind(**{field.name: fitted(value[field.encode_name], field.type) for field in known})
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The object, or an empty one where something else stands."""
+    return value if isinstance(value, dict) else {}

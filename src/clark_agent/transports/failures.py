@@ -76,6 +76,11 @@ _RULES = (
             r"extra usage is required",
         ),
     ),
+    # Called a rate limit, but this one request is more than the limit: waiting does not help.
+    _Rule(
+        _OVERFLOW,
+        text=_any_of(r"request too large .{0,400}(must be reduced|reduce your message)"),
+    ),
     _Rule(
         _LIMITED,
         statuses=frozenset({429, 529}),
@@ -113,7 +118,7 @@ _RULES = (
         _OVERFLOW,
         words=_words(
             "context_length_exceeded model_max_prompt_tokens_exceeded exceed_context_size_error "
-            "request_too_large tokens_limit_reached 1261"
+            "request_too_large requested_too_many_tokens tokens_limit_reached 1261"
         ),
     ),
     _Rule(
@@ -126,7 +131,14 @@ _RULES = (
             r"exceeds max length",
             r"maximum prompt length",
             r"longer than the (model's context|maximum model) length",
-            r"token count.{0,40}exceeds",
+            r"token count.{0,40}(exceeds|but model only supports)",
+            r"ContextWindowExceeded",
+            r"input tokens exceeded",
+            r"too many (input tokens\. max|tokens overall)",
+            r"following a prompt of length \d+, which exceeds",
+            r"(prompt|input) length \S* ?exceeds (the )?maximum (allowed )?(input|sequence) length",
+            r"prompt length .{0,40}should not exceed max_num_tokens",
+            r"prompt_tokens \(\d+\) must be less than max_seq_len",
             r"total message size \d+ exceeds",
             r"supports only \d+k context",
             r"range of input length",

@@ -21,7 +21,10 @@ need no token. The rules:
 - on SIGTERM, Ctrl-C or the end of the app's lifespan new calls are refused and running ones may
   end; those that have not after ``drain_timeout`` seconds are broken off with an error that says
   so. ``app.state.gateway.drain()`` begins that earlier;
-- without tokens (``tokens=None``) only this very machine is answered.
+- without tokens (``tokens=None``) only this very machine is answered, and nobody on whose behalf a
+  proxy on it asks;
+- of the ``provider_extras`` of a call only the fields in ``extras`` are passed on, `SAFE_EXTRAS` by
+  default. A call with any other is refused before the provider hears of it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import re
 import signal as signals
 import threading
 import traceback
@@ -54,9 +58,9 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
 )
-from clark_agent.transports.base import redacted
 from clark_agent.transports.clients import load_sdk
 from clark_agent.transports.gateway_docs import ErrorDetail, ErrorReply, Health, Models, describe
+from clark_agent.transports.redaction import Redactor
 from clark_agent.transports.stream_wire import StreamCall, decode_call, encode_event
 from clark_agent.types import StopReason
 
@@ -66,17 +70,57 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
-__all__ = ["Gateway", "gateway"]
+__all__ = ["SAFE_EXTRAS", "Gateway", "gateway"]
 
 logger = logging.getLogger(__name__)
 
 _ONLY = "default"  # the name of a model that is the only one
+
+SAFE_EXTRAS: frozenset[str] = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "topP",
+        "top_k",
+        "topK",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_sequences",
+        "stopSequences",
+        "presence_penalty",
+        "presencePenalty",
+        "frequency_penalty",
+        "frequencyPenalty",
+        "repetition_penalty",
+        "reasoning",
+        "reasoning_effort",
+        "thinking",
+        "thinking_config",
+        "thinkingConfig",
+        "verbosity",
+        "text",
+        "output_config",
+        "response_format",
+        "response_mime_type",
+        "responseMimeType",
+        "response_schema",
+        "responseSchema",
+        "response_json_schema",
+        "responseJsonSchema",
+        "tool_choice",
+        "parallel_tool_calls",
+    ]
+)
+"""What a caller of a gateway may set in ``provider_extras``: how the model samples, thinks and
+formats. Not which model answers, what is stored, who is billed, and what runs at the provider."""
 
 
 def gateway(
     stream: StreamFn | Mapping[str, StreamFn],
     *,
     tokens: Mapping[str, str] | Iterable[str] | None,
+    extras: Iterable[str] | None = SAFE_EXTRAS,
     max_request_bytes: int = 32 << 20,
     max_concurrent: int = 100,
     keep_alive: float = 15.0,
@@ -86,7 +130,9 @@ def gateway(
     """An ASGI app that serves a transport, or several by their names, to whoever has a token.
 
     ``tokens`` are secrets, with the names that they have in logs if it is a mapping; None is open
-    access for this machine alone. ``max_concurrent`` streams may run at once for each token.
+    access for this machine alone. ``extras`` are the fields of ``provider_extras`` that callers may
+    set (``SAFE_EXTRAS | {"metadata"}`` allows one more); None allows all of them, the model's name
+    included. ``max_concurrent`` streams may run at once for each token.
     ``keep_alive`` is the longest silence of a connection in seconds, ``client_timeout`` how long a
     client may keep the gateway waiting for its request, or for reading what it was sent.
     """
@@ -96,7 +142,8 @@ def gateway(
     from starlette.routing import Route
 
     limits = _Limits(max_request_bytes, max_concurrent, keep_alive, client_timeout, drain_timeout)
-    gate = Gateway(_models(stream), _Callers(tokens, max_concurrent), limits)
+    callers = _Callers(tokens, max_concurrent)
+    gate = Gateway(_models(stream), callers, limits, _allowed(extras))
     app = Starlette(
         routes=[
             Route("/v1/stream", _StreamEndpoint(gate), methods=["POST"]),
@@ -145,6 +192,19 @@ def _models(stream: StreamFn | Mapping[str, StreamFn]) -> dict[str, StreamFn]:
         if not callable(model):
             raise ConfigError(f"gateway() serves transports, not {model!r}")
     return models
+
+
+_LONGEST_NAME = 100
+
+
+def _allowed(extras: Iterable[str] | None) -> frozenset[str] | None:
+    if extras is None:
+        return None
+    names: Any = () if isinstance(extras, str) else extras
+    allowed = frozenset(names)
+    if isinstance(extras, str) or not all(isinstance(name, str) for name in allowed):
+        raise ConfigError(f"extras are the names of fields, not {extras!r}")
+    return allowed
 
 
 class _Callers:
@@ -216,16 +276,35 @@ def _digest(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
 
 
+# What proxies add, and servers such as uvicorn believe when they say who the client is.
+_FORWARDING = re.compile(
+    rb"forwarded|x-forwarded-.*|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip|"
+    rb"cf-connecting-ip|fastly-client-ip|via"
+)
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
+
+
 def _check_loopback(client: Any, headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Only this machine, and by a name that is its own.
 
-    A page of a foreign site, open in a browser here, can ask under the foreign site's name.
+    A page of a foreign site, open in a browser here, can ask under the foreign site's name. And who
+    asks through a proxy on this machine is not this machine, whatever the proxy says.
     """
-    host = next((value for name, value in headers if name == b"host"), b"").decode("latin-1")
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    if (client is None or _is_loopback(client[0])) and _is_loopback(name):
+    given = [(name.lower(), value) for name, value in headers]
+    hosts = [value.decode("latin-1") for name, value in given if name == b"host"]
+    is_forwarded = any(_FORWARDING.fullmatch(name) for name, _ in given)
+    is_ours = client is None or _is_loopback(client[0])
+    if is_ours and not is_forwarded and len(hosts) == 1 and _is_loopback(_name_in(hosts[0])):
         return
-    raise _Refused(403, "forbidden", "without tokens this gateway answers its own machine alone")
+    why = " and nobody behind a proxy" if is_forwarded else ""
+    text = f"without tokens this gateway answers its own machine alone{why}"
+    raise _Refused(403, "forbidden", text)
+
+
+def _name_in(host: str) -> str:
+    """The name in a ``Host`` header, without the port; empty if it is none."""
+    found = _HOST.fullmatch(host)
+    return (found[1] or found[2]) if found else ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -245,14 +324,22 @@ def _is_loopback(host: str) -> bool:
 class Gateway:
     """What an app made by `gateway` keeps in ``app.state.gateway``."""
 
-    def __init__(self, models: dict[str, StreamFn], callers: _Callers, limits: _Limits) -> None:
+    def __init__(
+        self,
+        models: dict[str, StreamFn],
+        callers: _Callers,
+        limits: _Limits,
+        extras: frozenset[str] | None = SAFE_EXTRAS,
+    ) -> None:
         self.models = models
+        self._extras = extras
         self.limits = limits
         self.is_draining = False
         self._callers = callers
         self._streams: set[_Stream] = set()
-        self._secrets = [*callers.secrets.values(), *_secrets_of(*models.values())]
-        description = describe(is_open=callers.is_open, has_several=len(models) > 1)
+        secrets = [*callers.secrets.values(), *_secrets_of(*models.values())]
+        self._redactor = Redactor(secrets)
+        description = describe(is_open=callers.is_open, has_several=len(models) > 1, extras=extras)
         self._description = msgspec.json.encode(description)
 
     @property
@@ -307,6 +394,7 @@ class Gateway:
         call = _decoded(await self._body(receive))
         self._check_running()
         name = self._model(call.model)
+        self._check_extras(call.provider_extras)
         signal = CancellationToken()
         try:
             events = self.models[name](call.to_request(), signal)
@@ -318,6 +406,22 @@ class Gateway:
         if self.is_draining:
             text = "the gateway is shutting down"
             raise _Refused(503, "unavailable", text, headers={"Retry-After": "2"})
+
+    def _check_extras(self, extras: Any) -> None:
+        if extras is None or self._extras is None:
+            return
+        if not isinstance(extras, dict):
+            text = "provider_extras must be an object"
+            raise _Refused(400, "invalid_request", text, path="$.provider_extras")
+        for name in extras:
+            if name not in self._extras:
+                shown = name[:_LONGEST_NAME]
+                known = ", ".join(sorted(self._extras)) or "none"
+                text = (
+                    f"this gateway does not pass on {shown!r}; of provider_extras it takes {known}"
+                )
+                path = f"$.provider_extras.{shown}"
+                raise _Refused(400, "extra_not_allowed", text, path=path)
 
     def _check_headers(self, headers: Mapping[bytes, bytes]) -> None:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -366,7 +470,7 @@ class Gateway:
         """Log what should not have happened; what the client may know of it."""
         incident = random_id()[:8]
         trace = "".join(traceback.format_exception(error))
-        logger.error("incident %s\n%s", incident, redacted(trace, self._secrets))
+        logger.error("incident %s\n%s", incident, self._redactor.text(trace))
         return f"the gateway failed; its log has more under incident {incident}"
 
     # --- the other endpoints --------------------------------------------------------------------
@@ -409,7 +513,8 @@ def _secrets_of(*streams: Any) -> list[str]:
     """The keys of these transports, and of those inside them, as far as they can be found."""
     secrets: list[str] = []
     for stream in streams:
-        secrets += getattr(stream, "_secrets", ())
+        redactor: Any = getattr(stream, "_redactor", None)
+        secrets += redactor.secrets if isinstance(redactor, Redactor) else ()
         inner = [getattr(stream, "inner", None), *getattr(stream, "transports", ())]
         secrets += _secrets_of(*[part for part in inner if callable(part)])
     return secrets

@@ -46,7 +46,7 @@ class Models(Struct, frozen=True):
 
 
 _REFUSALS = {
-    400: "The body is not JSON, or not a call: ``path`` says where.",
+    400: "The body is not JSON, not a call, or has an extra that is not taken; see ``path``.",
     401: "No token, or one that is not known.",
     403: "Without tokens the gateway answers this machine alone.",
     404: "There is no such model.",
@@ -81,14 +81,22 @@ _EVENT = {
 }
 
 
-def describe(*, is_open: bool, has_several: bool) -> dict[str, Any]:
-    """The document. ``is_open``: there are no tokens; ``has_several``: a call names its model."""
+def describe(
+    *, is_open: bool, has_several: bool, extras: frozenset[str] | None = None
+) -> dict[str, Any]:
+    """The document. ``is_open``: there are no tokens; ``has_several``: a call names its model;
+    ``extras``: what ``provider_extras`` may hold, if not anything.
+    """
     (call, event, reply, health, models), schemas = msgspec.json.schema_components(
         [StreamCall, EventRecord, ErrorReply, Health, Models],
         ref_template="#/components/schemas/{name}",
     )
+    fields = schemas["StreamCall"]
+    if extras is not None:
+        allowed: dict[str, Any] = {name: {} for name in sorted(extras)}
+        objects = {"type": "object", "properties": allowed, "additionalProperties": False}
+        fields["properties"]["provider_extras"] = {"anyOf": [{"type": "null"}, objects]}
     if has_several:
-        fields = schemas["StreamCall"]
         fields["properties"]["model"] = {"type": "string"}
         fields["required"] = [*fields["required"], "model"]
     access = 403 if is_open else 401

@@ -32,7 +32,7 @@ from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, 
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
 from clark_agent.transports.decoding import JsonEventDecoder
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import (
@@ -44,6 +44,8 @@ from clark_agent.transports.gemini_contents import (
 )
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import sendable, with_extras
+from clark_agent.transports.redaction import Address, secrets_in, secrets_of
+from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import Annotation, ImageContent, ProviderContent, StopReason, Usage
 
@@ -65,7 +67,7 @@ class Gemini(Transport[bytes]):
     ``headers`` go with every request. ``client`` is a ``google.genai.Client`` of your own, for
     Vertex AI for example, in place of all that; it stays yours to close. What a request has as its
     ``provider_extras`` are fields of the SDK's ``GenerateContentConfig`` or of the REST API's
-    request: tools are added to the request's own, everything else replaces what is there.
+    request.
     """
 
     def __init__(
@@ -83,27 +85,29 @@ class Gemini(Transport[bytes]):
         clock: Clock | None = None,
     ) -> None:
         sdk = load_sdk("google.genai", "google", "Gemini")
+        address = Address.of(base_url or _GOOGLE_URL)
         key = None if client is not None else _key_for(api_key, base_url)
-        from_environment = [os.environ.get(name, "").strip() for name in _KEY_VARIABLES]
+        known = [os.environ.get(name, "").strip() for name in _KEY_VARIABLES]
+        known += secrets_of(getattr(client, "_api_client", None))
         super().__init__(
             model,
             provider="Gemini",
-            secrets=[key or "", *secrets_in(headers), *from_environment],
+            secrets=[key or "", *address.secrets, *secrets_in(headers), *known],
             retry=retry,
             timeouts=timeouts,
             thinking_tags=thinking_tags,
             clock=clock,
         )
-        self.base_url = base_url or _GOOGLE_URL
+        self.base_url = address.url
         self._api_error: type[Any] = sdk.errors.APIError
         self._client = client
 
         def make() -> _OwnClient:
             http = _http_client(self.timeouts.connect)
             options = sdk.types.HttpOptions(
-                base_url=base_url,
+                base_url=address.url if base_url else None,
                 api_version=api_version,
-                headers=dict(headers or {}),
+                headers={**address.headers, **(headers or {})},
                 httpx_async_client=http,
             )
             # Without a key the SDK would look for one in the environment.
@@ -150,11 +154,13 @@ class Gemini(Transport[bytes]):
             generation["temperature"] = request.temperature
         if (thinking := _thinking(self.model, request.reasoning)) is not None:
             generation["thinkingConfig"] = thinking
-        if generation:
-            body["generationConfig"] = generation
         extras: Any = request.provider_extras
         if isinstance(extras, Mapping):
-            return with_extras(_configured(body, extras), None)
+            extras = _as_in_rest(extras)
+            if _says_how_long(extras.get("generationConfig")):
+                generation.pop("thinkingConfig", None)
+        if generation:
+            body["generationConfig"] = generation
         return with_extras(body, extras)
 
     @asynccontextmanager
@@ -239,7 +245,7 @@ def _http_client(connect: float | None) -> Any:
     """An HTTP client for the SDK that keeps the body of a good response from it, for us to read.
 
     The SDK sees the status and an empty body. A response that tells a failure it gets whole: its
-    exceptions know what is in there. Redirects are not followed, for the key would go with them.
+    exceptions know what is in there.
     """
     httpx = load_sdk("httpx2", "google", "Gemini")
 
@@ -261,7 +267,9 @@ def _http_client(connect: float | None) -> Any:
 
     return httpx.AsyncClient(
         limits=httpx.Limits(max_connections=1000, max_keepalive_connections=100),
-        event_hooks={"request": [limit_connecting], "response": [take]},
+        event_hooks={"request": [limit_connecting], "response": [stay_at_origin(), take]},
+        follow_redirects=True,
+        max_redirects=MOST_REDIRECTS,
     )
 
 
@@ -361,21 +369,38 @@ def _declaration(tool: ToolSchema) -> dict[str, Any]:
     }
 
 
-def _configured(body: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with the host's own fields, each where the REST API has it."""
-    written = dict(body)
-    generation = dict(body.get("generationConfig", {}))
+def _as_in_rest(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """The host's own fields, each where the REST API has it and by the name that it has there."""
+    written: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in extras.items():
         match _camel(name), value:
             case "generationConfig", Mapping():
-                generation |= {_camel(inner): part for inner, part in value.items()}
-            case "tools", list() | tuple():
-                written["tools"] = [*written.get("tools", ()), *value]
+                settings |= {_camel(inner): part for inner, part in value.items()}
+            case "toolConfig", Mapping():
+                written["toolConfig"] = _camel_fields(value)
             case field, _ if field in _REQUEST_FIELDS:
                 written[field] = value
             case field, _:
-                generation[field] = value
-    return {**written, "generationConfig": generation} if generation else written
+                settings[field] = value
+    thinking = settings.get("thinkingConfig")
+    if isinstance(thinking, Mapping):
+        settings["thinkingConfig"] = _camel_fields(thinking)
+    return {**written, "generationConfig": settings} if settings else written
+
+
+def _says_how_long(settings: Any) -> bool:
+    """Whether to think, and how long: a model refuses two words about it."""
+    thinking = settings.get("thinkingConfig") if isinstance(settings, dict) else None
+    return isinstance(thinking, dict) and not thinking.keys().isdisjoint(
+        ("thinkingLevel", "thinkingBudget")
+    )
+
+
+def _camel_fields(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {_camel(name): _camel_fields(part) for name, part in value.items()}
 
 
 def _camel(name: str) -> str:
@@ -493,7 +518,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
 
     def _part(self, part: Part) -> None:
         text, call = part.get("text"), part.get("functionCall")
-        signature = part.get("thoughtSignature")
+        sealed = part.get("thoughtSignature")
+        signature = sealed if isinstance(sealed, str) else None
         if isinstance(call, dict):
             self._call(call, signature)
         elif not isinstance(text, str):
@@ -509,7 +535,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             if signature:
                 self._seal(signature, part="text", id=None, chars=len(text))
 
-    def _block(self, part: Part, signature: Any) -> None:
+    def _block(self, part: Part, signature: str | None) -> None:
         """A picture, or a part that is the provider's alone. Its signature is for one model."""
         unsigned = {name: value for name, value in part.items() if name != "thoughtSignature"}
         match unsigned:
@@ -525,7 +551,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         if signature:
             self._seal(signature, part="block")
 
-    def _call(self, call: dict[str, Any], signature: Any) -> None:
+    def _call(self, call: dict[str, Any], signature: str | None) -> None:
         if call.get("willContinue") or call.get("partialArgs"):
             text = "the arguments of a call came in pieces, which nobody should have asked for"
             raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
@@ -541,7 +567,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         if signature:
             self._seal(signature, part="call", id=call_id)
 
-    def _seal(self, signature: Any, **fields: Any) -> None:
+    def _seal(self, signature: str, **fields: Any) -> None:
         self._keep(type="reasoning.encrypted", data=signature, **fields)
 
     def _keep(self, **fields: Any) -> None:

@@ -23,7 +23,7 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
@@ -173,17 +173,8 @@ class OpenAIChat(Transport[bytes]):
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
-        client = await self._clients.get()
-        # The body goes as extra_body, because the SDK would look at every message to see how its
-        # own types want it written.
-        async with client.chat.completions.with_streaming_response.create(
-            model=self.model,
-            messages=[],
-            stream=True,
-            extra_body=body,
-            extra_headers=self._clients.request_headers,
-        ) as response:
-            yield response.iter_bytes()
+        async with self._clients.posted("/chat/completions", body) as pieces:
+            yield pieces
 
     def _decoder(self, answer: Answer) -> ChatDecoder:
         return ChatDecoder(answer, self.dialect, self.model)
@@ -679,7 +670,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
                     pass
 
     def _usage(self, usage: Mapping[str, Any]) -> None:
-        details: Any = usage.get("prompt_tokens_details") or {}
+        details = fields_of(usage.get("prompt_tokens_details"))
         cached = _count(
             details.get("cached_tokens"),
             usage.get("prompt_cache_hit_tokens"),
@@ -688,7 +679,8 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
         written = _count(details.get("cache_write_tokens"), details.get("cache_creation_tokens"))
         output = _count(usage.get("completion_tokens"))
         if self._dialect.counts_reasoning_apart:
-            output += _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
+            thought = fields_of(usage.get("completion_tokens_details"))
+            output += _count(thought.get("reasoning_tokens"))
         self._answer.usage = Usage(
             max(0, _count(usage.get("prompt_tokens")) - cached - written), output, written, cached
         )

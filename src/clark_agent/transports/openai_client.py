@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 from clark_agent.transports.base import checked
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, secrets_in
+from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
 from clark_agent.transports.dialects import ChatDialect, dialect_for
+from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.settings import Timeouts
 
 __all__ = ["OpenAIClients"]
@@ -44,20 +45,20 @@ class OpenAIClients:
     ) -> None:
         sdk = load_sdk("openai", "openai", needed_by)
         if client is not None:
-            self.url = str(client.base_url)
+            address = Address.of(str(client.base_url), has_query=True)
         else:
-            self.url = base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL
+            address = Address.of(base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI_URL)
+        self.url = address.url
         self.dialect = dialect or dialect_for(self.url)
         key = api_key if client is not None else self._key(api_key, base_url)
         given: dict[str, Any] = {name: value.strip() for name, value in (headers or {}).items()}
-        own = getattr(client, "api_key", None)
-        keys = [key, own, urlsplit(self.url).password]
-        self.secrets = [*[k for k in keys if isinstance(k, str)], *secrets_in(headers)]
+        given = {**address.headers, **given}
+        self.secrets = [*address.secrets, *secrets_in(headers), *secrets_of(client)]
+        self.secrets += [key] if key else []
         is_authorized = key or client or any(name.lower() == "authorization" for name in given)
-        self.request_headers: dict[str, Any] = (
+        self._request_headers: dict[str, Any] = (
             {} if is_authorized else {"Authorization": sdk.Omit()}
         )
-        """What has to go with each request, as ``extra_headers``."""
         # Asking again is our business, and takes our time limits.
         self._client = None if client is None else client.with_options(max_retries=0)
         if dialect_for(self.url).name != "OpenAI":
@@ -79,7 +80,7 @@ class OpenAIClients:
         given = given and given.strip()
         variables = self.dialect.key_variables
         if variables and (given or dialect_for(self.url).key_variables == variables):
-            return api_key_from(given, variables, f"{self.dialect.name} ({_shown(self.url)})")
+            return api_key_from(given, variables, f"{self.dialect.name} ({self.url})")
         if base_url is None and given is None:
             return os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
         return given
@@ -88,14 +89,20 @@ class OpenAIClients:
         """The client of the running event loop, or the host's own."""
         return self._client or await self._kept.get()
 
+    @asynccontextmanager
+    async def posted(
+        self, path: str, body: Mapping[str, Any]
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Send the body; the bytes of the response."""
+        client = await self.get()
+        # The package has a second key, for the account: it stays at home.
+        only = {"security": {"bearer_auth": True}}
+        async with posted(client, path, body, self._request_headers, **only) as pieces:
+            yield pieces
+
     async def aclose(self) -> None:
         """Close the connections of the running event loop; the host's own client stays open."""
         await self._kept.aclose()
-
-
-def _shown(url: str) -> str:
-    password = urlsplit(url).password
-    return url.replace(f":{password}@", "@") if password else url
 
 
 def _openai_headers() -> list[str]:

@@ -29,9 +29,9 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted
 from clark_agent.transports.dialects import openai_effort
-from clark_agent.transports.failures import failure_of_sdk, failure_told, not_understood
+from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.transports.outgoing import (
@@ -179,17 +179,8 @@ class OpenAIResponses(Transport[bytes]):
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
-        client = await self._clients.get()
-        # The body goes as extra_body, because the SDK would look at every item to see how its own
-        # types want it written.
-        async with client.responses.with_streaming_response.create(
-            model=self.model,
-            input=[],
-            stream=True,
-            extra_body=body,
-            extra_headers=self._clients.request_headers,
-        ) as response:
-            yield response.iter_bytes()
+        async with self._clients.posted("/responses", body) as pieces:
+            yield pieces
 
     def _decoder(self, answer: Answer) -> _ResponsesDecoder:
         return _ResponsesDecoder(answer, self.model)
@@ -375,7 +366,7 @@ class _Turn:
         kind = data.get("type") if isinstance(data, dict) else None
         if kind == _PICTURE and "result" not in data:
             self._picture = data
-        elif kind is not None and kind not in _WAITING:
+        elif isinstance(kind, str) and kind not in _WAITING:
             self.items.append(data)
 
     def _image(self, image: ImageContent) -> None:
@@ -535,7 +526,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._named: dict[str | None, _Item] = {}
         self._newest: dict[str, _Item] = {}
         self._thought: tuple[_Item, int | None] | None = None  # whose reasoning was told last
-        self._kept: set[tuple[str, Any]] = set()  # items of the provider alone, by kind and id
+        self._kept: set[tuple[str | None, str | None]] = set()  # items of the provider alone, by kind and id
 
     def _event(self, event: _Event) -> None:
         match event.type:
@@ -618,8 +609,9 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
     # --- items ----------------------------------------------------------------------------------
 
     def _added(self, item_as_sent: dict[str, Any], index: int | None) -> None:
-        whole, kind = _read(item_as_sent), item_as_sent.get("type")
-        if kind not in _KINDS:
+        whole = _read(item_as_sent)
+        kind = whole.type
+        if kind is None or kind not in _KINDS:
             return
         item = self._named.get(whole.id)
         if item is None or item.index != index or not item.is_open(kind):
@@ -633,9 +625,10 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             self._call(item, whole)
 
     def _done(self, item_as_sent: dict[str, Any], index: int | None) -> None:
-        whole, kind = _read(item_as_sent), item_as_sent.get("type")
-        if kind not in _KINDS:
-            self._keep(item_as_sent)
+        whole = _read(item_as_sent)
+        kind = whole.type
+        if kind is None or kind not in _KINDS:
+            self._keep(item_as_sent, whole)
             return
         item = self._find(kind, index, whole.id)
         if item is None:
@@ -686,10 +679,11 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         came = {item.kind for item in self._items if item.has_come}
         kept = {kind for kind, _ in self._kept}
         for index, item_as_sent in enumerate(output):
-            whole, kind = _read(item_as_sent), item_as_sent.get("type")
-            if kind not in _KINDS:
+            whole = _read(item_as_sent)
+            kind = whole.type
+            if kind is None or kind not in _KINDS:
                 if whole.id or kind not in kept:
-                    self._keep(item_as_sent)
+                    self._keep(item_as_sent, whole)
                 continue
             begun = (item for item in unfinished if item.is_whole_in(whole))
             if (item := next(begun, None)) is not None:
@@ -742,12 +736,12 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             item.pieces.append(delta)
             self._answer.custom_call(item.key, text=delta)
 
-    def _keep(self, item: dict[str, Any]) -> None:
+    def _keep(self, item: dict[str, Any], whole: _Whole) -> None:
         """An item of the provider alone; what it made is shown."""
-        kind, item_id = item.get("type"), item.get("id")
-        if not isinstance(kind, str) or (item_id is not None and (kind, item_id) in self._kept):
+        kind, known = whole.type, (whole.type, whole.id)
+        if not isinstance(item.get("type"), str) or (whole.id is not None and known in self._kept):
             return
-        self._kept.add((kind, item_id))
+        self._kept.add(known)
         self._thought = None
         if kind == _PICTURE and isinstance(data := item.get("result"), str) and data:
             self._picture({name: value for name, value in item.items() if name != "result"}, data)
@@ -812,14 +806,9 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
 
 
 def _read(item: dict[str, Any]) -> _Whole:
-    """The item, as far as we know its kind."""
-    if item.get("type") not in _KINDS:
-        item_id = item.get("id")
-        return _Whole(id=item_id if isinstance(item_id, str) else None)
-    try:
-        return msgspec.convert(item, _Whole)
-    except msgspec.ValidationError as error:
-        raise ProviderFailure(not_understood(msgspec.json.encode(item), error)) from None
+    """The item, as far as we know it."""
+    whole: _Whole = fitted(item, _Whole)
+    return whole
 
 
 _NOTED = {
@@ -881,8 +870,7 @@ def _json_text(arguments: Any) -> str:
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
-    details: Any = usage.get("input_tokens_details")
-    details = details if isinstance(details, dict) else {}
+    details = fields_of(usage.get("input_tokens_details"))
     cached = _count(details.get("cached_tokens"))
     written = _count(details.get("cache_write_tokens"))
     tokens = max(0, _count(usage.get("input_tokens")) - cached - written)

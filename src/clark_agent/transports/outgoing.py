@@ -53,6 +53,7 @@ __all__ = [
     "custom_tools",
     "inline_data",
     "media_type_of",
+    "merged",
     "safe_id",
     "safe_name",
     "sendable",
@@ -244,13 +245,13 @@ def safe_name(name: str, longest: int = 64) -> str:
 
 
 def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:
-    """The body with the host's own fields in it, which win; and nothing in it that is no text.
+    """The body with the host's own fields merged into it; and nothing in it that is no text.
 
     A lone surrogate, from a file name or a cut emoji, would keep a request from being written.
     """
     if extras is not None and not isinstance(extras, Mapping):
         raise TransportError(f"provider_extras must be a mapping, not {type(extras).__name__}")
-    body = {**body, **(extras or {})}
+    body = merged(body, extras or {})
     try:
         msgspec.json.encode(body)
     except UnicodeEncodeError:
@@ -259,6 +260,27 @@ def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:
     except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
         raise TransportError(f"the request cannot be written as JSON: {error}") from error
     return body
+
+
+def merged(ours: Any, theirs: Any) -> Any:
+    """Two JSON values in one, the second on top.
+
+    Objects are merged field by field. Lists are joined, ours first, without what is there already.
+    Anything else of theirs replaces what is there; so does an object that says by its ``type`` that
+    it is another kind of thing.
+    """
+    if isinstance(ours, dict) and isinstance(theirs, Mapping):
+        if ours.get("type") != theirs.get("type", ours.get("type")):
+            return theirs
+        both = {name: merged(ours[name], theirs[name]) for name in theirs if name in ours}
+        return {**ours, **theirs, **both}
+    if isinstance(ours, list) and isinstance(theirs, (list, tuple)):
+        joined = [*ours]
+        joined += [
+            item for place, item in enumerate(theirs) if item not in (*ours, *theirs[:place])
+        ]
+        return joined
+    return theirs
 
 
 def _well_formed(value: Any) -> Any:

@@ -4,8 +4,10 @@
 
 The gateway sends the very events of its own transport, so they are handed on as they come: the last
 message is the gateway's, not put together again here. What its provider failed with was retried
-there, and is told here as it is. Asked again is only what did not reach the gateway, or was turned
-away at its door (429, 503), as long as nothing has come.
+there, and is told here as it is. Only a key that the provider refused is told in words of our own,
+so that nobody takes it for the token that the gateway refuses: see
+`clark_agent.errors.AccessRefused`. Asked again is only what did not reach the gateway, or was
+turned away at its door (429, 503), as long as nothing has come.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from msgspec.structs import asdict, replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
-from clark_agent.errors import ConfigError, DecodeError, StreamTimeout, TransportError
+from clark_agent.errors import (
+    AccessRefused,
+    ConfigError,
+    DecodeError,
+    StreamTimeout,
+    TransportError,
+)
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -34,11 +42,13 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.transports.answer import Failure, ProviderFailure
-from clark_agent.transports.base import pause, redacted
-from clark_agent.transports.clients import LoopLocal, load_sdk, secrets_in
+from clark_agent.transports.base import REFUSES_ACCESS, pause
+from clark_agent.transports.clients import LoopLocal, load_sdk
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.redaction import Redactor, secrets_in, without_credentials
+from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.transports.sse import SseDecoder
 from clark_agent.transports.stream_wire import decode_event, encode_call
@@ -84,7 +94,7 @@ class ProxyStream:
             raise ConfigError("a token is a text of visible ASCII letters")
         if not all(_is_sendable(value) for value in (headers or {}).values()):
             raise ConfigError("a header of ProxyStream holds what HTTP does not allow")
-        self._secrets = (*([token] if token else ()), *secrets_in(headers))
+        self._redactor = Redactor([token or "", *secrets_in(headers)])
         self._headers = {
             **(headers or {}),
             "Content-Type": "application/json",
@@ -99,6 +109,9 @@ class ProxyStream:
             return sdk.AsyncClient(
                 timeout=sdk.Timeout(None, connect=connect),
                 limits=sdk.Limits(max_keepalive_connections=100, keepalive_expiry=_KEEP_SECONDS),
+                event_hooks={"response": [stay_at_origin("url")]},
+                follow_redirects=True,
+                max_redirects=MOST_REDIRECTS,
             )
 
         self._clients: LoopLocal[Any] = LoopLocal(make, lambda client: client.aclose())
@@ -113,7 +126,8 @@ class ProxyStream:
         try:
             body = self.encode(request)
         except TransportError as error:
-            yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            failed = Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
+            yield self._redactor.event(failed)
             return
         began = self.clock.now_ms()
         for number in count(1):
@@ -161,12 +175,22 @@ class ProxyStream:
         url = f"{self.url}/v1/stream"
         async with client.stream("POST", url, content=body, headers=self._headers) as response:
             if response.status_code != 200:
-                raise ProviderFailure(await _refusal(response))
+                raise ProviderFailure(self._refused(await _refusal(response)))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
                 text = f"what is at {self.url} is no gateway: it answers with {kind or 'nothing'}"
                 raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
             yield response.aiter_bytes()
+
+    def _refused(self, failure: Failure) -> Failure:
+        """The gateway's own refusal, which is not one of the provider behind it."""
+        if failure.status not in REFUSES_ACCESS:
+            return failure
+        hint = "check the token" if failure.status == 401 else "it does not answer this caller"
+        told = self._redactor.text(failure.message).replace("the server", "the gateway", 1)
+        text = f"{told} ({hint})"
+        cause = AccessRefused("gateway", failure.status, text)
+        return replace(failure, message=text, cause=cause)
 
     def _explain(self, error: Exception) -> Failure:
         """What ended an attempt."""
@@ -175,15 +199,8 @@ class ProxyStream:
         if isinstance(error, StreamTimeout):
             return Failure(StreamErrorKind.TRANSIENT, str(error), cause=error)
         if isinstance(error, ProviderFailure):
-            failure = error.failure
-        else:
-            failure = failure_of_sdk(error, self.url)
-        return replace(failure, message=redacted(failure.message, self._secrets))
-
-    def _safe(self, event: Error) -> Error:
-        """The error without our token, which a gateway of somebody else may have quoted."""
-        text = redacted(event.message, self._secrets)
-        return event if text == event.message else replace(event, message=text)
+            return error.failure
+        return failure_of_sdk(error, self.url)
 
     def _delay(self, attempt: _Attempt, number: int, began: int) -> float | None:
         """How long to wait before the next attempt; None: there is none."""
@@ -280,18 +297,37 @@ class _Attempt:
         self._has_begun = True
         if isinstance(event, Chunk):
             self._assembler.feed(event.chunk)
-        return self._proxy._safe(event) if isinstance(event, Error) else event
+            return event
+        # A gateway of somebody else may quote our token, in any place.
+        safe = self._proxy._redactor.event(_by_provider(event))
+        if isinstance(event, Error) and isinstance(safe, Error):
+            said = self._assembler.message().content
+            if event.partial.content == said:  # which were the model's words
+                return replace(safe, partial=replace(safe.partial, content=said))
+        return safe
 
     def _fail(self, failure: Failure) -> None:
         self._is_over = True
-        self.failure = failure
+        self.failure = self._proxy._redactor.failure(failure)
+
+
+def _by_provider(event: StreamEvent) -> StreamEvent:
+    """The event, which says so if the provider refused the gateway."""
+    if not isinstance(event, Error) or not isinstance(event.cause, AccessRefused):
+        return event
+    cause = event.cause
+    who = "the provider" if cause.by == "provider" else "another gateway"
+    text = f"{who} behind the gateway refused the key that the gateway has for it: {event.message}"
+    partial = replace(event.partial, error_message=text)
+    return Error(partial, event.kind, text, AccessRefused(cause.by, cause.status, text))
 
 
 def _checked_url(url: str) -> str:
     given: Any = url
     parts = urlsplit(given) if isinstance(given, str) else None
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"ProxyStream needs the address of a gateway, not {url!r}")
+        shown = without_credentials(repr(url))
+        raise ConfigError(f"ProxyStream needs the address of a gateway, not {shown}")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             "the address of a gateway has no user, no query and no fragment: a token is passed "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __all__ = ["SseDecoder"]
 
-_BOM = b"\xef\xbb\xbf"
+_NOT_ASCII = bytes(range(0x80, 0x100))
 _KNOWN_FIELDS = (b"event", b"id", b"retry")
 _STRAY_LIMIT = 1 << 20
 
@@ -72,8 +72,8 @@ class SseDecoder:
         return payloads
 
     def _other(self, line: bytes) -> None:
-        if line.startswith(_BOM):
-            line = line.removeprefix(_BOM)
+        if line[0] >= 0x80:  # a byte order mark, or a byte that went bad on the way
+            line = line.lstrip(_NOT_ASCII)
             if line.startswith(b"data:"):
                 self._lines.append(line[5:].removeprefix(b" "))
                 return

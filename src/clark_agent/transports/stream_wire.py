@@ -16,7 +16,13 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from clark_agent.errors import DecodeError, ReplayRefused, StreamTimeout, TransportError
+from clark_agent.errors import (
+    AccessRefused,
+    DecodeError,
+    ReplayRefused,
+    StreamTimeout,
+    TransportError,
+)
 from clark_agent.reasoning import ReplayViolation
 from clark_agent.stream import (
     Chunk,
@@ -67,13 +73,21 @@ class ReplayCause(Struct, frozen=True, tag_field="type", tag="replay_refused"):
     violation: ReplayViolation
 
 
+class AccessCause(Struct, frozen=True, tag_field="type", tag="access_refused"):
+    """A server did not accept the key."""
+
+    by: Literal["provider", "gateway"]
+    status: int
+    text: str
+
+
 class OtherCause(Struct, frozen=True, tag_field="type", tag="transport"):
     """Another reason that a transport gave, in words."""
 
     text: str
 
 
-CauseRecord: TypeAlias = TimeoutCause | ReplayCause | OtherCause
+CauseRecord: TypeAlias = TimeoutCause | ReplayCause | AccessCause | OtherCause
 
 
 class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="start"):
@@ -83,7 +97,7 @@ class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag
     details: Any = None
 
 
-class ChunkRecord(Struct, frozen=True, gc=False, tag_field="type", tag="chunk"):
+class ChunkRecord(Struct, frozen=True, tag_field="type", tag="chunk"):
     """A delta of the message."""
 
     chunk: StreamChunk
@@ -143,6 +157,8 @@ def _written(cause: Exception | None) -> CauseRecord | None:
         return TimeoutCause(phase, cause.seconds)
     if isinstance(cause, ReplayRefused):
         return ReplayCause(cause.index, cause.violation)
+    if isinstance(cause, AccessRefused):
+        return AccessCause(cause.by, cause.status, str(cause))
     return OtherCause(str(cause)) if isinstance(cause, TransportError) else None
 
 
@@ -154,6 +170,8 @@ def _read(cause: CauseRecord | None) -> Exception | None:
             return StreamTimeout(cause.phase, cause.seconds)
         case ReplayCause():
             return ReplayRefused(cause.index, cause.violation)
+        case AccessCause():
+            return AccessRefused(cause.by, cause.status, cause.text)
         case OtherCause():
             return TransportError(cause.text)
         case _:
@@ -175,22 +193,20 @@ def encode_event(event: StreamEvent) -> bytes:
 
 
 def decode_event(data: bytes) -> StreamEvent:
-    """The event that the JSON holds. Raises `DecodeError`."""
+    """The event that the JSON holds. Raises `DecodeError`.
+
+    msgspec reads neither escapes of halves of characters nor bytes that are no UTF-8; the latter
+    are replaced.
+    """
     try:
         return from_record(decode_json(data, EventRecord))
-    except DecodeError:
-        if b"\\ud" not in data:
-            raise
-        return from_record(_with_halves(data))
-
-
-def _with_halves(data: bytes) -> EventRecord:
-    """What msgspec does not read: escapes of halves of characters."""
-    try:
-        record: EventRecord = msgspec.convert(json.loads(data), EventRecord)
-    except (ValueError, RecursionError) as error:
-        raise DecodeError(str(error)) from error
-    return record
+    except DecodeError as error:
+        try:
+            plain = json.loads(data.decode(errors="replace"))
+            record: EventRecord = msgspec.convert(plain, EventRecord)
+        except (ValueError, RecursionError):
+            raise error from None
+        return from_record(record)
 
 
 # --- requests ---------------------------------------------------------------------------------

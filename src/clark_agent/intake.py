@@ -1,0 +1,457 @@
+"""Values from outside a run, checked and made safe once, where they enter.
+
+Hosts, tools, hooks and transports may hand in a value of the wrong type, text that no encoder
+accepts, or details that JSON cannot hold. Whatever has passed through here can be counted, logged,
+saved and sent. A value that is fine is returned as it is; one that is not is copied and repaired,
+or refused with a `TypeError` that says what was given and what is allowed.
+
+This module knows messages and tool results, not the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from clark_agent._text import well_formed
+from clark_agent.base_tool import ToolResult
+from clark_agent.errors import ToolContractError
+from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
+    ReasoningChunk,
+    ReasoningDetailsChunk,
+    StreamChunk,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
+from clark_agent.transcript import MessageView
+from clark_agent.types import (
+    AgentMessage,
+    Annotation,
+    AssistantMessage,
+    CustomMessage,
+    FileContent,
+    ImageContent,
+    ProviderContent,
+    ReasoningContent,
+    ReasoningDetailsContent,
+    StopReason,
+    SystemMessage,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+)
+from clark_agent.wire import encode_json, jsonable
+
+__all__ = [
+    "accept_answer",
+    "accept_chunk",
+    "accept_json",
+    "accept_message",
+    "accept_messages",
+    "accept_result",
+]
+
+logger = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+
+_SHOWN = 120
+
+
+# --- leaves -----------------------------------------------------------------------------------
+
+
+def accept_json(value: Any, owner: str) -> Any:
+    """The value, or a copy that JSON can hold: lone surrogates become U+FFFD, objects their repr.
+
+    ``owner`` says whose value it is, for the log.
+    """
+    if value is None:
+        return None
+    try:
+        encode_json(value)
+    except Exception as error:
+        if not isinstance(error, UnicodeError):
+            logger.warning(
+                "%s cannot be written as JSON (%s); what JSON cannot hold was replaced by its repr",
+                owner,
+                error,
+            )
+        return jsonable(value)
+    return value
+
+
+def _text(value: Any, field: str) -> str:
+    if isinstance(value, str):
+        return well_formed(value)
+    raise TypeError(f"{field} must be a str, not {_shown(value)}")
+
+
+def _optional_text(value: Any, field: str) -> str | None:
+    return None if value is None else _text(value, field)
+
+
+def _place(value: Any, field: str) -> int | None:
+    """A place in a text. A negative one, as ``str.find`` returns it, stands for none."""
+    if value is None or type(value) is int:
+        return value if value is None or value >= 0 else None
+    raise TypeError(f"{field} must be an int or None, not {_shown(value)}")
+
+
+def _timestamp(value: Any) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    if isinstance(value, (int, float)) and value == value and abs(value) < 1e18:
+        return int(value)
+    raise TypeError(f"timestamp must be an int (milliseconds) or None, not {_shown(value)}")
+
+
+def _usage(value: Any) -> Usage | None:
+    if value is None:
+        return None
+    if not isinstance(value, Usage):
+        raise TypeError(f"usage must be a Usage or None, not {_shown(value)}")
+    if (
+        type(value.input_tokens) is int
+        and type(value.output_tokens) is int
+        and type(value.cache_creation_input_tokens) is int
+        and type(value.cache_read_input_tokens) is int
+    ):
+        return value
+    counts: list[Any] = [getattr(value, name) for name in Usage.__struct_fields__]
+    if any(count is not None and not isinstance(count, (int, float)) for count in counts):
+        raise TypeError(f"a Usage counts tokens in ints, not {_shown(value)}")
+    return Usage(*[0 if count is None else int(count) for count in counts])
+
+
+def _stop_reason(value: Any) -> StopReason:
+    try:
+        return StopReason(value)
+    except ValueError:
+        allowed = ", ".join(StopReason)
+        raise TypeError(f"stop_reason must be one of {allowed}, not {_shown(value)}") from None
+
+
+def _shown(value: object) -> str:
+    """The type of a refused value, and as much of it as helps to find it."""
+    kind = type(value).__name__
+    if value is None:
+        return "None (NoneType)"
+    try:
+        text = well_formed(repr(value))
+    except Exception:
+        return f"a {kind}"
+    return f"a {kind}: {text if len(text) <= _SHOWN else text[:_SHOWN] + '…'}"
+
+
+# --- blocks -----------------------------------------------------------------------------------
+
+
+def _block(block: Any, allowed: tuple[type, ...]) -> Any:
+    kind = type(block)
+    if kind not in allowed:
+        names = ", ".join([each.__name__ for each in allowed])
+        raise TypeError(f"content holds {names}; not {_shown(block)}")
+    if kind is ToolCall:
+        return _changed(
+            block,
+            id=_text(block.id, "ToolCall.id"),
+            name=_text(block.name, "ToolCall.name"),
+            arguments=accept_json(block.arguments, f"the arguments of a call of {block.name!r}"),
+        )
+    if kind is ReasoningDetailsContent:
+        if not isinstance(block.details, (tuple, list)):
+            raise TypeError(
+                f"ReasoningDetailsContent.details must be a tuple, not {_shown(block.details)}"
+            )
+        return _changed(block, details=accept_json(tuple(block.details), "reasoning details"))
+    return _checked(block)
+
+
+def _checked(value: Any) -> Any:
+    """The struct, with each field checked as `_FIELDS` says."""
+    kind = type(value)
+    return _changed(
+        value,
+        **{
+            name: check(getattr(value, name), f"{kind.__name__}.{name}")
+            for name, check in _FIELDS[kind].items()
+        },
+    )
+
+
+def _blocks(content: Any, allowed: tuple[type, ...]) -> tuple[Any, ...]:
+    if not isinstance(content, (tuple, list)):
+        raise TypeError(f"content must be a tuple of blocks, not {_shown(content)}")
+    blocks = [_block(block, allowed) for block in content]
+    return _same(content, tuple(blocks))
+
+
+def _same(before: Any, after: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What was there, if nothing in it was replaced."""
+    if type(before) is tuple and all(map(_is, before, after)):
+        return before
+    return after
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _changed(value: Any, **fields: Any) -> Any:
+    """The struct with these fields; itself if they are what it has."""
+    changes = {name: new for name, new in fields.items() if getattr(value, name) is not new}
+    return replace(value, **changes) if changes else value
+
+
+_FIELDS: dict[type, dict[str, Callable[[Any, str], Any]]] = {
+    TextContent: {"text": _text},
+    ThinkingContent: {"text": _text},
+    ReasoningContent: {"text": _text},
+    ImageContent: {"source": _text, "media_type": _optional_text, "alt": _optional_text},
+    FileContent: {"source": _text, "media_type": _optional_text, "name": _optional_text},
+    ProviderContent: {"provider": _text, "data": accept_json},
+    Annotation: {
+        "kind": _text,
+        "url": _optional_text,
+        "title": _optional_text,
+        "quote": _optional_text,
+        "start": _place,
+        "end": _place,
+        "provider": _optional_text,
+        "data": accept_json,
+    },
+}
+_USER_BLOCKS = (TextContent, ImageContent, FileContent)
+_WHOLE_BLOCKS = (ImageContent, ProviderContent)
+_ASSISTANT_BLOCKS = (
+    TextContent,
+    ToolCall,
+    ThinkingContent,
+    ReasoningContent,
+    ReasoningDetailsContent,
+    *_WHOLE_BLOCKS,
+)
+
+
+def _annotation(value: Any) -> Annotation:
+    if type(value) is not Annotation:
+        raise TypeError(f"an Annotation is needed, not {_shown(value)}")
+    annotation: Annotation = _checked(value)
+    return annotation
+
+
+def _annotations(value: Any) -> tuple[Annotation, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"annotations must be a tuple of Annotation, not {_shown(value)}")
+    return _same(value, tuple([_annotation(each) for each in value]))
+
+
+# --- messages ---------------------------------------------------------------------------------
+
+
+def accept_answer(message: Any) -> AssistantMessage:
+    """The assistant message, safe to keep. Raises `TypeError` if it is none."""
+    if type(message) is not AssistantMessage:
+        raise TypeError(f"an AssistantMessage is needed, not {_shown(message)}")
+    if _is_fine(message):
+        return message
+    accepted: AssistantMessage = _changed(
+        message,
+        content=_blocks(message.content, _ASSISTANT_BLOCKS),
+        stop_reason=_stop_reason(message.stop_reason),
+        error_message=_optional_text(message.error_message, "error_message"),
+        timestamp=_timestamp(message.timestamp),
+        usage=_usage(message.usage),
+        annotations=_annotations(message.annotations),
+    )
+    return accepted
+
+
+def _is_fine(message: AssistantMessage) -> bool:
+    """Whether there is nothing to repair, as a glance tells of most answers: every turn has one."""
+    content, usage = message.content, message.usage
+    if (
+        type(content) is not tuple
+        or type(message.stop_reason) is not StopReason
+        or message.error_message is not None
+        or message.annotations != ()
+    ):
+        return False
+    for block in content:
+        if type(block) is ToolCall:
+            if type(block.name) is not str or type(block.id) is not str:
+                return False
+            try:
+                _encode(block)
+            except Exception:
+                return False
+        elif (
+            type(block) is not TextContent
+            or type(block.text) is not str
+            or (not block.text.isascii() and well_formed(block.text) is not block.text)
+        ):
+            return False
+    return (message.timestamp is None or type(message.timestamp) is int) and (
+        usage is None or _usage(usage) is usage
+    )
+
+
+def _accept_system(message: SystemMessage) -> AgentMessage:
+    content = _text(message.content, "SystemMessage.content")
+    accepted: AgentMessage = _changed(
+        message, content=content, timestamp=_timestamp(message.timestamp)
+    )
+    return accepted
+
+
+def _accept_user(message: UserMessage) -> AgentMessage:
+    content: Any = message.content
+    accepted: AgentMessage = _changed(
+        message,
+        content=well_formed(content)
+        if isinstance(content, str)
+        else _blocks(content, _USER_BLOCKS),
+        timestamp=_timestamp(message.timestamp),
+    )
+    return accepted
+
+
+def _accept_tool_result(message: ToolResultMessage) -> AgentMessage:
+    accepted: AgentMessage = _changed(
+        message,
+        tool_call_id=_text(message.tool_call_id, "ToolResultMessage.tool_call_id"),
+        tool_name=_text(message.tool_name, "ToolResultMessage.tool_name"),
+        content=_blocks(message.content, _USER_BLOCKS),
+        is_error=bool(message.is_error),
+        narration=_optional_text(message.narration, "narration"),
+        details=accept_json(message.details, "the details of a tool result"),
+        timestamp=_timestamp(message.timestamp),
+    )
+    return accepted
+
+
+def _accept_custom(message: CustomMessage) -> AgentMessage:
+    accepted: AgentMessage = _changed(
+        message,
+        kind=_text(message.kind, "CustomMessage.kind"),
+        payload=accept_json(message.payload, "the payload of a custom message"),
+        timestamp=_timestamp(message.timestamp),
+    )
+    return accepted
+
+
+_ACCEPT: dict[type, Callable[[Any], AgentMessage]] = {
+    SystemMessage: _accept_system,
+    UserMessage: _accept_user,
+    AssistantMessage: accept_answer,
+    ToolResultMessage: _accept_tool_result,
+    CustomMessage: _accept_custom,
+}
+
+
+def accept_message(message: Any) -> AgentMessage:
+    """The message, safe to keep. Raises `TypeError` if it is none, or has a field that is wrong."""
+    accept = _ACCEPT.get(type(message))
+    if accept is None:
+        raise TypeError(f"messages are needed, not {type(message).__name__} among them")
+    return accept(message)
+
+
+def accept_messages(value: object, known: Iterable[AgentMessage] = ()) -> Sequence[AgentMessage]:
+    """The messages, safe to keep. Raises `TypeError` if they are none.
+
+    Those in ``known`` have been accepted already and are not looked at again; nor is a view, which
+    is made of accepted messages only.
+    """
+    if isinstance(value, MessageView):
+        return value
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"messages are needed, not {type(value).__name__}")
+    given = value if isinstance(value, (list, tuple)) else tuple(value)
+    ids = set(map(id, known))
+    accepted = [m if id(m) in ids else accept_message(m) for m in given]
+    return given if all(map(_is, given, accepted)) else tuple(accepted)
+
+
+# --- what tools and transports give -----------------------------------------------------------
+
+
+def accept_result(result: Any, owner: str) -> ToolResult:
+    """The result, safe to keep. Raises `ToolContractError` if it is none.
+
+    ``owner`` says who returned it.
+    """
+    if type(result) is ToolResult:
+        content = result.content
+        if type(content) is tuple and result.details is None and result.narration is None:
+            for block in content:
+                if type(block) is not TextContent or type(block.text) is not str:
+                    break
+                if not block.text.isascii() and well_formed(block.text) is not block.text:
+                    break
+            else:
+                return result
+        return _accept_result(result, owner)
+    hint = ""
+    if hasattr(result, "__await__"):
+        hint = " (an 'await' is missing)"
+        getattr(result, "close", lambda: None)()  # so that nobody is warned of it a second time
+    raise ToolContractError(f"{owner} must return a ToolResult, not {_shown(result)}{hint}")
+
+
+def _accept_result(result: ToolResult, owner: str) -> ToolResult:
+    try:
+        accepted: ToolResult = _changed(
+            result,
+            content=_blocks(result.content, _USER_BLOCKS),
+            is_error=bool(result.is_error),
+            terminate=bool(result.terminate),
+            narration=_optional_text(result.narration, "narration"),
+            details=accept_json(result.details, f"what {owner} returned as details"),
+        )
+    except TypeError as error:
+        raise ToolContractError(f"{owner} returned a ToolResult whose {error}") from None
+    return accepted
+
+
+_DELTAS = (TextChunk, ThinkingChunk, ReasoningChunk)
+
+
+def accept_chunk(chunk: Any) -> StreamChunk:
+    """The chunk. Raises `TypeError` if it is none.
+
+    A lone surrogate stays: it may be the first half of a character whose other half comes next.
+    """
+    kind = type(chunk)
+    if kind in _DELTAS:
+        if isinstance(chunk.delta, str):
+            return chunk  # type: ignore[no-any-return]
+        raise TypeError(f"{kind.__name__}.delta must be a str, not {_shown(chunk.delta)}")
+    if kind is ToolCallChunk:
+        parts = (chunk.id_delta, chunk.name_delta, chunk.arguments_delta)
+        if type(chunk.index) is int and all(p is None or isinstance(p, str) for p in parts):
+            return chunk  # type: ignore[no-any-return]
+        raise TypeError(f"a ToolCallChunk has an int and deltas that are texts, not {chunk!r}")
+    if kind is ReasoningDetailsChunk:
+        if isinstance(chunk.delta, (tuple, list)):
+            delta = accept_json(tuple(chunk.delta), "reasoning details")
+            return ReasoningDetailsChunk(tuple(delta))
+        raise TypeError(f"ReasoningDetailsChunk.delta must be a tuple, not {_shown(chunk.delta)}")
+    if kind is BlockChunk:
+        return _changed(chunk, block=_block(chunk.block, _WHOLE_BLOCKS))  # type: ignore[no-any-return]
+    if kind is AnnotationChunk:
+        return _changed(chunk, annotation=_annotation(chunk.annotation))  # type: ignore[no-any-return]
+    allowed = [*_DELTAS, ReasoningDetailsChunk, BlockChunk, AnnotationChunk]
+    names = ", ".join([each.__name__ for each in allowed])
+    raise TypeError(f"a Chunk holds a {names} or ToolCallChunk, not {_shown(chunk)}")

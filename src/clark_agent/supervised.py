@@ -1,0 +1,247 @@
+"""Foreign code that is awaited in place, and left behind if it does not stop when it is cancelled.
+
+Code of a host, a tool or a transport is not given a task merely so that it can be cancelled.
+`Supervised` steps its coroutine inside the task that awaits it, passing on what it waits for, and
+so stands between the two when that task is cancelled:
+
+1. The cancellation is raised inside the coroutine.
+2. If the coroutine goes on, it has a grace to end: it may have something to clean up.
+3. After that it is left behind. It continues in a task of its own that nobody waits for.
+
+``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and take that back
+as soon as it reaches them. Therefore only a cancellation that is still there when the grace is over
+counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import CoroutineType
+from typing import Any, Final, NoReturn
+
+__all__ = ["UNSTARTED", "Supervised", "as_coroutine", "left_behind", "step"]
+
+logger = logging.getLogger(__name__)
+
+UNSTARTED: Final = object()
+"""Instead of what a coroutine waits for: it has not begun."""
+
+_left_behind: set[asyncio.Task[Any]] = set()
+
+
+def left_behind() -> int:
+    """How many calls go on although nobody waits for them any more."""
+    return len(_left_behind)
+
+
+class Supervised:
+    """Await it for the coroutine's result.
+
+    When the awaiting task is cancelled, this ends within the grace, one way or another. ``what``
+    names the code in the log.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_cancelling",
+        "_cancels",
+        "_coroutine",
+        "_grace",
+        "_leave",
+        "_task",
+        "_timers",
+        "_what",
+    )
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, Any],
+        awaited: Any = UNSTARTED,
+        *,
+        grace: float,
+        what: str = "",
+        cancelling: int | None = None,
+    ) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+        """What the coroutine waits for by now."""
+        self._grace = grace
+        self._what = what
+        self._task: asyncio.Task[Any] | None = None
+        self._timers: list[asyncio.TimerHandle] | None = None
+        self._cancelling = cancelling
+        """How often the task was cancelled before the coroutine began. None: see when awaited."""
+        self._cancels = 0
+        self._leave = False
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        if self._cancelling is None:
+            self._cancelling = task.cancelling()
+        try:
+            awaited = self._awaited
+            if awaited is UNSTARTED:
+                awaited = step(self._coroutine, None)
+            # What ``yield from`` does with the coroutine, with an eye on cancellations.
+            while True:
+                thrown: BaseException | None = None
+                try:
+                    yield _plain(awaited)
+                except BaseException as error:
+                    if self._leave and isinstance(error, asyncio.CancelledError):
+                        if _is_task_like(awaited):
+                            awaited.add_done_callback(_retrieve)
+                        _leave_behind(self._coroutine, error)
+                        self._raise_left_behind()
+                    if isinstance(error, asyncio.CancelledError) and _cancels(awaited):
+                        self._leave_after_grace()
+                        continue
+                    thrown = error
+                awaited = step(self._coroutine, thrown)
+                if thrown is not None:
+                    self._leave_after_grace()
+        except StopIteration as done:
+            return done.value
+        finally:
+            self._end(task)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        """The coroutine is over, or left behind: take back what we did to the task."""
+        if self._timers is not None:
+            for timer in self._timers:
+                timer.cancel()
+        for _ in range(self._cancels):
+            task.uncancel()
+        self._task = None
+
+    def _raise_left_behind(self) -> NoReturn:
+        logger.warning("%s did not stop when it was cancelled, and was left behind", self._what)
+        raise asyncio.CancelledError
+
+    def _is_cancelled_from_outside(self) -> bool:
+        """Whether somebody else has cancelled the task, and not taken it back."""
+        task, before = self._task, self._cancelling
+        if task is None or before is None:
+            return False
+        return task.cancelling() > before + self._cancels
+
+    def _leave_after_grace(self) -> None:
+        if self._is_cancelled_from_outside():
+            self._later(self._grace, self._leave_if_cancelled)
+
+    def _leave_if_cancelled(self) -> None:
+        """The coroutine has gone on although its task was cancelled: to clean up, or for ever."""
+        if self._is_cancelled_from_outside():
+            self._end_of_grace()
+
+    def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        if self._timers is None:
+            self._timers = []
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
+
+    def _end_of_grace(self) -> None:
+        self._leave = True
+        self._cancel_task()
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._cancels += 1
+            self._task.cancel()
+
+
+def as_coroutine(work: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
+    """A coroutine for whatever can be awaited."""
+    return work if type(work) is CoroutineType else _awaited(work)
+
+
+async def _awaited(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> Any:
+    """Run the coroutine up to the next thing that it waits for, which is returned.
+
+    ``GeneratorExit`` is how an interpreter closes coroutines, and nothing may be awaited after it.
+    One that the coroutine has raised of its own accord is a failure like any other.
+    """
+    try:
+        return coroutine.send(None) if thrown is None else coroutine.throw(thrown)
+    except GeneratorExit as error:
+        if isinstance(thrown, GeneratorExit):
+            raise
+        raise RuntimeError("GeneratorExit was raised") from error
+
+
+def _plain(awaited: Any) -> Any:
+    """What to wait for in its stead, so that a cancellation comes back to us at once.
+
+    To cancel a task that waits for another task is to cancel that one, and to wait on.
+    """
+    if not _is_task_like(awaited):
+        return awaited
+    awaited._asyncio_future_blocking = False
+    woken = awaited.get_loop().create_future()
+
+    def wake(_: object) -> None:
+        awaited.remove_done_callback(wake)
+        if not woken.done():
+            woken.set_result(None)
+
+    awaited.add_done_callback(wake)
+    woken.add_done_callback(wake)
+    woken._asyncio_future_blocking = True
+    return woken
+
+
+def _is_task_like(awaited: Any) -> bool:
+    return type(awaited) is not asyncio.Future and asyncio.isfuture(awaited)
+
+
+def _retrieve(done: asyncio.Future[Any]) -> None:
+    """Take notice of how it ended, since nobody else will."""
+    if not done.cancelled():
+        done.exception()
+
+
+def _cancels(awaited: Any) -> bool:
+    """Pass a cancellation on to what is waited for. False: it cannot be, or is over."""
+    return _is_task_like(awaited) and awaited.cancel()
+
+
+class _Rest:
+    """What is left of a coroutine, from the exception on that it has not been given yet."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> None:
+        self._coroutine = coroutine
+        self._thrown = thrown
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        while True:
+            try:
+                awaited = step(self._coroutine, self._thrown)
+            except StopIteration as done:
+                return done.value
+            self._thrown = None
+            try:
+                yield awaited
+            except BaseException as error:
+                self._thrown = error
+
+
+async def _finish(rest: _Rest) -> None:
+    await rest
+
+
+def _leave_behind(coroutine: Coroutine[Any, Any, Any], thrown: BaseException) -> None:
+    task = asyncio.ensure_future(_finish(_Rest(coroutine, thrown)))
+    _left_behind.add(task)
+    task.add_done_callback(_forget)
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _left_behind.discard(task)
+    if not task.cancelled() and task.exception() is not None:
+        logger.info("what was left behind failed in the end: %r", task.exception())

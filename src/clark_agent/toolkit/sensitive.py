@@ -1,0 +1,141 @@
+"""Which paths in a workspace a person should be asked about: data, which its owner can change.
+
+Two things inside of a workspace are worth a question: to read what looks like a secret, because
+whatever a model reads may end up anywhere, and to write what somebody else runs without having
+looked at it. A `SensitivePath` is a rule for one of these:
+
+    rules = [*SENSITIVE_PATHS, SensitivePath("deploy/**", "write", "it is deployed at once")]
+    workspace = Workspace(root, sensitive=rules)
+
+What a project's own build runs (``Makefile``, ``package.json``, ``setup.py``, ``conftest.py``) is
+not among the rules: it is source code like any other, which an agent is there to change, and runs
+when somebody runs the project. The rules are about names alone. They do not hold a shell, which can
+read and write all of the root.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from clark_agent.toolkit._descent import folded
+
+__all__ = ["SENSITIVE_PATHS", "Access", "SensitivePath", "SensitiveRules"]
+
+Access: TypeAlias = Literal["read", "write"]
+
+
+class SensitivePath(Struct, frozen=True):
+    """A rule: who wants to read or write such a path is asked about.
+
+    ``pattern`` is one name or several with ``/`` between them, and stands for the end of a path,
+    wherever it begins. ``*`` is any part of a name; a last ``**`` is all that is below. Capital and
+    small letters are the same. The first rule that fits decides; one without a ``reason`` lets the
+    path through.
+    """
+
+    pattern: str
+    access: Access
+    reason: str
+
+
+def _rules(access: Access, reason: str, patterns: str) -> list[SensitivePath]:
+    return [SensitivePath(pattern, access, reason) for pattern in patterns.split()]
+
+
+SENSITIVE_PATHS: tuple[SensitivePath, ...] = (
+    *_rules("read", "", ".env.example .env.sample .env.template .env.dist .env.defaults"),
+    *_rules(
+        "read",
+        "it looks like a file with secrets",
+        """
+        .env .env.* *.env .envrc .netrc _netrc .pgpass .my.cnf .htpasswd .git-credentials .npmrc
+        .pypirc .yarnrc.yml .terraformrc .vault-token .dockercfg .docker/config.json
+        .kube/config kubeconfig .aws/credentials .aws/config .azure/** .config/gcloud/**
+        .config/gh/hosts.yml .cargo/credentials* .gem/credentials .m2/settings.xml .s3cfg .boto
+        rclone.conf credentials credentials.json client_secret*.json service-account*.json
+        *-service-account.json secrets.json secrets.yml secrets.yaml secrets.toml secrets.env
+        *.tfstate *.tfstate.backup *.tfvars .password-store/** *.kdbx .bash_history .zsh_history
+        .python_history .psql_history
+        """,
+    ),
+    *_rules(
+        "read",
+        "it looks like a private key",
+        """
+        .ssh/** .gnupg/** id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk *.pem
+        *.key *.p12 *.pfx *.jks *.keystore *.ppk
+        """,
+    ),
+    *_rules(
+        "write",
+        "version control may run it",
+        ".git .git/** .hg/** .svn/** .jj/** .githooks/** .husky/** .gitattributes .gitmodules "
+        ".pre-commit-config.yaml lefthook.yml",
+    ),
+    *_rules(
+        "write",
+        "continuous integration runs it, with rights and secrets of its own",
+        """
+        .github/workflows/** .github/actions/** .gitea/workflows/** .forgejo/workflows/**
+        .gitlab-ci.yml .gitlab/** .circleci/** .buildkite/** .travis.yml .drone.yml
+        .woodpecker.yml .woodpecker/** .cirrus.yml appveyor.yml azure-pipelines.yml
+        bitbucket-pipelines.yml Jenkinsfile cloudbuild.yaml
+        """,
+    ),
+    *_rules(
+        "write",
+        "a shell or the system runs it at its start",
+        """
+        .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv
+        .zprofile .zlogin .zlogout .kshrc .cshrc .tcshrc .login .logout .inputrc .config/fish/**
+        .envrc .xinitrc .xprofile .xsession .config/autostart/** .config/systemd/**
+        LaunchAgents/** crontab .ssh/**
+        """,
+    ),
+    *_rules(
+        "write",
+        "a program runs it when it starts in this folder",
+        """
+        .vscode/** .idea/** .vs/** .devcontainer/** .devcontainer.json .nvim.lua .exrc .vimrc
+        .lldbinit .gdbinit .mise.toml .tool-versions .claude/** .cursor/** .mcp.json
+        sitecustomize.py usercustomize.py *.pth .npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs
+        .cargo/config.toml
+        """,
+    ),
+)
+"""The rules that a `Workspace` has unless it is given others."""
+
+
+class SensitiveRules:
+    """Rules, ready to be asked: one look at a path for each kind of access."""
+
+    def __init__(self, rules: Iterable[SensitivePath]) -> None:
+        given = tuple(rules)
+        self._rules: dict[Access, tuple[SensitivePath, ...]] = {
+            "read": tuple([rule for rule in given if rule.access == "read"]),
+            "write": tuple([rule for rule in given if rule.access == "write"]),
+        }
+
+    def reason(self, path: str, access: Access) -> str | None:
+        """Why to ask before a path, relative to the root, is read or written."""
+        rules = self._rules[access]
+        found = _pattern(rules).search("/" + folded(path)) if rules else None
+        if found is None or found.lastindex is None:
+            return None
+        return rules[found.lastindex - 1].reason or None
+
+
+@lru_cache(maxsize=64)
+def _pattern(rules: tuple[SensitivePath, ...]) -> re.Pattern[str]:
+    """A pattern with a group for each rule."""
+    return re.compile("/(?:" + "|".join([_group(rule) for rule in rules]) + r")\Z", re.DOTALL)
+
+
+def _group(rule: SensitivePath) -> str:
+    text = re.escape(folded(rule.pattern.strip("/")))
+    return "(" + text.replace(r"\*\*", ".*").replace(r"\*", "[^/]*") + ")"

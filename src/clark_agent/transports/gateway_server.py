@@ -1,0 +1,90 @@
+"""A server for a gateway: uvicorn, with what it leaves open closed.
+
+- A connection that does not send the headers of a request in time is closed. uvicorn waits for them
+  for ever, so that a few hundred silent connections take all that a process may have.
+- Who the client is, is told by the socket and not by ``X-Forwarded-For``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from clark_agent.errors import ConfigError
+from clark_agent.transports.clients import load_sdk
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+__all__ = ["serve_gateway", "server_config"]
+
+
+def serve_gateway(
+    app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, header_timeout: float = 10.0
+) -> None:
+    """Serve an app made by `clark_agent.transports.gateway` until SIGTERM or Ctrl-C.
+
+    ``header_timeout`` is how many seconds a connection may take to send the headers of a request.
+    """
+    config = server_config(app, host=host, port=port, header_timeout=header_timeout)
+    load_sdk("uvicorn", "gateway", "serve_gateway()").Server(config).run()
+
+
+def server_config(app: Starlette, *, header_timeout: float = 10.0, **settings: Any) -> Any:
+    """The ``uvicorn.Config`` for it, for a server of your own; ``settings`` go to uvicorn."""
+    given: Any = header_timeout
+    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    if not is_number or not 0 < given < float("inf"):
+        raise ConfigError(f"header_timeout must be a number of seconds, not {given!r}")
+    uvicorn = load_sdk("uvicorn", "gateway", "serve_gateway()")
+    fixed = {"log_level": "warning", "proxy_headers": False}
+    return uvicorn.Config(app, http=_protocol(header_timeout), **{**fixed, **settings})
+
+
+def _protocol(header_timeout: float) -> type[asyncio.Protocol]:
+    """Uvicorn's protocol for a connection, with a limit for the headers."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    base: Any = AutoHTTPProtocol
+
+    class HeadersInTime(base):  # type: ignore[misc]
+        """Between requests a timer runs; a request that has begun stops it."""
+
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._restart()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._is_answering():
+                self._stop()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if not self._is_answering():
+                self._restart()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _is_answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def _restart(self) -> None:
+            self._stop()
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(header_timeout, self._give_up)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _give_up(self) -> None:
+            if not self._is_answering():
+                self.transport.close()
+
+    return HeadersInTime

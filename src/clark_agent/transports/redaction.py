@@ -1,0 +1,209 @@
+"""What must not be told: keys, headers, passwords in addresses. Everything that leaves a transport
+besides the model's own words passes here.
+
+A server may quote the key that it refuses, in its error, in a redirect, in an event that is none;
+the gateway of somebody else may put it anywhere. What the model says, and what it calls tools with,
+is content and stays as it is: an agent that edits the file with its own key must not write
+"[redacted]" into it.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent.errors import AccessRefused, ConfigError, TransportError
+from clark_agent.stream import Chunk, Done, Error, Start, StreamEvent
+from clark_agent.transports.answer import Failure
+from clark_agent.types import AssistantMessage
+
+__all__ = ["Address", "Redactor", "is_secret", "secrets_in", "secrets_of", "without_credentials"]
+
+_REDACTED = "[redacted]"
+# What is shorter is a placeholder for servers that want no key, and turns up in other words.
+_SHORTEST_SECRET = 6
+
+_SECRET = re.compile(
+    r"authorization|cookie|header|passw|passphrase|secret|credential|bearer|signature|"
+    r"keys?$|token$|(^|[^a-z])(auth|sig)$",
+    re.IGNORECASE,
+)
+_USER_IN_URL = re.compile(r"(?<=://)[^\s/?#@\"'<>]+@")
+_VALUE_IN_QUERY = re.compile(r"([?&])([\w.-]+)=([^\s&#\"'<>]+)")
+
+
+def is_secret(name: str) -> bool:
+    """Whether a header or a field of that name holds what nobody should see."""
+    return _SECRET.search(name) is not None
+
+
+def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
+    """What of the headers must not be told: the values, and of ``Bearer …`` also the last word.
+
+    What is too short for a key is none, and would turn up in every other text.
+    """
+    found: list[str] = []
+    for name, value in (headers or {}).items():
+        shortest = 4 if is_secret(name) else 8
+        found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
+    return found
+
+
+def secrets_of(client: Any) -> list[str]:
+    """The keys that a client of an SDK holds, as far as it tells."""
+    keys = [getattr(client, name, None) for name in ("api_key", "auth_token")]
+    for name in ("default_headers", "default_query"):
+        fields: Any = getattr(client, name, None)
+        named = fields.items() if isinstance(fields, Mapping) else ()
+        texts = {name: value for name, value in named if isinstance(value, str)}
+        keys += secrets_in({name: value for name, value in texts.items() if is_secret(name)})
+    return [key for key in keys if isinstance(key, str)]
+
+
+def without_credentials(text: str) -> str:
+    """The text without users, passwords and keys in the addresses that it quotes."""
+    if "=" in text:
+        text = _VALUE_IN_QUERY.sub(_without_value, text)
+    return _USER_IN_URL.sub(f"{_REDACTED}@", text) if "://" in text else text
+
+
+def _without_value(found: re.Match[str]) -> str:
+    mark, name, _ = found.groups()
+    return f"{mark}{name}={_REDACTED}" if is_secret(name) else found[0]
+
+
+class Address(Struct, frozen=True):
+    """Where a server is, and what the address says besides, which nobody should see.
+
+    The HTTP libraries write addresses into their logs, so a user and a password in one are sent as
+    the header that they stand for.
+    """
+
+    url: str
+    headers: dict[str, str]
+    secrets: list[str]
+
+    @classmethod
+    def of(cls, url: str, *, has_query: bool = False) -> Address:
+        """Take an address apart. Raises `ConfigError` for one with a query or a fragment."""
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            raise ConfigError(f"{without_credentials(url)!r} is no address") from None
+        if (parts.query or parts.fragment) and not has_query:
+            raise ConfigError(
+                "the address of a server (base_url) has no query and no fragment: pass what goes "
+                "with every request as headers, or bring a client of your own"
+            )
+        secrets = secrets_in(dict(parse_qsl(parts.query)))
+        user, has_user, host = parts.netloc.rpartition("@")
+        if not has_user:
+            return cls(url, {}, secrets)
+        plain = _with_host(parts, host)
+        given = user.split(":", 1)
+        words = [word for word in (*given, *map(unquote, given)) if word.isascii()]
+        basic = b64encode(":".join([*map(unquote, given), ""][:2]).encode()).decode()
+        return cls(plain, {"Authorization": f"Basic {basic}"}, [*secrets, *words, basic])
+
+
+def _with_host(parts: SplitResult, host: str) -> str:
+    return parts._replace(netloc=host).geturl()
+
+
+class Redactor:
+    """Takes secrets out of whatever a transport tells."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self.secrets = tuple({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET})
+        forms = {*self.secrets, *[quote(secret, safe="") for secret in self.secrets]}
+        self._forms = sorted(forms, key=len, reverse=True)
+
+    def text(self, text: str) -> str:
+        """The text without the secrets."""
+        for secret in self._forms:
+            text = _without_beginning_at_end(text.replace(secret, _REDACTED), secret)
+        return without_credentials(text)
+
+    def json(self, value: Any) -> Any:
+        """The JSON value without the secrets."""
+        match value:
+            case str():
+                return self.text(value)
+            case dict():
+                return {self.json(name): self.json(part) for name, part in value.items()}
+            case list() | tuple():
+                return type(value)([self.json(part) for part in value])
+            case _:
+                return value
+
+    def event(self, event: StreamEvent) -> StreamEvent:
+        """The event without the secrets, for events that somebody else has made.
+
+        The deltas and the message of an answer are the model's words; of what is left of one that
+        failed everything is looked at.
+        """
+        match event:
+            case Chunk():
+                return event
+            case Start():
+                return Start(self._message(event.partial), self.json(event.details))
+            case Done(message):
+                text = message.error_message
+                return Done(replace(message, error_message=self.text(text))) if text else event
+            case Error():
+                return Error(
+                    self._message(event.partial),
+                    event.kind,
+                    self.text(event.message),
+                    self.cause(event.cause),
+                )
+
+    def failure(self, failure: Failure) -> Failure:
+        """The failure without the secrets."""
+        text, cause = self.text(failure.message), self.cause(failure.cause)
+        return replace(failure, message=text, cause=cause)
+
+    def cause(self, error: Exception | None) -> Exception | None:
+        """The exception, or another one with its text if it holds a secret anywhere."""
+        if error is None or not any(self._is_told(text) for text in _texts_of(error)):
+            return error
+        text = self.text(str(error))
+        if isinstance(error, AccessRefused):
+            return AccessRefused(error.by, error.status, text)
+        return TransportError(text)
+
+    def _is_told(self, text: str) -> bool:
+        return self.text(text) != text
+
+    def _message(self, message: AssistantMessage) -> AssistantMessage:
+        plain = msgspec.to_builtins(message)
+        clean = self.json(plain)
+        return message if clean == plain else msgspec.convert(clean, AssistantMessage)
+
+
+def _texts_of(error: BaseException) -> Iterator[str]:
+    """What an exception says, and those that it came from."""
+    seen: set[int] = set()
+    ahead: list[BaseException | None] = [error]
+    while ahead:
+        found = ahead.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            yield from (str(found), repr(found), *getattr(found, "__notes__", ()))
+            ahead += [found.__cause__, found.__context__]
+
+
+def _without_beginning_at_end(text: str, secret: str) -> str:
+    """A long text is cut off, perhaps in the middle of a secret."""
+    shown = text.removesuffix("…")
+    for length in range(len(secret) - 1, 3, -1):
+        if shown.endswith(secret[:length]):
+            return f"{shown[:-length]}{_REDACTED}"
+    return text

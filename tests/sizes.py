@@ -1,0 +1,54 @@
+"""How much the random, exhaustive and heavy tests try.
+
+Each number is a floor: `make test` never tries less. `make soak` sets ``CLARK_AGENT_SOAK`` to a
+factor and runs the same families with so many times more.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "CONFUSING_BYTES",
+    "DISK_STEPS",
+    "GATEWAY_DELTAS",
+    "GATEWAY_ROUNDS",
+    "GATEWAY_STREAMS",
+    "KILLS",
+    "LIVES",
+    "RACES_WON",
+    "STEERED_LIVES",
+    "TALKATIVE_RUNS",
+    "requests_made_up",
+]
+
+FACTOR = max(1.0, float(os.environ.get("CLARK_AGENT_SOAK", "1")))
+
+
+def _times(floor: int) -> int:
+    return int(floor * FACTOR)
+
+
+LIVES = _times(600)
+"""Random lives of an agent, each with a random end (tests/model/test_random.py)."""
+STEERED_LIVES = _times(150)
+"""Random lives that somebody steers (tests/model/test_steering.py)."""
+TALKATIVE_RUNS = _times(6)
+"""Runs that many threads talk to at once, for each of four seeds."""
+KILLS = _times(60)
+"""Processes that are killed at random moments, for each store (tests/run_log/test_crash.py)."""
+DISK_STEPS = _times(9)
+"""Sizes of a disk at which it is full, for each store."""
+GATEWAY_STREAMS = _times(150)
+GATEWAY_DELTAS = _times(60)
+GATEWAY_ROUNDS = 3
+"""Streams at once through a gateway, the deltas of each, and how often (test_gateway_load.py)."""
+RACES_WON = _times(150)
+"""Races with a process that swaps links, won by each side (tests/toolkit/test_escapes.py)."""
+CONFUSING_BYTES = _times(250_000)
+"""Bytes of one line of an event stream that come one by one (tests/transports/test_sse.py)."""
+
+
+def requests_made_up(floor: int) -> int:
+    """Requests that schemathesis makes up (tests/transports/test_gateway.py)."""
+    return _times(floor)
