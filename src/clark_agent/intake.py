@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -101,6 +101,12 @@ def _optional_text(value: Any, field: str) -> str | None:
     return None if value is None else _text(value, field)
 
 
+def _items(value: Any, field: str) -> tuple[Any, ...]:
+    if isinstance(value, (tuple, list)):
+        return tuple(accept_json(tuple(value), field))
+    raise TypeError(f"{field} must be a tuple, not {_shown(value)}")
+
+
 def _place(value: Any, field: str) -> int | None:
     """A place in a text. A negative one, as ``str.find`` returns it, stands for none."""
     if value is None or type(value) is int:
@@ -169,12 +175,6 @@ def _block(block: Any, allowed: tuple[type, ...]) -> Any:
             name=_text(block.name, "ToolCall.name"),
             arguments=accept_json(block.arguments, f"the arguments of a call of {block.name!r}"),
         )
-    if kind is ReasoningDetailsContent:
-        if not isinstance(block.details, (tuple, list)):
-            raise TypeError(
-                f"ReasoningDetailsContent.details must be a tuple, not {_shown(block.details)}"
-            )
-        return _changed(block, details=accept_json(tuple(block.details), "reasoning details"))
     return _checked(block)
 
 
@@ -218,6 +218,7 @@ _FIELDS: dict[type, dict[str, Callable[[Any, str], Any]]] = {
     TextContent: {"text": _text},
     ThinkingContent: {"text": _text},
     ReasoningContent: {"text": _text},
+    ReasoningDetailsContent: {"details": _items},
     ImageContent: {"source": _text, "media_type": _optional_text, "alt": _optional_text},
     FileContent: {"source": _text, "media_type": _optional_text, "name": _optional_text},
     ProviderContent: {"provider": _text, "data": accept_json},
@@ -431,27 +432,27 @@ _DELTAS = (TextChunk, ThinkingChunk, ReasoningChunk)
 def accept_chunk(chunk: Any) -> StreamChunk:
     """The chunk. Raises `TypeError` if it is none.
 
-    A lone surrogate stays: it may be the first half of a character whose other half comes next.
+    A lone surrogate in a delta of text stays: it may be the first half of a character whose other
+    half comes next.
     """
     kind = type(chunk)
+    accepted: StreamChunk = chunk
     if kind in _DELTAS:
-        if isinstance(chunk.delta, str):
-            return chunk  # type: ignore[no-any-return]
-        raise TypeError(f"{kind.__name__}.delta must be a str, not {_shown(chunk.delta)}")
-    if kind is ToolCallChunk:
+        if not isinstance(chunk.delta, str):
+            raise TypeError(f"{kind.__name__}.delta must be a str, not {_shown(chunk.delta)}")
+    elif kind is ToolCallChunk:
         parts = (chunk.id_delta, chunk.name_delta, chunk.arguments_delta)
-        if type(chunk.index) is int and all(p is None or isinstance(p, str) for p in parts):
-            return chunk  # type: ignore[no-any-return]
-        raise TypeError(f"a ToolCallChunk has an int and deltas that are texts, not {chunk!r}")
-    if kind is ReasoningDetailsChunk:
-        if isinstance(chunk.delta, (tuple, list)):
-            delta = accept_json(tuple(chunk.delta), "reasoning details")
-            return ReasoningDetailsChunk(tuple(delta))
-        raise TypeError(f"ReasoningDetailsChunk.delta must be a tuple, not {_shown(chunk.delta)}")
-    if kind is BlockChunk:
-        return _changed(chunk, block=_block(chunk.block, _WHOLE_BLOCKS))  # type: ignore[no-any-return]
-    if kind is AnnotationChunk:
-        return _changed(chunk, annotation=_annotation(chunk.annotation))  # type: ignore[no-any-return]
-    allowed = [*_DELTAS, ReasoningDetailsChunk, BlockChunk, AnnotationChunk]
-    names = ", ".join([each.__name__ for each in allowed])
-    raise TypeError(f"a Chunk holds a {names} or ToolCallChunk, not {_shown(chunk)}")
+        if type(chunk.index) is not int or any(
+            p is not None and not isinstance(p, str) for p in parts
+        ):
+            raise TypeError(f"a ToolCallChunk has an int and deltas that are texts, not {chunk!r}")
+    elif kind is ReasoningDetailsChunk:
+        accepted = _changed(chunk, delta=_items(chunk.delta, "ReasoningDetailsChunk.delta"))
+    elif kind is BlockChunk:
+        accepted = _changed(chunk, block=_block(chunk.block, _WHOLE_BLOCKS))
+    elif kind is AnnotationChunk:
+        accepted = _changed(chunk, annotation=_annotation(chunk.annotation))
+    else:
+        names = ", ".join([each.__name__ for each in get_args(StreamChunk)])
+        raise TypeError(f"a Chunk holds one of {names}, not {_shown(chunk)}")
+    return accepted
