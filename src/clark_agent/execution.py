@@ -667,7 +667,7 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
 def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:
     """What ``execute`` returned, if it can be awaited."""
     if type(work) is CoroutineType or isawaitable(work):
-        return work  # type: ignore[no-any-return]
+        return work
     raise ToolContractError(
         f"execute of the tool {tool.name!r} must be an 'async def', and returned "
         f"{type(work).__name__}"

@@ -407,7 +407,8 @@ async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
 
 def _failed(run: Run, event: Error) -> _Failure:
     """The failure that the transport reports, with as much of the answer as there is."""
-    text = well_formed(event.message) if isinstance(event.message, str) else repr(event.message)
+    given: Any = event.message
+    text = well_formed(given) if isinstance(given, str) else repr(given)
     try:
         kind = StreamErrorKind(event.kind)
     except ValueError:

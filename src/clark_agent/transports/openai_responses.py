@@ -526,7 +526,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._named: dict[str | None, _Item] = {}
         self._newest: dict[str, _Item] = {}
         self._thought: tuple[_Item, int | None] | None = None  # whose reasoning was told last
-        self._kept: set[tuple[str | None, str | None]] = set()  # items of the provider alone, by kind and id
+        # The items of the provider alone, by kind and id.
+        self._kept: set[tuple[str | None, str | None]] = set()
 
     def _event(self, event: _Event) -> None:
         match event.type:
