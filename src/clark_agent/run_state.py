@@ -777,7 +777,10 @@ class Run:
         if not self._streaming or not isinstance(self._open, AssistantMessage):
             return AssistantMessage((), stop_reason, why, now)
         if not self.chunks:
-            return AssistantMessage(self._open.content, stop_reason, why, now)
+            told = self._open
+            return AssistantMessage(
+                told.content, stop_reason, why, now, annotations=told.annotations
+            )
         assembler = MessageAssembler(self.clock.new_id)
         for chunk in self.chunks:
             assembler.feed(chunk)
