@@ -47,6 +47,7 @@ from clark_agent import (
 from clark_agent.clock import now_ms
 from clark_agent.events import AgentEnd
 from clark_agent.transcript import MessageLog
+from clark_agent.wire import jsonable
 from tests.strategies import (
     IDENTITIES,
     TEXT,
@@ -330,6 +331,11 @@ def test_a_chunk_survives_the_wire(chunk: StreamChunk) -> None:
     back = decode_json(data, StreamChunk)
     assert (back, type(back), encode_json(back)) == (chunk, type(chunk), data)
     assert next(iter(json.loads(data))) == "kind"
+
+
+@given(messages())
+def test_the_form_for_what_json_cannot_hold_is_the_same_for_all_else(message: AgentMessage) -> None:
+    assert encode_json(jsonable(message)) == encode_message(message)
 
 
 @given(transcripts())
