@@ -129,10 +129,17 @@ def media_type_of(block: FileContent | ImageContent) -> str:
     """What the block says that it is, else what its name or address looks like, else nothing."""
     told = block.source.removeprefix("data:").partition(",")[0].partition(";")[0]
     if not block.source.startswith("data:") or not told:
-        path = urlsplit(block.source).path if not block.source.startswith("data:") else ""
         name = block.name if isinstance(block, FileContent) else None
-        told = block.media_type or guess_type(name or "")[0] or guess_type(path)[0] or ""
+        address = "" if block.source.startswith("data:") else block.source
+        told = block.media_type or _guessed(name or "") or _guessed(address) or ""
     return told.lower().replace("image/jpg", "image/jpeg")
+
+
+def _guessed(address: str) -> str | None:
+    try:
+        return guess_type(urlsplit(address).path)[0]
+    except ValueError:  # the model, or the host, wrote an address that is none
+        return None
 
 
 def inline_data(source: str) -> str | None:
