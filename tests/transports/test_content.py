@@ -311,6 +311,31 @@ class TestAnthropic:
         assert isinstance(events[-1], Error)
         assert events[-1].partial.plain_text == "Half a"
 
+    async def test_half_a_character_does_not_keep_a_paused_turn_from_going_on(self) -> None:
+        wire = self.wire
+        block = {**SEARCH, "input": {"query": "\ud83d"}}
+        start = {"type": "content_block_start", "index": 0, "content_block": block}
+        half = f"event: content_block_start\ndata: {json.dumps(start)}\n\n".encode()
+        script = [self.paused(half, wire.stop(0)), wire.stream(*wire.said())]
+        async with wire.serving(script) as (server, transport):
+            [*_, done] = [e async for e in transport(asking(), CancellationToken())]
+        assert isinstance(done, Done)
+        [sent] = json.loads(server.requests[1].body)["messages"][-1]["content"]
+        assert sent["input"] == {"query": "\ufffd"}
+
+    async def test_an_event_behind_a_pause_that_is_no_json_is_asked_for_again(self) -> None:
+        wire = self.wire
+        script = [
+            self.paused(wire.text(0, "Half ")),
+            wire.stream(b"data: {\n\n", *wire.said()),
+            wire.stream(*wire.said()),
+        ]
+        async with wire.serving(script) as (server, transport):
+            events = [e async for e in transport(asking(), CancellationToken())]
+        assert not check_events_of(events)
+        assert isinstance(events[-1], Done)
+        assert len(server.requests) == 3
+
     async def test_a_skill_is_loaded_again_into_the_container(self) -> None:
         script = [self.paused(container="c_1"), self.wire.stream(*self.wire.said())]
         extras = {"container": {"skills": [1]}}
@@ -777,6 +802,13 @@ class TestFiles:
         assert error.kind is StreamErrorKind.FATAL
         assert error.message.startswith(f"{transport.provider} takes no file")
         assert "block 1 of message 1 (user)" in error.message
+
+    @pytest.mark.parametrize("who", ["anthropic", "chat", "gemini"])
+    async def test_an_address_that_is_none_has_no_type(self, who: str) -> None:
+        request = asking(UserMessage((FileContent("http://[a.pdf"),)))
+        [error] = [e async for e in EVERYBODY[who]()(request, CancellationToken())]
+        assert isinstance(error, Error)
+        assert "takes no file of type unknown" in error.message
 
     @pytest.mark.parametrize(
         ("dialect", "file", "is_taken"),

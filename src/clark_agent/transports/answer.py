@@ -117,6 +117,7 @@ class Answer:
         self._details: list[_Item] = []
         self._calls: dict[int | str, _Call] = {}
         self._last_call: _Call | None = None
+        self._has_told = False
         self._is_usable = False
         self._usage_before: Usage | None = None
 
@@ -230,8 +231,8 @@ class Answer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been told yet."""
-        return self._assembler.empty
+        """Whether nothing has been told yet; of one that goes on after a pause: nothing more."""
+        return not self._has_told
 
     @property
     def has_calls(self) -> bool:
@@ -275,6 +276,7 @@ class Answer:
     # --- inside ---------------------------------------------------------------------------------
 
     def _tell(self, chunk: StreamChunk) -> None:
+        self._has_told = True
         self._assembler.feed(chunk)
         self._chunks.append(chunk)
 

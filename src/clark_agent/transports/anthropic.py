@@ -42,7 +42,7 @@ from clark_agent.transports.anthropic_messages import (
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import with_extras
@@ -199,7 +199,7 @@ class Anthropic(Transport[bytes]):
         if paused and isinstance(asked, dict):  # what to load into it
             paused = {"container": {**asked, "id": paused["container"]}}
         turn = [{"role": "assistant", "content": said}] if said else []
-        return {**body, **paused, "messages": [*turns, *turn]}
+        return with_extras({**body, **paused, "messages": [*turns, *turn]}, None)
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -469,8 +469,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         if block is None:
             return
         if block.kind == "tool_use" and block.whole_input and not block.has_json:
-            arguments = msgspec.json.encode(block.whole_input).decode()
-            self._answer.call(block.key, arguments=arguments)
+            self._answer.call(block.key, arguments=json_text(block.whole_input))
         if block.kind == "thinking" and block.signature:
             text = "".join(block.thinking)
             self._keep({"type": "reasoning.text", "text": text, "signature": block.signature})

@@ -33,7 +33,7 @@ from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, json_text
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import (
     PROVIDER,
@@ -562,7 +562,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             next(self._call_numbers),
             call_id,
             str(call.get("name") or ""),
-            None if arguments is None else msgspec.json.encode(arguments).decode(),
+            None if arguments is None else json_text(arguments),
         )
         if signature:
             self._seal(signature, part="call", id=call_id)

@@ -23,7 +23,7 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, json_text
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
@@ -694,4 +694,4 @@ def _count(*values: Any) -> int:
 def _arguments(arguments: Any) -> str | None:
     if arguments is None or isinstance(arguments, str):
         return arguments
-    return msgspec.json.encode(arguments).decode()  # some servers send the object itself
+    return json_text(arguments)  # some servers send the object itself

@@ -29,7 +29,7 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
@@ -542,14 +542,14 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
                 self._custom_input(self._item_of(_CUSTOM, event), event.delta)
             case "response.custom_tool_call_input.done":
                 item = self._item_of(_CUSTOM, event)
-                self._custom_input(item, item.rest(_json_text(event.input)))
+                self._custom_input(item, item.rest(_spelled(event.input)))
             case "response.function_call_arguments.delta":
                 self._arguments(self._item_of(_CALL, event), event.delta)
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
                 self._reasoning(self._item_of(_REASONING, event), event.delta, event.summary_index)
             case "response.function_call_arguments.done":
                 item = self._item_of(_CALL, event)
-                self._arguments(item, item.rest(_json_text(event.arguments)))
+                self._arguments(item, item.rest(_spelled(event.arguments)))
             case "response.output_item.added" if event.item is not None:
                 self._added(event.item, event.output_index)
             case "response.output_item.done" if event.item is not None:
@@ -619,10 +619,10 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             item = self._begin(kind, index, whole.id)
         item.phase = whole.phase
         if kind == _CALL:
-            item.announced = _json_text(whole.arguments)
+            item.announced = _spelled(whole.arguments)
             self._call(item, whole)
         elif kind == _CUSTOM:
-            item.announced = _json_text(whole.input)
+            item.announced = _spelled(whole.input)
             self._call(item, whole)
 
     def _done(self, item_as_sent: dict[str, Any], index: int | None) -> None:
@@ -650,10 +650,10 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             self._annotate_parts(item, whole.content, begin)
         elif item.kind == _CALL:
             self._call(item, whole)
-            self._arguments(item, item.rest(_json_text(whole.arguments)))
+            self._arguments(item, item.rest(_spelled(whole.arguments)))
         elif item.kind == _CUSTOM:
             self._call(item, whole)
-            self._custom_input(item, item.rest(_json_text(whole.input)))
+            self._custom_input(item, item.rest(_spelled(whole.input)))
         else:
             if not item.pieces:
                 readable = _texts(whole.summary) or _texts(whole.content)
@@ -864,10 +864,10 @@ def _texts(parts: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _json_text(arguments: Any) -> str:
+def _spelled(arguments: Any) -> str:
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
-    return msgspec.json.encode(arguments).decode()  # some servers send the object itself
+    return json_text(arguments)  # some servers send the object itself
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
