@@ -145,7 +145,7 @@ class ToolExecutionEnd(_Event, frozen=True, dict=True, tag="tool_execution_end")
 
 def note_exception(holder: Struct, error: Exception) -> None:
     """Let a struct that has the property ``exception`` say what was raised."""
-    holder.__dict__["_exception"] = error
+    vars(holder)["_exception"] = error
 
 
 class ChildRunEvent(_Event, frozen=True, tag="child_run_event"):

@@ -471,7 +471,7 @@ async def test_what_json_cannot_hold_in_an_answer_does_not_keep_it_from_being_wr
     item = ProviderContent("p", {"half": "\ud83d", "object": BUG})
     source = Annotation("url", title="\ud83d", data={"object": BUG})
     answer = AssistantMessage((item, TextContent("ok")), StopReason.END_TURN, annotations=(source,))
-    script = [
+    script: list[StreamEvent] = [
         Start(PLACEHOLDER),
         Chunk(BlockChunk(item)),
         Chunk(TextChunk("ok")),
@@ -491,11 +491,12 @@ async def test_what_json_cannot_hold_in_an_answer_does_not_keep_it_from_being_wr
 async def test_an_answer_that_breaks_off_keeps_its_sources(is_streamed: bool) -> None:
     told = AssistantMessage((TextContent("so"),), StopReason.OTHER, annotations=(SOURCE,))
     chunks = [Chunk(TextChunk("so")), Chunk(AnnotationChunk(SOURCE))]
+    events: list[StreamEvent] = [Start(PLACEHOLDER), *chunks] if is_streamed else [Start(told)]
 
     async def model(
         request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        for event in [Start(PLACEHOLDER), *chunks] if is_streamed else [Start(told)]:
+        for event in events:
             yield event
         raise BUG
 
