@@ -34,7 +34,7 @@ from clark_agent.tools import (
     tool,
     tool_result,
 )
-from clark_agent.types import ImageContent, TextContent
+from clark_agent.types import FileContent, ImageContent, TextContent
 
 if TYPE_CHECKING:
     from clark_agent.nowhere import Missing  # type: ignore[import-not-found]
@@ -945,6 +945,7 @@ def test_mistakes_in_a_class() -> None:
 
 IMAGE = ImageContent("data:image/png;base64,AA==")
 TEXT = TextContent("x")
+FILE = FileContent("data:application/pdf,x", name="a.pdf")
 
 
 class Payload(Struct):
@@ -960,6 +961,8 @@ class Payload(Struct):
         (IMAGE, ToolResult((IMAGE,))),
         ([TEXT, IMAGE], ToolResult((TEXT, IMAGE))),
         ((IMAGE,), ToolResult((IMAGE,))),
+        (FILE, ToolResult((FILE,))),
+        ([FILE, TEXT], ToolResult((FILE, TEXT))),
         ([], ToolResult.text("[]")),
         ([TEXT, 5], ToolResult.text('[{"type":"text","text":"x"},5]')),
         (5, ToolResult.text("5")),

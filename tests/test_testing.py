@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from clark_agent import (
     AgentEvent,
+    Annotation,
     AssistantMessage,
     CancellationToken,
     Clock,
     EventSink,
+    ImageContent,
+    ProviderContent,
     ReasoningContent,
     StopReason,
     StreamErrorKind,
@@ -256,9 +259,12 @@ EVERYTHING = AssistantMessage(
         ThinkingContent("Hm, well."),
         TextContent("I look at two places."),
         ToolCall("", "look", {"at": [1, {"b": "é"}]}),
+        ImageContent("data:image/png;base64,aGk="),
+        ProviderContent("p", {"type": "search"}),
         ToolCall("", "look", {}),
     ),
     StopReason.TOOL_USE,
+    annotations=(Annotation("url", "https://example.org"), Annotation("search")),
 )
 
 

@@ -566,13 +566,13 @@ async def test_eager_fallback_makes_a_plain_text_the_result_of_the_tool() -> Non
     steering, follow_up = source("steering", [], [UserMessage("x")]), source("follow_up")
     seen: list[Any] = []
     result, sink = await completed(
-        ["The <thought>well</thought> answer."],
+        ["<thought>well</thought> The <thought> tag answers."],
         plugins=[steering, follow_up, FunctionPlugin("after_tool_call", seen.append)],
         clock=FakeClock(3_000), **EAGER,
     )  # fmt: skip
     (message,) = results(result)
     assert message.tool_call_id == FALLBACK_ID + "id-1"
-    assert (message.tool_name, message.plain_text) == ("deliver", "The  answer.")
+    assert (message.tool_name, message.plain_text) == ("deliver", "The <thought> tag answers.")
     assert (message.is_error, message.timestamp) == (False, 3_000)
     assert result.outcome is LoopOutcome.DONE
     assert (steering.polls, follow_up.polls) == (1, 0)
@@ -582,7 +582,8 @@ async def test_eager_fallback_makes_a_plain_text_the_result_of_the_tool() -> Non
     assert sink.of(ev.TurnEnd)[0].tool_results == (message,)
     # What it says stands in the assistant's message already: repair drops it.
     repaired = repair_history(result.messages).messages
-    assert outline(repaired) == ["user: go", "assistant: The <thought>well</thought> answer."]
+    said = "assistant: <thought>well</thought> The <thought> tag answers."
+    assert outline(repaired) == ["user: go", said]
 
 
 async def test_lazy_fallback_waits_until_only_terminal_tools_are_left() -> None:

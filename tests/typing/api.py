@@ -10,6 +10,7 @@ from clark_agent import (
     AgentContext,
     AgentMessage,
     AgentTool,
+    Annotation,
     Answer,
     AssistantMessage,
     BeforeToolCallContext,
@@ -21,8 +22,10 @@ from clark_agent import (
     ChannelSteering,
     Conversation,
     FanOutSink,
+    FileContent,
     FinishTool,
     FunctionPlugin,
+    ImageContent,
     LoopConfig,
     LoopDetector,
     LoopError,
@@ -31,6 +34,7 @@ from clark_agent import (
     MessageAssembler,
     OpeningGate,
     Price,
+    ProviderContent,
     Rewrite,
     RunIdentity,
     RunResult,
@@ -76,8 +80,9 @@ from clark_agent import (
     stream_run,
     tool,
 )
-from clark_agent.stream import Chunk, Done, Start, TextChunk
+from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Start, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, say
+from clark_agent.transports import Anthropic, OpenAIChat
 
 # --- tools ------------------------------------------------------------------------------------
 
@@ -280,12 +285,18 @@ message = decode_message(b"{}")
 match message:
     case AssistantMessage():
         assert_type(message.tool_calls, tuple[ToolCall, ...])
+        assert_type(message.annotations, tuple[Annotation, ...])
     case UserMessage(content=str(text)):
         assert_type(text, str)
     case SystemMessage(content):
         assert_type(content, str)
     case _:
         pass
+UserMessage((TextContent("x"), ImageContent("data:,"), FileContent("data:,", name="a.pdf")))
+BlockChunk(ProviderContent("anthropic", {"type": "x"}))
+AnnotationChunk(Annotation("url", url="u", start=0, end=1))
+Anthropic("claude-sonnet-5", cache="1h", thinking_tags="anywhere")
+OpenAIChat("gpt-5.1", prompt_cache_key="k", thinking_tags=False)
 assert_type(load_transcript(b""), Transcript)
 assert_type(dump_transcript([UserMessage((TextContent("x"),))]), bytes)
 assert_type(repair_history([]).messages, tuple[AgentMessage, ...])

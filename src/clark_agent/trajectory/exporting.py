@@ -10,9 +10,12 @@ import msgspec
 from clark_agent.history import repair_history
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     SystemMessage,
@@ -21,6 +24,7 @@ from clark_agent.types import (
     ToolCall,
     ToolResultBlock,
     ToolResultMessage,
+    UserBlock,
     UserMessage,
 )
 
@@ -38,7 +42,9 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 def to_openai_messages(
     messages: Iterable[AgentMessage], system_prompt: str = ""
 ) -> list[dict[str, Any]]:
-    """The conversation as Chat Completions takes it. Reasoning and custom messages are left out."""
+    """The conversation as Chat Completions takes it. Reasoning, items of a provider and custom
+    messages are left out; a word stands for a picture that the model made.
+    """
     written: list[dict[str, Any]] = []
     if system_prompt:
         written.append({"role": "system", "content": system_prompt})
@@ -63,18 +69,27 @@ def to_openai_messages(
 def _openai_content(message: UserMessage) -> str | list[dict[str, Any]]:
     if isinstance(message.content, str):
         return message.content
-    return [
-        {"type": "text", "text": block.text}
-        if isinstance(block, TextContent)
-        else {"type": "image_url", "image_url": {"url": block.source}}
-        for block in message.content
-    ]
+    return [_openai_part(block) for block in message.content]
+
+
+def _openai_part(block: UserBlock) -> dict[str, Any]:
+    match block:
+        case TextContent():
+            return {"type": "text", "text": block.text}
+        case ImageContent():
+            return {"type": "image_url", "image_url": {"url": block.source}}
+        case FileContent():
+            named = {"filename": block.name} if block.name else {}
+            return {"type": "file", "file": {**named, "file_data": block.source}}
+        case _:
+            assert_never(block)
 
 
 def _openai_assistant(message: AssistantMessage) -> dict[str, Any]:
-    written: dict[str, Any] = {"role": "assistant", "content": message.plain_text}
+    text = _text_and_pictures(message)
+    written: dict[str, Any] = {"role": "assistant", "content": text}
     if message.tool_calls:
-        written["content"] = message.plain_text or None
+        written["content"] = text or None
         written["tool_calls"] = [
             {
                 "id": call.id,
@@ -93,7 +108,8 @@ def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, An
     """The conversation as Anthropic's Messages takes it: results in a user's message, roles by
     turns.
 
-    System messages become a user's, in tags; reasoning and custom messages are left out.
+    System messages become a user's, in tags; reasoning, items of a provider and custom messages are
+    left out; a word stands for a picture that the model made.
     """
     written: list[dict[str, Any]] = []
     for message in _sound(messages):
@@ -144,17 +160,29 @@ def _anthropic_blocks(blocks: Iterable[ToolResultBlock]) -> list[dict[str, Any]]
 def _anthropic_block(block: ToolResultBlock) -> dict[str, Any]:
     if isinstance(block, TextContent):
         return {"type": "text", "text": block.text}
+    kind = "document" if isinstance(block, FileContent) else "image"
     if block.source.startswith("data:"):
         head, _, data = block.source.partition(",")
         media_type = head.removeprefix("data:").partition(";")[0] or block.media_type
         source = {"type": "base64", "media_type": media_type, "data": data}
     else:
         source = {"type": "url", "url": block.source}
-    return {"type": "image", "source": source}
+    return {"type": kind, "source": source}
+
+
+def _text_and_pictures(message: AssistantMessage) -> str:
+    """What the model said, with a word for each picture that it made."""
+    blocks = [b for b in message.content if isinstance(b, (TextContent, ImageContent))]
+    return "".join([b.text if isinstance(b, TextContent) else _placeholder(b) for b in blocks])
+
+
+def _placeholder(image: ImageContent) -> str:
+    return f"[image: {image.alt}]" if image.alt else "[image]"
 
 
 def _anthropic_assistant(message: AssistantMessage) -> list[dict[str, Any]]:
-    said = [{"type": "text", "text": message.plain_text}] if message.plain_text.strip() else []
+    text = _text_and_pictures(message)
+    said = [{"type": "text", "text": text}] if text.strip() else []
     calls = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)}
         for call in message.tool_calls
@@ -208,18 +236,32 @@ def _said(message: AssistantMessage) -> list[str]:
                 parts.append("\n".join([f"> {line}" for line in block.text.splitlines()]))
             case ReasoningDetailsContent():
                 pass
+            case ImageContent():
+                parts.append(_shown(block))
+            case ProviderContent():
+                data = msgspec.json.format(msgspec.json.encode(block.data), indent=2)
+                parts += [f"Item of {block.provider}:", _fenced(data.decode(), "json")]
             case ToolCall():
                 arguments = msgspec.json.format(msgspec.json.encode(block.arguments), indent=2)
                 parts += [f"Calls `{block.name}`:", _fenced(arguments.decode(), "json")]
             case _:
                 assert_never(block)
-    return parts
+    sources = [note for note in message.annotations if note.url or note.title]
+    return [*parts, *dict.fromkeys([_source(note) for note in sources])]
 
 
-def _shown(block: TextContent | ImageContent) -> str:
+def _source(note: Annotation) -> str:
+    return (
+        f"Source: [{note.title or note.url}]({note.url})" if note.url else f"Source: {note.title}"
+    )
+
+
+def _shown(block: UserBlock) -> str:
     if isinstance(block, TextContent):
         return block.text
     source = block.source if not block.source.startswith("data:") else "embedded"
+    if isinstance(block, FileContent):
+        return f"[{block.name or 'file'}]({source})"
     return f"![{block.alt or 'image'}]({source})"
 
 
