@@ -175,7 +175,8 @@ def test_what_nobody_needs_to_see(message: AgentMessage) -> None:
 
 def test_what_was_said_before_a_stop_is_passed_on() -> None:
     """The user has seen it, and may refer to it."""
-    history = [UserMessage("Hi"), AssistantMessage((TextContent("Hel"),), StopReason.ABORTED)]
+    said = AssistantMessage((TextContent("Hel"),), StopReason.ABORTED)
+    history: list[AgentMessage] = [UserMessage("Hi"), said]
     assert list(sendable(history, NOBODY)) == history
 
 
