@@ -104,7 +104,9 @@ def ours() -> tuple[int, int]:
     Other tests in the process may have left something that comes and goes in the meantime.
     """
     package = Path(ca.__file__).parent
-    objects = [each for each in gc.get_objects() if type(each).__module__.startswith(ca.__name__)]
+    objects = [
+        each for each in gc.get_objects() if str(type(each).__module__).startswith(ca.__name__)
+    ]
     traces = tracemalloc.take_snapshot().filter_traces(
         [tracemalloc.Filter(True, str(package / "*"), all_frames=True)]
     )
