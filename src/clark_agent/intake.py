@@ -455,6 +455,6 @@ def accept_chunk(chunk: Any) -> StreamChunk:
     elif kind is AnnotationChunk:
         accepted = _changed(chunk, annotation=_annotation(chunk.annotation))
     else:
-        names = ", ".join([each.__name__ for each in get_args(StreamChunk)])
-        raise TypeError(f"a Chunk holds one of {names}, not {_shown(chunk)}")
+        names = " or ".join([each.__name__ for each in get_args(StreamChunk)])
+        raise TypeError(f"a Chunk holds a {names}, not {_shown(chunk)}")
     return accepted
