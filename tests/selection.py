@@ -107,6 +107,7 @@ def _refuse(event: str, arguments: object) -> None:
         raise RuntimeError(f"{event} in a fast test: list its file in tests.selection.OUTSIDE")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     fast: list[pytest.Item] = []
     for item in items:
