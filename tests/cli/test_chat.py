@@ -246,6 +246,7 @@ async def test_a_narrower_window_keeps_nothing_of_what_was_drawn(tmp_path: Path)
     story = "Once upon a time there was a fox. " * 8
     async with opened(tmp_path, hangs("A title.\n\n" * 6 + story)) as (terminal, _):
         await terminal.command("run", "-m", f"{terminal.url}/v1#m", "Tell")
+        await terminal.sees("thinking")  # drawn for the first time, and listening for other sizes
         for columns in (100, 60):
             await terminal.tmux("resize-window", "-x", str(columns))
             await terminal.until(drawn_for(story, columns), f"{columns} columns")
