@@ -68,8 +68,9 @@ class Terminal:
 
     async def tmux(self, *words: str) -> str:
         command = ("tmux", "-f", os.devnull, "-S", str(self._socket), *words)
-        # Said outright: a readline in this process may have put COLUMNS where Python does not look.
-        env = dict(os.environ)
+        # Said outright: a readline in this process may have put COLUMNS where Python does not look,
+        # and where tests run in parallel it is set for each of their processes.
+        env = {name: os.environ[name] for name in os.environ if name not in ("COLUMNS", "LINES")}
         process = await asyncio.create_subprocess_exec(
             *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
         )

@@ -167,7 +167,7 @@ async def test_a_conversation_can_always_be_saved(tmp_path: Path) -> None:
 
 CALL: Any = ca.ToolCall("c", ["work"], {})  # type: ignore[arg-type]
 GARBAGE: dict[str, tuple[Any, str]] = {
-    "a text for a chunk": (Chunk("text"), "a Chunk holds one of"),  # type: ignore[arg-type]
+    "a text for a chunk": (Chunk("text"), "a Chunk holds a TextChunk"),  # type: ignore[arg-type]
     "a delta that is no text": (Chunk(TextChunk(5)), "TextChunk.delta must be a str"),  # type: ignore[arg-type]
     "a call chunk of odd parts": (Chunk(ToolCallChunk("0")), "a ToolCallChunk has an int"),  # type: ignore[arg-type]
     "a start of nothing": (Start(None), "an AssistantMessage is needed, not None"),  # type: ignore[arg-type]
