@@ -321,8 +321,12 @@ def cannot_refer_back(kind: Any) -> bool:
 def test_a_struct_that_is_not_collected_cannot_be_part_of_a_cycle() -> None:
     """Otherwise it would never be freed, nor would anything that it leads to."""
     for module in pkgutil.walk_packages(clark_agent.__path__, "clark_agent."):
-        if not module.name.endswith("__main__"):
+        if module.name.endswith("__main__"):
+            continue
+        try:
             import_module(module.name)
+        except ModuleNotFoundError as error:  # an extra that is not installed
+            assert not str(error.name).startswith("clark_agent")
     found = set(uncollected(Struct))
     assert {TextContent, ImageContent, Usage} <= found
     assert not {
