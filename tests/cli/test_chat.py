@@ -68,9 +68,8 @@ class Terminal:
 
     async def tmux(self, *words: str) -> str:
         command = ("tmux", "-f", os.devnull, "-S", str(self._socket), *words)
-        # Said outright: a readline in this process may have put COLUMNS where Python does not look,
-        # and where tests run in parallel it is set for each of their processes.
-        env = {name: os.environ[name] for name in os.environ if name not in ("COLUMNS", "LINES")}
+        # Said outright: a readline in this process may have put COLUMNS where Python does not look.
+        env = dict(os.environ)
         process = await asyncio.create_subprocess_exec(
             *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
         )
@@ -246,6 +245,7 @@ async def test_a_question_does_not_take_the_answer_to_another(tmp_path: Path) ->
 async def test_a_narrower_window_keeps_nothing_of_what_was_drawn(tmp_path: Path) -> None:
     story = "Once upon a time there was a fox. " * 8
     async with opened(tmp_path, hangs("A title.\n\n" * 6 + story)) as (terminal, _):
+        await terminal.line("unset COLUMNS LINES")  # set where tests run in parallel
         await terminal.command("run", "-m", f"{terminal.url}/v1#m", "Tell")
         await terminal.sees("thinking")  # drawn for the first time, and listening for other sizes
         for columns in (100, 60):

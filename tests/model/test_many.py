@@ -150,4 +150,5 @@ async def test_memory_returns_to_where_it_was() -> None:
     finally:
         tracemalloc.stop()
     assert more_objects < 100, f"{more_objects} objects more after 100 rounds"
-    assert more_memory < 50_000, f"{more_memory} bytes more after 100 rounds"
+    # Caches may still fill; a run that stayed would hold thousands of bytes, seven times a round.
+    assert more_memory < 250_000, f"{more_memory} bytes more after 100 rounds"
