@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 SECONDS_GIVEN ?= 86400
+# Tests that share something dear, such as a loaded model, stay together on one core.
+PARALLEL ?= --numprocesses auto --maxprocesses 8 --dist loadgroup
 VENV := .venv
 PY := $(VENV)/bin/python
 
@@ -16,15 +18,22 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test check format docs demo eval-local bench bench-core bench-parts bench-smoke bench-pin \
-	bench-transports bench-gateway bench-log soak mutants clean FORCE
+.PHONY: help test test-fast test-all-pythons check format docs demo eval-local bench bench-core \
+	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
-test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run the tests with branch coverage
-	@$(PY) -m pytest --cov --cov-report=term
+test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run all tests on all cores, with branch coverage
+	@$(PY) -m pytest $(PARALLEL) --cov --cov-report= --cov-fail-under=0 --ignore=tests/cli
+	@$(PY) -m pytest --cov --cov-append --cov-report=term tests/cli  # terminals have a size of their own
+
+test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; under a minute
+	@$(PY) -m pytest $(PARALLEL) --fast
+
+test-all-pythons: ## the core tests on every Python here; FAST=1 for a part of them
+	@$(PYTHON) scripts/all_pythons.py $(if $(FAST),--fast)
 
 check: $(VENV)/.stamp-test $(VENV)/.stamp-docs ## lint, formatting, types and docs (not the tests)
 	@echo "ruff check";    $(PY) -m ruff check --quiet .
@@ -71,6 +80,7 @@ bench-pin: $(VENV)/.stamp-core ## write the operations of each workload into ben
 	@$(PY) -m benchmarks.operations --pin
 
 soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills, races, flipped bytes; SECONDS_GIVEN=60
+	@CLARK_AGENT_SOAK=10 $(PY) -m pytest $(PARALLEL) -m soak
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
 	@$(PY) -m tests.run_log.contention_driver --rounds 200
 	@$(PY) -m tests.run_log.damage_driver
@@ -79,8 +89,8 @@ soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills, races, flipped
 mutants: $(VENV)/.stamp-test ## break promises on purpose: the tests must notice; ONLY=name for one
 	@$(PY) -m tests.model.mutants $(if $(ONLY),--only "$(ONLY)")
 
-clean: ## remove .venv and everything generated
-	@rm -rf $(VENV) .bench .cache site dist htmlcov .coverage .coverage.* .hypothesis \
+clean: ## remove the environments and everything generated
+	@rm -rf $(VENV) .venv-3.* .bench .cache site dist htmlcov .coverage .coverage.* .hypothesis \
 		.mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples benchmarks -name __pycache__ -type d -prune \
 		-exec rm -rf {} + 2>/dev/null || true
@@ -118,6 +128,11 @@ $(VENV)/.stamp-lint: $(VENV)/.stamp-core
 # The typing tests run the type checkers, and the type checkers read the tests.
 $(VENV)/.stamp-test: $(VENV)/.stamp-lint
 	@$(PROGRESS) "installing the test tools" $(PIP) install --editable ".[all,local]" --group test
+	@touch $@
+
+# What the core tests need and no more, so that they also show what the core does without extras.
+$(VENV)/.stamp-test-core: $(VENV)/.stamp-core
+	@$(PROGRESS) "installing the tools of the core tests" $(PIP) install --group test-core
 	@touch $@
 
 # A mock provider for the tests of the transports. Without Node they are skipped, but not in

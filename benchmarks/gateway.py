@@ -91,7 +91,7 @@ def serve() -> None:
         return JSONResponse(model.count())
 
     threading.Thread(target=_leave_with_parent, daemon=True).start()
-    app = gateway(model, tokens=[TOKEN], max_concurrent=100_000)
+    app = gateway(model, tokens=[TOKEN], max_concurrent=100_000, extras=None)
     app.router.routes.append(Route("/model", look))
     uvicorn.run(app, port=0, access_log=False)
 

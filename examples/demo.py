@@ -13,7 +13,13 @@ from pathlib import Path
 
 from clark_agent import AgentContext, AssistantMessage, LoopConfig, events, run
 from clark_agent.stream import TextChunk
-from clark_agent.toolkit import Workspace, calculator, current_time_tool, file_tools
+from clark_agent.toolkit import (
+    Workspace,
+    calculator,
+    current_time_tool,
+    file_tools,
+    without_marks,
+)
 from clark_agent.transports import connect
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -43,7 +49,7 @@ class Terminal:
             case events.ToolExecutionStart():
                 self.say(f"→ {event.tool_name} {event.args}", 36)
             case events.ToolExecutionEnd():
-                text = event.result.plain_text.strip()
+                text = without_marks(event.result.plain_text).strip()
                 self.say(f"← {text}", 31 if event.is_error else 32)
             case _:
                 pass

@@ -2,7 +2,7 @@
 
 A test that needs a server or a program is skipped on a machine without it. In continuous
 integration nothing would check then what the test promises. Only a test for another operating
-system may be skipped there, and its reason says so.
+system or a newer Python may be skipped there, and its reason says so.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Generator
 
 import pytest
 
-ELSEWHERE = ("needs POSIX", "needs Linux", "needs Windows")
+ELSEWHERE = ("needs POSIX", "needs Linux", "needs Windows", "needs Python 3.12")
 
 _Report = pytest.TestReport | pytest.CollectReport
 

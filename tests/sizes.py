@@ -22,11 +22,11 @@ __all__ = [
     "requests_made_up",
 ]
 
-FACTOR = max(1.0, float(os.environ.get("CLARK_AGENT_SOAK", "1")))
+FACTOR = float(os.environ.get("CLARK_AGENT_SOAK", "1"))
 
 
 def _times(floor: int) -> int:
-    return int(floor * FACTOR)
+    return max(1, int(floor * FACTOR))
 
 
 LIVES = _times(600)

@@ -14,10 +14,13 @@ from msgspec.structs import replace
 
 from clark_agent import (
     AgentMessage,
+    Annotation,
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     ReasoningEncrypted,
@@ -40,6 +43,8 @@ from clark_agent import (
     UserMessage,
 )
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     ReasoningChunk,
     ReasoningDetailsChunk,
     TextChunk,
@@ -80,9 +85,25 @@ TIMESTAMPS = optional(UNSIGNED)
 
 def user_blocks(text: SearchStrategy[str] = TEXT) -> SearchStrategy[UserBlock]:
     """Also what a tool result may hold."""
-    return st.builds(TextContent, text) | st.builds(
-        ImageContent, text, optional(text), optional(text)
+    return st.one_of(
+        st.builds(TextContent, text),
+        images(text),
+        st.builds(FileContent, text, optional(text), optional(text)),
     )
+
+
+def images(text: SearchStrategy[str] = TEXT) -> SearchStrategy[ImageContent]:
+    return st.builds(ImageContent, text, optional(text), optional(text))
+
+
+def provider_items(text: SearchStrategy[str] = TEXT) -> SearchStrategy[ProviderContent]:
+    names = st.sampled_from(["anthropic", "openai", "google", "chat"])
+    return st.builds(ProviderContent, names | text, open_json(text))
+
+
+def sources(text: SearchStrategy[str] = TEXT) -> SearchStrategy[Annotation]:
+    places, words = optional(st.integers(0, 99)), optional(text)
+    return st.builds(Annotation, text, words, words, words, places, places, words, open_json(text))
 
 
 def tool_calls(text: SearchStrategy[str] = TEXT) -> SearchStrategy[ToolCall]:
@@ -96,6 +117,8 @@ def assistant_blocks(text: SearchStrategy[str] = TEXT) -> SearchStrategy[Assista
         st.builds(ReasoningContent, text),
         st.builds(ReasoningDetailsContent, _tuples(open_json(text), 3)),
         tool_calls(text),
+        images(text),
+        provider_items(text),
     )
 
 
@@ -115,6 +138,7 @@ def assistant_messages(text: SearchStrategy[str] = TEXT) -> SearchStrategy[Assis
         optional(text),
         TIMESTAMPS,
         optional(USAGES),
+        _tuples(sources(text), 2),
     )
 
 
@@ -149,6 +173,16 @@ def messages(text: SearchStrategy[str] = TEXT) -> SearchStrategy[AgentMessage]:
 def transcripts(text: SearchStrategy[str] = TEXT) -> SearchStrategy[list[AgentMessage]]:
     """Any messages in any order, most of which no provider would take."""
     return st.lists(messages(text), max_size=5)
+
+
+def without_files(message: AgentMessage) -> AgentMessage:
+    """The same message for a provider that takes no files."""
+    if isinstance(message, (UserMessage, ToolResultMessage)) and not isinstance(
+        message.content, str
+    ):
+        blocks = [block for block in message.content if not isinstance(block, FileContent)]
+        return replace(message, content=tuple(blocks))
+    return message
 
 
 def dated(message: AgentMessage, timestamp: int | None) -> AgentMessage:
@@ -213,6 +247,8 @@ def chunks(
         st.builds(
             ToolCallChunk, st.integers(0, 3), optional(text), optional(text), optional(arguments)
         ),
+        st.builds(BlockChunk, images() | provider_items()),
+        st.builds(AnnotationChunk, sources()),
     )
 
 

@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Optional
@@ -33,7 +34,7 @@ from clark_agent.tools import (
     tool,
     tool_result,
 )
-from clark_agent.types import ImageContent, TextContent
+from clark_agent.types import FileContent, ImageContent, TextContent
 
 if TYPE_CHECKING:
     from clark_agent.nowhere import Missing  # type: ignore[import-not-found]
@@ -629,6 +630,37 @@ async def test_a_pydantic_model_is_all_arguments() -> None:
     assert isinstance(caught.value, ToolValidationError)
 
 
+def test_a_pydantic_model_among_other_arguments_is_explained_as_well() -> None:
+    @tool
+    async def make(options: Options, others: list[Options], n: int = 1) -> None: ...
+
+    bad, good = {"name": "bad"}, {"name": "a"}
+    for arguments, path in (
+        ({"options": bad, "others": []}, "$.options.name"),
+        ({"options": good, "others": [good, bad]}, "$.others[1].name"),
+    ):
+        with pytest.raises(InvalidArgumentsError) as caught:
+            make.validate(arguments)
+        assert str(caught.value) == (
+            f"invalid arguments for 'make': path {path}: Value error, not that one, got \"bad\""
+        )
+
+
+def test_a_long_reason_is_one_line_and_ends_with_a_word() -> None:
+    class Long(Struct):
+        n: int
+
+        def __post_init__(self) -> None:
+            raise ValueError("\n".join(["word"] * 200))
+
+    @tool
+    async def make(long: Long, n: int = 1) -> None: ...
+
+    with pytest.raises(InvalidArgumentsError) as caught:
+        make.validate({"long": {"n": 1}})
+    assert re.search(r"path \$\.long: (word ){80,}…$", str(caught.value))
+
+
 @dataclasses.dataclass
 class Checked:
     low: int
@@ -913,6 +945,7 @@ def test_mistakes_in_a_class() -> None:
 
 IMAGE = ImageContent("data:image/png;base64,AA==")
 TEXT = TextContent("x")
+FILE = FileContent("data:application/pdf,x", name="a.pdf")
 
 
 class Payload(Struct):
@@ -928,6 +961,8 @@ class Payload(Struct):
         (IMAGE, ToolResult((IMAGE,))),
         ([TEXT, IMAGE], ToolResult((TEXT, IMAGE))),
         ((IMAGE,), ToolResult((IMAGE,))),
+        (FILE, ToolResult((FILE,))),
+        ([FILE, TEXT], ToolResult((FILE, TEXT))),
         ([], ToolResult.text("[]")),
         ([TEXT, 5], ToolResult.text('[{"type":"text","text":"x"},5]')),
         (5, ToolResult.text("5")),

@@ -53,6 +53,7 @@ from clark_agent import events as ev
 from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from tests.event_loops import timers
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -445,8 +446,7 @@ async def test_a_tool_that_knows_its_signal_may_end_in_its_own_words() -> None:
 async def test_time_that_is_not_used_is_given_back() -> None:
     await completed(["ok"], budget=Budget(seconds=60))
     await failed(StreamError, [failing("fatal")], budget=Budget(seconds=60))
-    loop: Any = asyncio.get_running_loop()
-    assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
+    assert timers() == []
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -1128,8 +1128,7 @@ async def test_cancelling_the_root_leaves_nothing_of_the_tree(by: str) -> None:
         failure = outcome if by == "token" else getattr(outcome, "__cause__", None)
         assert isinstance(failure, RunAborted)
         assert failure.tree_usage == Usage(15)
-    loop: Any = asyncio.get_running_loop()
-    assert [timer for timer in loop._scheduled if not timer.cancelled()] == []
+    assert timers() == []
     assert len(asyncio.all_tasks()) == 1
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from clark_agent import (
     AgentContext,
@@ -53,9 +54,22 @@ from clark_agent import (
     fold_events,
     repair_history,
 )
+from clark_agent.events import MessageDiscarded, MessageEnd
 from clark_agent.run_log.log import RunLog
 from clark_agent.run_log.memory import MemoryStore
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    ReasoningChunk,
+    Start,
+    StreamChunk,
+    TextChunk,
+    ToolCallChunk,
+)
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from clark_agent.trajectory import to_openai_messages
+from clark_agent.transports import ReplayTarget
+from clark_agent.transports.outgoing import sendable
 from tests.loop.support import Waiting, Work, failing, outline
 from tests.strategies import IDENTITIES, TEXT, transcripts
 
@@ -296,6 +310,17 @@ async def busy(mode: ExecutionMode) -> tuple[Conversation, RecordingSink]:
     return conversation, sink
 
 
+def seen(events: Sequence[AgentEvent]) -> Iterator[AgentMessage]:
+    """What the user has seen of a run: its messages, and the text of an answer that was stopped."""
+    yield from fold_events(events)
+    for before, event in pairwise(events):
+        if isinstance(event, MessageDiscarded) and event.reason == "aborted":
+            assert isinstance(before, MessageEnd)
+            assert isinstance(before.message, AssistantMessage)
+            if text := before.message.plain_text:
+                yield replace(before.message, content=(TextContent(text),))
+
+
 async def goes_on(conversation: Conversation) -> None:
     """Whatever has become of the last run, the next one works."""
     check_valid(conversation)
@@ -318,7 +343,7 @@ async def test_a_token_may_be_cancelled_at_every_event(mode: ExecutionMode, stre
         history, sink = conversation.messages, CancellingSink(number, signal)
         conversation.config = conversation.config.replace(event_sink=sink)
         outcome = await outcome_of(conversation, signal, streamed)
-        assert conversation.messages == (*history, *fold_events(sink.events))
+        assert conversation.messages == (*history, *seen(sink.events))
         await goes_on(conversation)
         if isinstance(outcome, RunAborted):
             aborted += 1
@@ -366,12 +391,78 @@ async def test_the_task_may_be_cancelled_at_every_await(
             await asyncio.sleep(0)
         was_cancelled = task.cancel()
         await asyncio.wait([task])
-        assert conversation.messages == (*history, *fold_events(sink.events))
+        assert conversation.messages == (*history, *seen(sink.events))
         await goes_on(conversation)
         if not was_cancelled:
             assert steps > 10
             break
         assert task.cancelled()
+
+
+class Stopping:
+    """A transport that says something, calls a tool, and is stopped in the middle."""
+
+    def __init__(self, *chunks: StreamChunk) -> None:
+        self._chunks = chunks
+        self.requests: list[StreamRequest] = []
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        self.requests.append(request)
+        if len(self.requests) > 1:
+            yield Done(AssistantMessage.from_text("All right."))
+            return
+        yield Start(AssistantMessage.from_calls([]))
+        for chunk in self._chunks:
+            yield Chunk(chunk)
+        signal.cancel("enough")
+        await asyncio.Event().wait()
+
+
+async def test_what_the_user_saw_before_a_stop_is_kept_and_told_to_the_model() -> None:
+    said = (ReasoningChunk("hm"), TextChunk("First, "), TextChunk("we"), ToolCallChunk(0, "c", "x"))
+    model = Stopping(*said)
+    conversation = Conversation(LoopConfig(stream=model))
+    with pytest.raises(RunAborted):
+        await conversation.send("Tell me.", CancellationToken())
+    check_valid(conversation)
+    broken = conversation.messages[-1]
+    assert isinstance(broken, AssistantMessage)
+    assert broken.content == (TextContent("First, we"),)
+    assert (broken.stop_reason, broken.error_message) == (
+        StopReason.ABORTED,
+        "the run was aborted",
+    )
+    await conversation.send("First what?")
+    assert [m.plain_text for m in model.requests[1].messages] == [
+        *("Tell me.", "First, we", "First what?")
+    ]
+    assert [m["role"] for m in to_openai_messages(conversation.messages)] == [
+        *("user", "assistant", "user", "assistant")
+    ]
+
+
+def test_of_what_was_broken_off_only_what_was_said_is_sent() -> None:
+    made = ToolCall("c", "x", {})
+    broken = [
+        AssistantMessage((TextContent("said"),), StopReason.ABORTED),
+        AssistantMessage((TextContent("said"), made), StopReason.ABORTED),
+        AssistantMessage((TextContent(" "),), StopReason.ABORTED),
+        AssistantMessage((TextContent("said"),), StopReason.ERROR),
+    ]
+    history = [message for each in broken for message in (UserMessage("go"), each)]
+    sent = [m for m in sendable(history, ReplayTarget()) if isinstance(m, AssistantMessage)]
+    assert sent == broken[:1]
+
+
+async def test_an_answer_that_was_stopped_can_be_asked_for_again() -> None:
+    model = Stopping(TextChunk("First, we"))
+    conversation = Conversation(LoopConfig(stream=model))
+    with pytest.raises(RunAborted):
+        await conversation.send("Tell me.", CancellationToken())
+    await conversation.send()
+    assert outline(conversation.messages) == ["user: Tell me.", "assistant: All right."]
 
 
 async def test_a_token_that_is_cancelled_already_loses_no_prompt() -> None:
@@ -417,7 +508,7 @@ async def test_a_stream_that_is_left_early_keeps_what_the_run_had(max_buffered: 
         conversation, sink = await busy(ExecutionMode.PARALLEL)
         history = conversation.messages
         ended = await leave_at(conversation, number, max_buffered)
-        assert conversation.messages == (*history, *fold_events(sink.events))
+        assert conversation.messages == (*history, *seen(sink.events))
         assert outline(conversation.messages)[2] == "user: go"
         await goes_on(conversation)
         if ended:
@@ -556,6 +647,14 @@ def test_paths_are_strings_or_path_like(
     assert os.listdir() == ["talk.json"]
 
 
+def test_another_system_prompt_for_what_was_saved(tmp_path: Path) -> None:
+    config = config_of()
+    Conversation(config, EVERYTHING).save(tmp_path / "talk.json")
+    for prompt in ("Be kind.", ""):
+        loaded = Conversation.load(tmp_path / "talk.json", config, system_prompt=prompt)
+        assert loaded.context == replace(EVERYTHING, system_prompt=prompt)
+
+
 async def test_a_loaded_conversation_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     conversation = talk(call("work"), failing("transient"), tools=[Work()])
@@ -602,15 +701,13 @@ def test_a_write_that_fails_halfway_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_has_no_json_leaves_the_old_file(tmp_path: Path) -> None:
+def test_what_has_no_json_is_saved_as_text(tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
-    talk().save(path)
-    before = path.read_bytes()
-    with pytest.raises(Exception, match="object has no JSON form"):
-        Conversation(config_of(), AgentContext().extend([CustomMessage("x", object())])).save(path)
-    with pytest.raises(UnicodeEncodeError):
-        Conversation(config_of(), AgentContext("half a character: \ud83d")).save(path)
-    assert path.read_bytes() == before
+    context = AgentContext("half a character: \ud83d").extend([CustomMessage("x", {1, 2})])
+    Conversation(config_of(), context.extend([CustomMessage("y", object())])).save(path)
+    saved = Conversation.load(path, config_of()).context
+    assert saved.system_prompt == "half a character: \ufffd"
+    assert "object" in str(saved.messages[1])
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from itertools import chain
 from typing import TypeVar, get_args
 
@@ -12,8 +12,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clark_agent import AgentEvent, ChannelSink, EventSink, FanOutSink, encode_json
+from clark_agent import (
+    AgentEvent,
+    AssistantMessage,
+    ChannelSink,
+    EventSink,
+    FanOutSink,
+    ReasoningDetailsContent,
+    RunIdentity,
+    StopReason,
+    SystemMessage,
+    TextContent,
+    ToolResult,
+    ToolResultMessage,
+    ToolSchema,
+    UserMessage,
+    encode_json,
+    public_event,
+    public_events,
+)
+from clark_agent import events as ev
 from clark_agent.events import AgentEnd, AgentStart, MessageDiscarded, TurnStart
+from clark_agent.stream import ReasoningDetailsChunk, TextChunk
 
 T = TypeVar("T")
 
@@ -321,3 +341,73 @@ async def test_a_writer_cancelled_when_room_was_made_for_it_leaves_the_room_to_o
     await in_time(kept)
     assert await in_time(anext(iterator)) == note(2)
     assert lost.cancelled()
+
+
+# --- for others to see ------------------------------------------------------------------------
+
+SECRET = "geheim"
+
+
+def every_event() -> list[AgentEvent]:
+    """One of each kind, with the secret where nobody else should look."""
+    details = {"token": SECRET}
+    reasoning = ReasoningDetailsContent(({"data": SECRET},))
+    answer = AssistantMessage((reasoning, TextContent("Yes.")), StopReason.END_TURN)
+    result = ToolResult.text("found", details=details)
+    answered = ToolResultMessage("c", "t", (TextContent("found"),), details=details)
+    schema = ToolSchema("t", SECRET, {})
+    return [
+        ev.AgentStart(),
+        ev.RunIdentified(RunIdentity.root("r")),
+        ev.AgentEnd([UserMessage("Hi"), SystemMessage(SECRET), answer, answered]),
+        ev.TurnStart(),
+        ev.TurnEnd(answer, [answered]),
+        ev.MessageStart(answer, details),
+        ev.MessageUpdate(AssistantMessage.from_calls([]), TextChunk("Yes.")),
+        ev.MessageEnd(answered),
+        ev.MessageDiscarded("steered"),
+        ev.ToolExecutionStart("c", "t", {"q": 1}),
+        ev.ToolExecutionUpdate("c", "t", result),
+        ev.ToolExecutionEnd("c", "t", result, False),
+        ev.ChildRunEvent(RunIdentity.root("c"), "c", ev.MessageEnd(answered)),
+        ev.OutputTokensEscalation(1, 2, 3),
+        ev.ContextTransformApplied(0, "p", [SystemMessage(SECRET)], []),
+        ev.ToolGateApplied(0, "p", [SECRET]),
+        ev.ToolGateConflictResolved(0, ["p"], None, [], SECRET),
+        ev.ProviderRequestPrepared(0, None, SECRET, [], [schema], None, None),
+    ]
+
+
+def test_every_event_says_what_it_is_and_has_json() -> None:
+    told = every_event()
+    assert [type(event) for event in told] == [*get_args(AgentEvent)]
+    for event in told:
+        assert event.type == json.loads(encode_json(event))["type"]
+
+
+def test_what_others_see_has_no_secrets() -> None:
+    public = [event for event in map(public_event, every_event()) if event is not None]
+    assert [event.type for event in public] == [
+        *("agent_start", "run_identified", "agent_end", "turn_start", "turn_end"),
+        *("message_start", "message_update", "message_end", "message_discarded"),
+        *("tool_execution_start", "tool_execution_update", "tool_execution_end", "child_run_event"),
+    ]
+    text = b"".join([encode_json(event) for event in public]).decode()
+    assert SECRET not in text
+    assert text.count("Yes.") == 4
+    assert text.count("found") == 6
+
+
+async def test_a_stream_can_be_filtered() -> None:
+    async def told() -> AsyncIterator[AgentEvent]:
+        for event in (START, ev.MessageStart(SystemMessage("x")), END):
+            yield event
+
+    assert [event async for event in public_events(told())] == [START, AgentEnd([])]
+
+
+def test_below_a_run_too() -> None:
+    hidden = ev.ChildRunEvent(RunIdentity.root("c"), "c", ev.MessageEnd(SystemMessage("x")))
+    assert public_event(hidden) is None
+    chunk = ReasoningDetailsChunk((SECRET,))
+    assert public_event(ev.MessageUpdate(AssistantMessage.from_text(""), chunk)) is None

@@ -330,9 +330,62 @@ def test_tools_may_come_from_any_iterable_and_as_a_registry() -> None:
 
 def test_the_later_of_two_tools_with_one_name_wins_in_the_place_of_the_first() -> None:
     first, other, later = Named("a"), Named("b"), Named("a")
-    registry = LoopConfig(stream=STREAM, tools=[first, other, later]).registry
+    registry = LoopConfig(stream=STREAM, tools=ToolRegistry([first, other, later])).registry
     assert registry.names == ("a", "b")
     assert registry["a"] is later
+
+
+def test_two_tools_with_one_name_in_a_list_are_an_error() -> None:
+    def a() -> None:
+        """A function that would be a tool of this name."""
+
+    for other in (Named("a"), a):
+        with pytest.raises(ConfigError, match="two different tools are named 'a': rename one"):
+            LoopConfig(stream=STREAM, tools=[Named("a"), Named("b"), other])
+    same = Named("a")
+    assert LoopConfig(stream=STREAM, tools=[same, same, Named("b")]).registry.names == ("a", "b")
+    assert LoopConfig(stream=STREAM, tools=[a, a]).registry.names == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("max_turns", "; did you mean 'max_iterations'?"),
+        ("max_iteration", "; did you mean 'max_iterations'?"),
+        ("model", "; did you mean 'stream'?"),
+        ("system_prompt", ": it belongs to the AgentContext"),
+        ("zzz", ""),
+    ],
+)
+def test_a_setting_that_there_is_not_names_the_one_that_is_meant(setting: str, meant: str) -> None:
+    unknown: Any = {setting: 3}
+    config = LoopConfig(stream=STREAM)
+    makers: list[Callable[..., LoopConfig]] = [LoopConfig, config.child, config.replace]
+    for make in makers:
+        with pytest.raises(ConfigError) as raised:
+            make(**{"stream": STREAM, **unknown})
+        assert str(raised.value) == f"there is no setting {setting!r}{meant}"
+
+
+def test_a_text_is_no_transport_and_connect_makes_one() -> None:
+    text: Any = "openai:gpt-5"
+    with pytest.raises(ConfigError, match=r"connect\('openai:gpt-5'\)"):
+        LoopConfig(stream=text)
+
+
+def test_a_transport_takes_a_request_and_a_signal() -> None:
+    async def one(request: object) -> None: ...
+    async def many(*args: object) -> None: ...
+    async def three(request: object, signal: object, more: object) -> None: ...
+
+    wrong: list[Any] = [one, three, lambda: None, ScriptedStream]
+    for stream in wrong:
+        with pytest.raises(ConfigError, match="stream"):
+            LoopConfig(stream=stream)
+    with pytest.raises(ConfigError, match=r"takes \(request, signal\)"):
+        LoopConfig(stream=wrong[0])
+    right: Any = many
+    assert LoopConfig(stream=right).stream is right
 
 
 def test_what_is_no_tool_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,9 @@ from clark_agent import (
     AgentMessage,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ProviderContentCounts,
     ProviderMessageCounts,
     ProviderRequestSummary,
@@ -93,6 +96,7 @@ BLOCKS = (
     ImageContent("x", "image/png"),
     ImageContent("x"),
     ImageContent("x"),
+    FileContent("data:application/pdf,x", name="secret.pdf"),
 )
 
 EVERYTHING: list[AgentMessage] = [
@@ -107,6 +111,8 @@ EVERYTHING: list[AgentMessage] = [
             ReasoningContent("efgh"),
             ReasoningDetailsContent(({"a": "é"}, 1)),
             ToolCall("id", "look", {"a": "a long argument"}),
+            ImageContent("data:image/png,x", "image/png"),
+            ProviderContent("anthropic", {"a": 1}),
         ),
         StopReason.ERROR,
         "failed",
@@ -141,7 +147,19 @@ def test_every_kind_of_block_is_counted() -> None:
         tool_result_image_blocks=3,
         tool_result_error_messages=1,
         custom_payload_bytes=len('[null,"é"]'.encode()),
+        user_file_blocks=1,
+        assistant_image_blocks=1,
+        assistant_provider_blocks=1,
+        assistant_provider_bytes=len('{"a":1}'),
+        tool_result_file_blocks=1,
     )
+
+
+def test_counts_of_rare_blocks_are_written_only_where_there_are_some() -> None:
+    counts = msgspec.to_builtins(ProviderContentCounts(assistant_image_blocks=2))
+    assert counts["assistant_image_blocks"] == 2
+    assert counts["custom_payload_bytes"] == 0
+    assert "user_file_blocks" not in counts
 
 
 @pytest.mark.parametrize(

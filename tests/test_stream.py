@@ -29,6 +29,8 @@ from clark_agent import (
     parse_arguments,
 )
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     ReasoningChunk,
     ReasoningDetailsChunk,
     TextChunk,
@@ -81,6 +83,8 @@ def recut(draw: DrawFn, answer: Sequence[StreamChunk]) -> list[StreamChunk]:
 
 @st.composite
 def _pieces(draw: DrawFn, chunk: StreamChunk) -> list[StreamChunk]:
+    if isinstance(chunk, (BlockChunk, AnnotationChunk)):
+        return [chunk]  # they come whole
     if not isinstance(chunk, ToolCallChunk):
         make: type[Any] = type(chunk)
         return [make(part) for part in draw(cuts(chunk.delta))]
@@ -157,7 +161,9 @@ def test_blocks_stand_in_the_order_in_which_they_began(answer: list[StreamChunk]
             for field, delta in enumerate(deltas, 1):
                 if delta:
                     calls[chunk.index][field] += delta
-        elif chunk.delta:
+        elif isinstance(chunk, BlockChunk):
+            expected.append([BlockChunk, chunk.block])
+        elif not isinstance(chunk, AnnotationChunk) and chunk.delta:
             if not expected or expected[-1][0] is not type(chunk):
                 expected.append([type(chunk), type(chunk.delta)()])
             expected[-1][1] += chunk.delta
@@ -166,7 +172,9 @@ def test_blocks_stand_in_the_order_in_which_they_began(answer: list[StreamChunk]
     kinds = dict(DELTA_KINDS)
     new_ids = count(1)
     for block, (kind, *fields) in zip(message.content, expected, strict=True):
-        if kind in kinds:
+        if kind is BlockChunk:
+            assert block == fields[0]
+        elif kind in kinds:
             assert block == kinds[kind](well_formed(fields[0]))
         elif kind is ReasoningDetailsChunk:
             assert block == ReasoningDetailsContent(fields[0])

@@ -55,12 +55,14 @@ from clark_agent import (
     run_child,
     stream_run,
     sub_agents,
+    tool,
 )
 from clark_agent import events as ev
 from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from tests.event_loops import timers
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -863,11 +865,6 @@ class Tower:
         assert timers() == []
 
 
-def timers() -> list[Any]:
-    loop: Any = asyncio.get_running_loop()
-    return [handle for handle in loop._scheduled if not handle.cancelled()]
-
-
 async def stopped(
     where: Where, stop: Stop, **options: Any
 ) -> tuple[Tower, RunResult | BaseException, RecordingSink]:
@@ -1011,21 +1008,18 @@ async def test_a_grandchilds_tool_that_takes_no_cancellation_is_left_behind(by: 
         task = asyncio.current_task()
         assert task is not None
 
-        def stop_once_it_runs(event: AgentEvent) -> None:
-            if isinstance(event, ev.ChildRunEvent) and isinstance(
-                event.event, ev.ToolExecutionStart
-            ):
-                stop = token.cancel if by == "token" else task.cancel
-                asyncio.get_running_loop().call_later(0.001, stop)
+        async def stop_once_it_runs() -> None:
+            await stubborn.started.wait()
+            if by == "token":
+                token.cancel()
+            else:
+                task.cancel()
 
+        stopping = asyncio.create_task(stop_once_it_runs())
         outcome = await tree_run(
-            [ask("upper")],
-            upper,
-            signal=token,
-            cancel_grace=0.2,
-            leaves_tasks=True,
-            on_event=stop_once_it_runs,
+            [ask("upper")], upper, signal=token, cancel_grace=0.2, leaves_tasks=True
         )
+        await stopping
         while task.cancelling():
             task.uncancel()
         return outcome
@@ -1568,3 +1562,34 @@ def test_an_agent_tool_that_makes_no_sense_is_refused(
             agent_tool("a", "d", config, **options)
     with pytest.raises(ConfigError, match="needs a LoopConfig, not int"):
         agent_tool("a", "d", 5)  # type: ignore[arg-type]
+
+
+# --- who a run is ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [None, RunIdentity.root("r", conversation_id="c")])
+async def test_a_tool_always_knows_whose_call_it_is(given: RunIdentity | None) -> None:
+    seen: list[RunIdentity] = []
+
+    @tool
+    def who(ctx: ToolContext) -> str:
+        """Tell who it is."""
+        seen.append(ctx.identity)
+        return ctx.identity.run_id
+
+    model = ScriptedStream([[call("who"), call("who")], call("who"), "done"])
+    sink = RecordingSink()
+    config = LoopConfig(stream=model, tools=[who], event_sink=sink)
+    await run("go", AgentContext(identity=given), config)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    if given is None:
+        assert (seen[0].parent_run_id, seen[0].depth) == (None, 0)
+        assert sink.of(ev.RunIdentified) == []  # only for an identity that the context brought
+    else:
+        assert seen[0] == given
+
+
+def test_also_in_a_test_of_the_tool() -> None:
+    ctx = ToolContext(tool_call_id="c", tool_name="t")
+    assert ctx.identity is ctx.identity

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from clark_agent import (
     AgentEvent,
+    Annotation,
     AssistantMessage,
     CancellationToken,
     Clock,
     EventSink,
+    ImageContent,
+    ProviderContent,
     ReasoningContent,
     StopReason,
     StreamErrorKind,
@@ -31,6 +34,7 @@ from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChu
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.transports.kit import check_stream_fn
 from clark_agent.types import ReasoningDetailsContent
+from tests.event_loops import task_for_later
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
 
@@ -255,9 +259,12 @@ EVERYTHING = AssistantMessage(
         ThinkingContent("Hm, well."),
         TextContent("I look at two places."),
         ToolCall("", "look", {"at": [1, {"b": "é"}]}),
+        ImageContent("data:image/png;base64,aGk="),
+        ProviderContent("p", {"type": "search"}),
         ToolCall("", "look", {}),
     ),
     StopReason.TOOL_USE,
+    annotations=(Annotation("url", "https://example.org"), Annotation("search")),
 )
 
 
@@ -325,7 +332,7 @@ async def test_sleep_gives_others_a_turn() -> None:
 
 
 async def test_a_sleeper_can_be_cancelled() -> None:
-    task = asyncio.create_task(FakeClock().sleep(1))
+    task = task_for_later(FakeClock().sleep(1))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clark_agent import ThinkingTagStreamFilter, strip_thinking_tags, thinking
+from clark_agent.thinking import ThoughtSplitter, strip_leading_thoughts
 from tests.strategies import cuts
 
 NAMES = ("think", "thinking", "thought", "reasoning", "reflection")
@@ -198,6 +199,64 @@ def test_thoughts_are_taken_once() -> None:
     assert real.take_thoughts() == ("3",)
 
 
+# --- in front of the first word ---------------------------------------------------------------
+
+
+def pieces_of(deltas: Iterable[str], where: Any = "leading") -> tuple[str, str]:
+    """What is said and what is thought, each joined."""
+    splitter = ThoughtSplitter(where)
+    pieces = [piece for delta in deltas for piece in splitter.feed(delta)]
+    pieces += splitter.flush()
+    said = "".join([text for kind, text in pieces if kind == "said"])
+    return said, "".join([text for kind, text in pieces if kind == "thought"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "thought"),
+    [
+        ("<think>a</think>b<think>c</think>", "b<think>c</think>", "a"),
+        (" <think>a</think>\n<thought>b</thought> c", " \n c", "ab"),
+        ("Wrap it in a <reasoning> element. Then deploy", None, ""),
+        ("'<think>' is a tag", None, ""),
+        ("<<think>a</think>", None, ""),
+        ("<t <think>a", None, ""),
+        ("<think>never closed</thin", "", "never closed</thin"),
+        ("<think>a<think>b</think>c", "c", "a<think>b"),
+        ("<thin", None, ""),
+        (" ", None, ""),
+    ],
+)
+def test_a_tag_counts_in_front_of_the_first_word(text: str, said: str | None, thought: str) -> None:
+    expected = (text if said is None else said, thought)
+    assert pieces_of([text]) == pieces_of(text) == expected
+    assert strip_leading_thoughts(text) == expected[0].strip()
+
+
+@given(deltas)
+@settings(max_examples=200)
+def test_leading_thoughts_are_those_that_the_filter_finds_before_the_first_word(
+    pieces: list[str],
+) -> None:
+    whole = "".join(pieces)
+    said, thought = pieces_of(pieces)
+    assert (said, thought) == pieces_of([whole])
+    # The filter finds thoughts anywhere. Cut off behind the first word, it must find the same.
+    real, shown, taken = ThinkingTagStreamFilter(), "", 0
+    while taken < len(whole) and not shown.strip():
+        shown += real.feed(whole[taken])
+        taken += 1
+    assert said == shown + ("" if shown.strip() else real.flush()) + whole[taken:]
+
+
+@given(deltas)
+@settings(max_examples=100)
+def test_anywhere_it_is_the_filter_and_keeps_what_that_drops(pieces: list[str]) -> None:
+    shown, thoughts = split(pieces)
+    said, thought = pieces_of(pieces, "anywhere")
+    assert said == shown
+    assert thought.startswith("".join(thoughts))
+
+
 # --- the work it takes ------------------------------------------------------------------------
 
 
@@ -216,6 +275,12 @@ class Counting:
         # A text that is matched from its start is new, and had to be put together.
         Counting.characters += len(text) if start == 0 else 0
         Counting.characters += found.end() - start if found else 0
+        return found
+
+    def search(self, text: str, start: int) -> re.Match[str] | None:
+        found = self.pattern.search(text, start)
+        Counting.calls += 1
+        Counting.characters += (found.end() if found else len(text)) - start
         return found
 
 
@@ -264,6 +329,23 @@ def test_work_is_linear(counted: ModuleType, name: str, step: int) -> None:
     assert ("".join(shown), real.take_thoughts()) == split([text])
     assert 0 < Counting.calls <= len(text)
     assert Counting.characters <= 10 * len(text)
+
+
+@pytest.mark.parametrize("where", ["leading", "anywhere"])
+@pytest.mark.parametrize("name", HARD)
+def test_splitting_is_linear(counted: ModuleType, name: str, where: str) -> None:
+    text = HARD[name][:20_000]
+    for step in (4, len(text)):
+        splitter = counted.ThoughtSplitter(where)
+        pieces: list[tuple[str, str]] = []
+        for start in range(0, len(text), step):
+            pieces += splitter.feed(text[start : start + step])
+        pieces += splitter.flush()
+        said, thought = pieces_of([text], where)
+        assert "".join([part for kind, part in pieces if kind == "said"]) == said
+        assert "".join([part for kind, part in pieces if kind == "thought"]) == thought
+    assert Counting.calls <= 2 * len(text)
+    assert Counting.characters <= 20 * len(text)
 
 
 def test_text_without_a_tag_in_sight_is_not_searched_at_all(counted: ModuleType) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import pkgutil
+from collections.abc import Iterator
+from enum import Enum
+from importlib import import_module
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 
+import clark_agent
 from clark_agent import (
     AgentContext,
     AgentMessage,
@@ -267,3 +275,71 @@ def test_the_role_is_that_of_the_json(message: AgentMessage) -> None:
 def test_a_context_is_extended_by_messages_alone(nothing: Any) -> None:
     with pytest.raises(TypeError, match="messages are needed, not"):
         AgentContext().extend(nothing)
+
+
+@pytest.mark.parametrize("wrong", [["hi"], "hi", [UserMessage("a"), {"role": "user"}], [None]])
+def test_a_context_holds_messages_alone(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"messages must be messages, not .*: write UserMessage"):
+        AgentContext(messages=wrong)
+    with pytest.raises(TypeError, match="messages must be messages"):
+        AgentContext().extend([*wrong, UserMessage("b")])
+
+
+def test_a_kind_of_message_of_ones_own_is_one() -> None:
+    class Note(UserMessage, frozen=True):
+        pass
+
+    assert AgentContext(messages=(Note("a"),)).messages == (Note("a"),)
+
+
+# --- what the cyclic collector may leave out ----------------------------------------------------
+
+SCALARS = (str, bytes, int, float, bool, NoneType, Enum)
+
+
+def uncollected(kind: type[Struct]) -> Iterator[type[Struct]]:
+    """The structs of this package that the collector does not follow."""
+    for each in kind.__subclasses__():
+        if each.__module__.startswith("clark_agent.") and not each.__struct_config__.gc:
+            yield each
+        yield from uncollected(each)
+
+
+def cannot_refer_back(kind: Any) -> bool:
+    """Whether no value of the type can lead to what holds it."""
+    if get_origin(kind) is Annotated:
+        return cannot_refer_back(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType, tuple):
+        return all(cannot_refer_back(part) for part in get_args(kind) if part is not ...)
+    if get_origin(kind) is Literal:
+        return True
+    if not isinstance(kind, type):
+        return False
+    return issubclass(kind, SCALARS) or (issubclass(kind, Struct) and not kind.__struct_config__.gc)
+
+
+def test_a_struct_that_is_not_collected_cannot_be_part_of_a_cycle() -> None:
+    """Otherwise it would never be freed, nor would anything that it leads to."""
+    for module in pkgutil.walk_packages(clark_agent.__path__, "clark_agent."):
+        if module.name.endswith("__main__"):
+            continue
+        try:
+            import_module(module.name)
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("clark_agent"):
+                raise  # ours; anything else is an extra that is not installed
+    found = set(uncollected(Struct))
+    assert {TextContent, ImageContent, Usage} <= found
+    assert not {
+        f"{kind.__qualname__}.{field.name}: {field.type}"
+        for kind in found
+        for field in msgspec.structs.fields(kind)
+        if not cannot_refer_back(field.type)
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", [Any, dict[str, int], list[int], object, tuple[Any, ...], str | ToolCall, ToolCall]
+)
+def test_what_is_open_can_be_part_of_a_cycle(kind: Any) -> None:
+    assert not cannot_refer_back(kind)

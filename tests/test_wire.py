@@ -19,10 +19,13 @@ from hypothesis.strategies import DrawFn
 
 from clark_agent import (
     AgentMessage,
+    Annotation,
     AssistantMessage,
     CustomMessage,
     DecodeError,
+    FileContent,
     ImageContent,
+    ProviderContent,
     RunIdentity,
     StopReason,
     StreamChunk,
@@ -44,6 +47,7 @@ from clark_agent import (
 from clark_agent.clock import now_ms
 from clark_agent.events import AgentEnd
 from clark_agent.transcript import MessageLog
+from clark_agent.wire import jsonable
 from tests.strategies import (
     IDENTITIES,
     TEXT,
@@ -82,6 +86,8 @@ def test_an_explicit_null_timestamp_stays_none(message: AgentMessage) -> None:
 BLOCKS = {
     "text": "text",
     "image": "source media_type? alt?",
+    "file": "source media_type? name?",
+    "provider": "provider data",
     "thinking": "text",
     "reasoning": "text",
     "reasoning_details": "details",
@@ -90,7 +96,7 @@ BLOCKS = {
 ROLES = {
     "system": "content timestamp?",
     "user": "content timestamp?",
-    "assistant": "content stop_reason error_message? timestamp? usage?",
+    "assistant": "content stop_reason error_message? timestamp? usage? annotations?",
     "tool_result": "tool_call_id tool_name content is_error narration? details? timestamp?",
     "custom": "kind payload timestamp?",
 }
@@ -124,6 +130,20 @@ def test_the_tag_comes_first_and_fields_follow_in_order(message: AgentMessage) -
     ("message", "written"),
     [
         (SystemMessage("s"), '{"role":"system","content":"s"}'),
+        (
+            UserMessage((FileContent("data:,x", name="a.txt"),)),
+            '{"role":"user","content":[{"type":"file","source":"data:,x","name":"a.txt"}]}',
+        ),
+        (
+            AssistantMessage(
+                (ProviderContent("p", {"b": None}), ImageContent("i")),
+                StopReason.OTHER,
+                annotations=(Annotation("url", "u", start=0, end=1),),
+            ),
+            '{"role":"assistant","content":[{"type":"provider","provider":"p","data":{"b":null}},'
+            '{"type":"image","source":"i"}],"stop_reason":"other",'
+            '"annotations":[{"kind":"url","url":"u","start":0,"end":1}]}',
+        ),
         (UserMessage("é\u2028", 0), '{"role":"user","content":"é\u2028","timestamp":0}'),
         (
             UserMessage((TextContent(""), ImageContent("data:,x", alt=""))),
@@ -207,7 +227,7 @@ ASSISTANT = '{"role":"assistant","stop_reason":"end_turn","content":[%s]}'
         ),
         ('{"role":"user","content":"a","timestamp":-1}', "$.timestamp", ">= 0"),
         ('{"role":"user","content":"a","timestamp":"1"}', "$.timestamp", "got `str`"),
-        (ASSISTANT % '{"type":"image","source":""}', "$.content[0].type", "'image'"),
+        (ASSISTANT % '{"type":"file","source":""}', "$.content[0].type", "'file'"),
         (ASSISTANT % '{"type":"tool_call","id":1}', "$.content[0].id", "got `int`"),
         ('{"role":"assistant","content":"","stop_reason":"other"}', "$.content", "got `str`"),
         ('{"role":"assistant","content":[],"stop_reason":"no"}', "$.stop_reason", "'no'"),
@@ -311,6 +331,11 @@ def test_a_chunk_survives_the_wire(chunk: StreamChunk) -> None:
     back = decode_json(data, StreamChunk)
     assert (back, type(back), encode_json(back)) == (chunk, type(chunk), data)
     assert next(iter(json.loads(data))) == "kind"
+
+
+@given(messages())
+def test_the_form_for_what_json_cannot_hold_is_the_same_for_all_else(message: AgentMessage) -> None:
+    assert encode_json(jsonable(message)) == encode_message(message)
 
 
 @given(transcripts())

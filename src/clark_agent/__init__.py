@@ -62,7 +62,14 @@ from clark_agent.errors import (
     ToolValidationError,
     TransportError,
 )
-from clark_agent.events import AgentEvent, ChannelSink, EventSink, FanOutSink
+from clark_agent.events import (
+    AgentEvent,
+    ChannelSink,
+    EventSink,
+    FanOutSink,
+    public_event,
+    public_events,
+)
 from clark_agent.finish import FinishTool, finish_tool
 from clark_agent.grammar import EventChecker, check_events, fold_events
 from clark_agent.history import (
@@ -176,10 +183,13 @@ from clark_agent.transcript import MessageLog, MessageView
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
+    Annotation,
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     RunIdentity,
@@ -218,6 +228,7 @@ __all__ = [
     "AgentEvent",
     "AgentMessage",
     "AgentTool",
+    "Annotation",
     "Answer",
     "AssistantBlock",
     "AssistantMessage",
@@ -247,6 +258,7 @@ __all__ = [
     "EventSink",
     "ExecutionMode",
     "FanOutSink",
+    "FileContent",
     "FinishTool",
     "Fixed",
     "FollowUpSource",
@@ -280,6 +292,7 @@ __all__ = [
     "Plugin",
     "Price",
     "ProtocolPolicy",
+    "ProviderContent",
     "ProviderContentCounts",
     "ProviderMessageCounts",
     "ProviderRequestSummary",
@@ -385,6 +398,8 @@ __all__ = [
     "load_transcript",
     "parse_arguments",
     "portable_schema",
+    "public_event",
+    "public_events",
     "repair_arguments",
     "repair_history",
     "run",

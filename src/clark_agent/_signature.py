@@ -59,6 +59,9 @@ REFUSED = (msgspec.ValidationError, ValueError)
 
 _Call: TypeAlias = Callable[[Callable[..., Any], Any, ToolContext], Any]
 
+_MOST_REASONS = 5
+_REASON_CHARS = 400
+
 # The field of a parsed value when one parameter stands for all arguments.
 _WHOLE = "value"
 
@@ -341,19 +344,27 @@ def _needs_more(info: Any, seen: set[int]) -> bool:
 
 def _reason(failure: Exception) -> str:
     """What a parser says, for values that look right to the schema."""
-    tell: Callable[[], list[Mapping[str, Any]]] | None = getattr(failure, "errors", None)
-    if tell is not None:  # Pydantic tells each problem apart
-        problems = tell()
-        return "; ".join([_one_reason(problem) for problem in problems[:5]])
-    text, _, path = str(failure).partition(" - at `")
+    text, separator, path = str(failure).rpartition(" - at `")
+    if not separator:
+        text, path = path, ""
     path = path.rstrip("`").removeprefix(f"$.{_WHOLE}").removeprefix("$")
-    text = text.replace("`", "")
-    return quoted(f"path ${path}: {text[:1].lower()}{text[1:]}")[1:-1]
+    for error in (failure, failure.__cause__):  # a model within other arguments is the cause
+        tell: Callable[[], list[Mapping[str, Any]]] | None = getattr(error, "errors", None)
+        if tell is not None:  # Pydantic tells each problem apart
+            problems = tell()
+            said = [
+                _one_reason(problem, path if error is not failure else "") for problem in problems
+            ]
+            return "; ".join([*said[:_MOST_REASONS], *["and more"] * (len(said) > _MOST_REASONS)])
+    text = " ".join(text.replace("`", "").split())
+    if len(text) > _REASON_CHARS:
+        text = f"{text[:_REASON_CHARS].rpartition(' ')[0] or text[:_REASON_CHARS]} …"
+    return f"path ${path}: {text[:1].lower()}{text[1:]}"
 
 
-def _one_reason(error: Mapping[str, Any]) -> str:
+def _one_reason(error: Mapping[str, Any], above: str) -> str:
     path = "".join([f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"]])
-    return f"path ${path}: {error['msg']}, got {quoted(error['input'])}"
+    return f"path ${above}{path}: {error['msg']}, got {quoted(error['input'])}"
 
 
 # --- descriptions -----------------------------------------------------------------------------

@@ -103,8 +103,11 @@ Emit: TypeAlias = Callable[[ToolResult], Awaitable[None]]
 class ParentRun(Protocol):
     """The run around a tool call, as far as a tool may know it."""
 
-    identity: RunIdentity | None
     signal: CancellationToken
+
+    def identify(self) -> RunIdentity:
+        """Whose run it is. Made when first asked for, if the host has not said."""
+        ...
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -129,7 +132,7 @@ class ParentRun(Protocol):
 class _NoRun:
     """Stands in for the run of a tool that is called by itself."""
 
-    identity: RunIdentity | None = None
+    _identity: RunIdentity | None = None
     thread = 0
 
     def __init__(
@@ -145,6 +148,11 @@ class _NoRun:
         if emit is not None:
             self.thread = get_ident()
             self.loop = loop or asyncio.get_running_loop()
+
+    def identify(self) -> RunIdentity:
+        if self._identity is None:
+            self._identity = RunIdentity.root()
+        return self._identity
 
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         return FINISHED if self._emit is None else self._emit(partial)
@@ -214,9 +222,9 @@ class ToolContext:
         return self._settled
 
     @property
-    def identity(self) -> RunIdentity | None:
-        """Whose run it is, if the host has said so."""
-        return self._run.identity
+    def identity(self) -> RunIdentity:
+        """Whose run it is. A run whose context has no identity is a fresh root."""
+        return self._run.identify()
 
     def update(self, partial: ToolResult | str) -> Awaitable[None]:
         """Report progress.
@@ -345,6 +353,9 @@ class AgentTool:
     """It blocks a thread, which cannot be stopped from outside but may look at its signal."""
     idempotent: bool = False
     """Calling it twice does no more than calling it once: it may run again after a crash."""
+    reads_only: bool = False
+    """It changes nothing and sends nothing out: `clark_agent.toolkit.ApprovalGate` does not ask
+    about it."""
     runs_agent: bool = False
     """All that it does is run an agent, whose log tells what came of it."""
     takes_output: bool = False
@@ -394,6 +405,16 @@ class AgentTool:
         `ToolAborted`, which end the run. Stop soon after ``ctx.signal`` is cancelled.
         """
         raise NotImplementedError
+
+    def preview(self, args: Any) -> str | None:
+        """What a call with these arguments would change, for the person who has to approve it.
+
+        A unified diff, for example. None: the arguments say it all; they are shown in any case.
+
+        Contract: has no effects. May block, it is called in a thread. If it raises, the call is
+        shown without a preview.
+        """
+        return None
 
     def output(self, args: Any) -> Any:
         """The answer of a run that a call with these arguments has ended; see ``takes_output``."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Self
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Self
 
-from msgspec import Struct, field
+from msgspec import Struct, StructMeta, field
 from msgspec.structs import force_setattr, replace
 
 from clark_agent.argument_repair import close_match
@@ -61,7 +62,17 @@ class ExecutionMode(StrEnum):
     SEQUENTIAL = "sequential"
 
 
-class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
+class _Named(StructMeta):
+    """Refuses a setting that there is not, with the one that may be meant."""
+
+    if not TYPE_CHECKING:  # checkers know the fields
+
+        def __call__(self, *args: Any, **settings: Any) -> Any:
+            _check_names(settings.keys() - set(self.__struct_fields__))
+            return super().__call__(*args, **settings)
+
+
+class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True, eq=False):
     """The settings of a run. Only ``stream`` is required.
 
     Raises `ConfigError` for settings that make no sense.
@@ -134,12 +145,12 @@ class LoopConfig(Struct, frozen=True, kw_only=True, dict=True, eq=False):
         force_setattr(self, "plugins", tuple(self.plugins))
         force_setattr(self, "tools", self.registry)
         _check(self)
-        _ = self.hooks  # found now, so that a plugin that makes no sense is told now
+        self.hooks.check_tools(self.registry)  # found now: a plugin that makes no sense is an error
 
     @cached_property
     def registry(self) -> ToolRegistry:
         """The tools by name."""
-        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
+        return self.tools if isinstance(self.tools, ToolRegistry) else _registry(self.tools)
 
     @cached_property
     def hooks(self) -> Hooks:
@@ -199,12 +210,47 @@ _NOT_INHERITED = frozenset(
 _INHERITED = _SETTINGS - _NOT_INHERITED
 
 
+# What the settings are called elsewhere.
+_KNOWN_AS = {
+    "max_turns": "max_iterations",
+    "max_steps": "max_iterations",
+    "max_tokens": "max_output_tokens",
+    "model": "stream",
+    "llm": "stream",
+    "client": "stream",
+    "transport": "stream",
+    "hooks": "plugins",
+    "callbacks": "plugins",
+    "parallel_tool_calls": "default_execution_mode",
+}
+_OF_THE_CONTEXT = ("system", "system_prompt", "instructions", "messages", "identity")
+
+
 def _check_names(settings: Iterable[str]) -> None:
     for name in settings:
-        if name not in _SETTINGS:
-            close = close_match(name, _SETTINGS)
-            hint = "" if close is None else f"; did you mean {close!r}?"
-            raise ConfigError(f"there is no setting {name!r}{hint}")
+        if name in _SETTINGS:
+            continue
+        if name in _OF_THE_CONTEXT:
+            raise ConfigError(f"there is no setting {name!r}: it belongs to the AgentContext")
+        close = _KNOWN_AS.get(name) or close_match(name, _SETTINGS)
+        hint = "" if close is None else f"; did you mean {close!r}?"
+        raise ConfigError(f"there is no setting {name!r}{hint}")
+
+
+def _registry(tools: Iterable[ToolLike]) -> ToolRegistry:
+    """The tools of a plain list, where each name should be there once."""
+    given = tuple(tools)
+    registry = ToolRegistry(given)
+    if len(registry) < len(given):
+        seen: dict[str, ToolLike] = {}
+        for tool in given:
+            name = tool.name if isinstance(tool, AgentTool) else tool.__name__
+            if seen.setdefault(name, tool) != tool:
+                raise ConfigError(
+                    f"two different tools are named {name!r}: rename one of them, as with "
+                    "@tool(name=...), or pass a ToolRegistry, in which the last tool of a name wins"
+                )
+    return registry
 
 
 def _installed(config: LoopConfig) -> list[GracefulTurnLimit]:
@@ -241,8 +287,7 @@ _PROVIDERS = ("graceful_turn_limit_message_provider", "graceful_turn_limit_grace
 
 
 def _check(config: LoopConfig) -> None:
-    if not callable(config.stream):
-        raise ConfigError(f"stream must be a transport, a callable, not {config.stream!r}")
+    _check_stream(config.stream)
     if config.event_sink is not None and not callable(config.event_sink):
         raise ConfigError(f"event_sink must be a callable, not {config.event_sink!r}")
     for name in _PROVIDERS:
@@ -271,6 +316,24 @@ def _check(config: LoopConfig) -> None:
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget must be a Budget, not {budget!r}")
         budget.check_model(config.model_id)
+
+
+def _check_stream(stream: Any) -> None:
+    if isinstance(stream, str):
+        raise ConfigError(
+            f"stream must be a transport, not a text: connect({stream!r}) from "
+            "clark_agent.transports makes one of it"
+        )
+    if not callable(stream) or isinstance(stream, type):
+        raise ConfigError(f"stream must be a transport, a callable, not {stream!r}")
+    try:
+        signature(stream).bind("request", "signal")
+    except TypeError:
+        raise ConfigError(
+            f"stream{signature(stream)} cannot be called: a transport takes (request, signal)"
+        ) from None
+    except ValueError:  # a builtin without a signature; it is taken at its word
+        pass
 
 
 def _check_enum(config: LoopConfig, name: str, kind: type[StrEnum]) -> None:
@@ -312,7 +375,8 @@ class AgentBuilder:
         """The config. Raises `ConfigError` for settings that make no sense."""
         if "stream" not in self._settings:
             raise ConfigError("an agent needs a transport to its model: call stream(...) first")
-        return LoopConfig(tools=self._tools, plugins=self._plugins, **self._settings)
+        tools = ToolRegistry(self._tools)  # a child may put another tool in the place of a name
+        return LoopConfig(tools=tools, plugins=self._plugins, **self._settings)
 
     def _set(self, name: str, value: Any) -> Self:
         self._settings[name] = value

@@ -10,11 +10,17 @@ from msgspec.structs import replace
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.errors import DecodeError, failure_of
+from clark_agent.errors import DecodeError, LoopError, RunAborted, failure_of
 from clark_agent.events import EventSink
 from clark_agent.loop import RunResult, check_arguments, check_continuation, start
 from clark_agent.running import Prompts, RunStream
-from clark_agent.types import AgentContext, AgentMessage
+from clark_agent.types import (
+    AgentContext,
+    AgentMessage,
+    AssistantMessage,
+    StopReason,
+    TextContent,
+)
 from clark_agent.wire import decode_json, encode_message
 
 __all__ = ["Conversation"]
@@ -24,7 +30,10 @@ class Conversation:
     """Holds a context, runs the agent on it, and keeps what each run has brought.
 
     Also what a failed or cancelled run has brought: the transcript is valid, and the next `send`
-    goes on from there. One run at a time; ``config`` and ``context`` may be changed between runs.
+    goes on from there. What the model had said of an answer when the run was stopped is kept too,
+    as a message with the stop reason ``aborted``: the user has seen it, and may refer to it.
+
+    One run at a time; ``config`` and ``context`` may be changed between runs.
     """
 
     def __init__(self, config: LoopConfig, context: AgentContext | str = "") -> None:
@@ -63,7 +72,10 @@ class Conversation:
     async def send(
         self, prompts: Prompts | None = None, signal: CancellationToken | None = None
     ) -> RunResult:
-        """Give the agent something to answer; without prompts it goes on from where it stands."""
+        """Give the agent something to answer; without prompts it goes on from where it stands.
+
+        An answer that was broken off at the end of the transcript is then asked for again.
+        """
         return await self._run(prompts, signal)
 
     def stream(
@@ -87,12 +99,19 @@ class Conversation:
             draft.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], config: LoopConfig) -> Conversation:
-        """The conversation that was saved. Raises `DecodeError` for a file that holds none."""
+    def load(
+        cls, path: str | os.PathLike[str], config: LoopConfig, *, system_prompt: str | None = None
+    ) -> Conversation:
+        """The conversation that was saved, with another system prompt if one is given.
+
+        Raises `DecodeError` for a file that holds none.
+        """
         try:
             context = decode_json(Path(path).read_bytes(), AgentContext)
         except DecodeError as error:
             raise DecodeError(f"{path}: {error.reason}", path=error.path) from error
+        if system_prompt is not None:
+            context = replace(context, system_prompt=system_prompt)
         return cls(config, context)
 
     def _check_idle(self) -> None:
@@ -110,6 +129,7 @@ class Conversation:
         self._check_idle()
         check_arguments(self._context, self._config, signal)
         if prompts is None:
+            self._context = without_broken_answer(self._context)
             check_continuation(self._context)
         self._is_running = True
         context = self._context
@@ -123,9 +143,32 @@ class Conversation:
             )
         except BaseException as error:
             if (failure := failure_of(error)) is not None:
-                self._context = self._context.extend(failure)
+                self._context = extended(self._context, failure)
             raise
         finally:
             self._is_running = False
         self._context = self._context.extend(result)
         return result
+
+
+def extended(context: AgentContext, failure: LoopError) -> AgentContext:
+    """The context after a run that failed; if it was stopped, with what the user saw of the answer.
+
+    Of that the text alone: calls have no result, and signed reasoning is worth nothing in part.
+    """
+    context = context.extend(failure)
+    partial = failure.partial
+    if not isinstance(failure, RunAborted) or partial is None or not partial.plain_text.strip():
+        return context
+    said = replace(
+        partial, content=(TextContent(partial.plain_text),), stop_reason=StopReason.ABORTED
+    )
+    return context.extend([said])
+
+
+def without_broken_answer(context: AgentContext) -> AgentContext:
+    """The context up to an answer that was broken off, if it ends with one."""
+    last = context.messages[-1] if context.messages else None
+    if isinstance(last, AssistantMessage) and last.stop_reason is StopReason.ABORTED:
+        return replace(context, messages=context.messages[:-1])
+    return context

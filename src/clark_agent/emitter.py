@@ -108,32 +108,40 @@ class Emitter:
         if listen is None or self.is_sending:
             listeners = self._audience.to(type(event))
             return self._send(event, listeners) if listeners else FINISHED
+        self.is_sending = True  # a listener may start an eager task that emits, too
         try:
             pending = listen(event)
         except _FAILURES:
             _log_failure(self._audience.listeners[0], event)
-            return FINISHED
-        if pending is None:
-            return FINISHED
-        return self._finish(event, self._audience.listeners, pending)
+            pending = None
+        except BaseException:
+            self._pass_on_turn()
+            raise
+        if pending is not None:
+            return self._send_the_rest(event, self._audience.listeners, pending)
+        if self._waiting:
+            self._pass_on_turn()
+        else:
+            self.is_sending = False
+        return FINISHED
 
     def _send(self, event: AgentEvent, listeners: Listeners) -> Awaitable[None]:
         if self.is_sending:
             return self._send_in_turn(event, listeners)
+        self.is_sending = True
         for number, listener in enumerate(listeners):
             try:
                 pending = listener.call(event)
             except _FAILURES:
                 _log_failure(listener, event)
                 continue
+            except BaseException:
+                self._pass_on_turn()
+                raise
             if pending is not None and isawaitable(pending):
-                return self._finish(event, listeners[number:], pending)
+                return self._send_the_rest(event, listeners[number:], pending)
+        self._pass_on_turn()
         return FINISHED
-
-    def _finish(self, event: AgentEvent, listeners: Listeners, pending: Any) -> Awaitable[None]:
-        """Await what the first of the listeners has returned, then call the others."""
-        self.is_sending = True
-        return self._send_the_rest(event, listeners, pending)
 
     async def _send_in_turn(self, event: AgentEvent, listeners: Listeners) -> None:
         turn, cancelled = await self._wait_for_turn()

@@ -10,15 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from clark_agent.stream import StreamChunk, ToolSchema
+from clark_agent.stream import ReasoningDetailsChunk, StreamChunk, ToolSchema
 from clark_agent.tools import ToolResult
-from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolResultMessage
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    ReasoningDetailsContent,
+    RunIdentity,
+    SystemMessage,
+    ToolResultMessage,
+)
 
 __all__ = [
     "AgentEnd",
@@ -43,6 +51,8 @@ __all__ = [
     "ToolGateConflictResolved",
     "TurnEnd",
     "TurnStart",
+    "public_event",
+    "public_events",
 ]
 
 logger = logging.getLogger(__name__)
@@ -53,6 +63,11 @@ logger = logging.getLogger(__name__)
 
 class _Event(Struct, frozen=True, tag_field="type"):
     """Base of all events."""
+
+    @property
+    def type(self) -> str:
+        """What happened, as in the JSON."""
+        return str(self.__struct_config__.tag)
 
 
 class AgentStart(_Event, frozen=True, tag="agent_start"):
@@ -145,7 +160,7 @@ class ToolExecutionEnd(_Event, frozen=True, dict=True, tag="tool_execution_end")
 
 def note_exception(holder: Struct, error: Exception) -> None:
     """Let a struct that has the property ``exception`` say what was raised."""
-    holder.__dict__["_exception"] = error
+    vars(holder)["_exception"] = error
 
 
 class ChildRunEvent(_Event, frozen=True, tag="child_run_event"):
@@ -242,6 +257,72 @@ AgentEvent: TypeAlias = (
 
 Brackets close whatever happens.
 """
+
+
+# --- for others to see ------------------------------------------------------------------------
+
+
+def public_event(event: AgentEvent) -> AgentEvent | None:
+    """The event as a browser may see it; None: it is not for others.
+
+    Left out are requests and what is done to them (with the system prompt, the schemas and the
+    transcript), system messages, the ``details`` of results and messages, and the structured
+    reasoning that only the provider can read. What the user and the model say, arguments and
+    results of tools, and the host's own messages stay.
+    """
+    match event:
+        case (
+            ProviderRequestPrepared()
+            | ContextTransformApplied()
+            | ToolGateApplied()
+            | ToolGateConflictResolved()
+            | OutputTokensEscalation()
+        ):
+            return None
+        case MessageStart(message) | MessageEnd(message):
+            public = _public_message(message)
+            return None if public is None else type(event)(public)
+        case MessageUpdate(chunk=chunk):  # the partial is a placeholder, without any content
+            return None if isinstance(chunk, ReasoningDetailsChunk) else event
+        case TurnEnd(message, results):
+            told = [replace(result, details=None) for result in results]
+            return TurnEnd(_public_message(message) or message, told)
+        case AgentEnd(messages):
+            public_messages = [_public_message(message) for message in messages]
+            return AgentEnd([message for message in public_messages if message is not None])
+        case ToolExecutionUpdate(partial=result):
+            return replace(event, partial=replace(result, details=None))
+        case ToolExecutionEnd(result=result):
+            return replace(event, result=replace(result, details=None))
+        case ChildRunEvent(event=below):
+            told_below = public_event(below)
+            return None if told_below is None else replace(event, event=told_below)
+        case _:
+            return event
+
+
+async def public_events(events: AsyncIterable[AgentEvent]) -> AsyncIterator[AgentEvent]:
+    """The events of a run that others may see, each as `public_event` makes it::
+
+    async for event in public_events(stream):
+        await websocket.send(encode_json(event).decode())
+    """
+    async for event in events:
+        if (public := public_event(event)) is not None:
+            yield public
+
+
+def _public_message(message: AgentMessage) -> AgentMessage | None:
+    match message:
+        case SystemMessage():
+            return None
+        case ToolResultMessage():
+            return replace(message, details=None)
+        case AssistantMessage(content):
+            kept = [block for block in content if not isinstance(block, ReasoningDetailsContent)]
+            return message if len(kept) == len(content) else replace(message, content=tuple(kept))
+        case _:
+            return message
 
 
 # --- sinks ------------------------------------------------------------------------------------

@@ -288,9 +288,12 @@ class Batch:
 
     async def _call_in_tasks(self, to_run: Sequence[PendingCall]) -> None:
         create_task = asyncio.get_running_loop().create_task
-        self._tasks = {pending: create_task(self._call_and_finalize(pending)) for pending in to_run}
         self._take_interrupts()
         try:
+            # Known one by one: where tasks are eager, a call may stop the others before the next
+            # has a task.
+            for pending in to_run:
+                self._tasks[pending] = create_task(self._call_and_finalize(pending))
             await asyncio.wait(self._tasks.values())
         finally:
             self._give_back_interrupts()
@@ -383,6 +386,7 @@ class Batch:
         context.position = pending.position
         tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
+        due = self._due(tool)
         try:
             coroutine = as_coroutine(_awaitable(tool, tool.execute(pending.input, context)))
             try:
@@ -390,10 +394,16 @@ class Batch:
             except StopIteration as done:  # it had nothing to wait for
                 result = done.value
             else:
-                expected = run.scope.expected if alone else 0
-                tool_run = self._running[pending] = self._tool_run(
-                    tool, coroutine, awaited, context, expected
+                tool_run = self._running[pending] = ToolRun(
+                    coroutine,
+                    awaited,
+                    context,
+                    grace=run.grace,
+                    cancelling=run.scope.expected if alone else 0,
+                    in_thread=tool.runs_in_thread,
                 )
+                if due is not None:
+                    tool_run.stop_at(due, "timeout")
                 if alone:
                     self._take_interrupts()
                 result = await tool_run
@@ -406,6 +416,9 @@ class Batch:
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
             cancelled = error if isinstance(error, asyncio.CancelledError) else None
+        except BaseException:  # the interpreter is told to stop
+            pending.answer_ourselves(_stopped("aborted", None))
+            raise
         finally:
             context.settle(drop=not pending.was_intervened)
             if tool_run is not None:
@@ -425,24 +438,13 @@ class Batch:
             pending.answer_ourselves(_stopped("sibling", None))
         return pending.result is not None
 
-    def _tool_run(
-        self, tool: AgentTool, coroutine: Any, awaited: Any, context: ToolContext, expected: int
-    ) -> ToolRun:
-        timeout = self._timeout(tool)
-        tool_run = ToolRun(
-            coroutine,
-            awaited,
-            context,
-            grace=self._run.grace,
-            cancelling=expected,
-            in_thread=tool.runs_in_thread,
-        )
-        if timeout is not None:
-            tool_run.stop_after(timeout, "timeout")
-        return tool_run
-
     def _timeout(self, tool: AgentTool) -> float | None:
         return self._run.config.tool_timeout if tool.timeout is None else tool.timeout
+
+    def _due(self, tool: AgentTool) -> float | None:
+        """When a call that begins now has had its time, its first step included."""
+        timeout = self._timeout(tool)
+        return None if timeout is None else self._run.loop.time() + timeout
 
     def _give_error(
         self,
@@ -699,7 +701,7 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
 def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:
     """What ``execute`` returned, if it can be awaited."""
     if type(work) is CoroutineType or isawaitable(work):
-        return work  # type: ignore[no-any-return]
+        return work
     raise ToolContractError(
         f"execute of the tool {tool.name!r} must be an 'async def', and returned "
         f"{type(work).__name__}"

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from clark_agent.config import LoopConfig
-from clark_agent.thinking import strip_thinking_tags
+from clark_agent.thinking import strip_leading_thoughts
 from clark_agent.types import AgentMessage, AssistantMessage
 
 __all__ = ["Deliver", "Nudge", "PlainTextFallback", "is_terminal_only"]
@@ -67,7 +67,7 @@ class PlainTextFallback:
         if tool is None:
             return None
         policy = config.protocol
-        text = strip_thinking_tags(message.plain_text)
+        text = strip_leading_thoughts(message.plain_text)
         if self._answer is None and text and not policy.asks_permission(text):
             self._answer = text
         narrowed = is_terminal_only(allowlist, tool, policy.terminal_tool_names())

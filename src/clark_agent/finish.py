@@ -28,6 +28,7 @@ class FinishTool(FunctionTool[[Any], Any], Generic[_T]):
     """A terminal tool for an answer of one type. See `finish_tool`."""
 
     takes_output = True
+    reads_only = True
 
     def answer_of(self, result: HasOutput) -> _T | None:
         """``result.output``, typed; None if the run has ended without an answer."""

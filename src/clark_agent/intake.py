@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -21,6 +21,8 @@ from clark_agent._text import well_formed
 from clark_agent.base_tool import ToolResult
 from clark_agent.errors import ToolContractError
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     ReasoningChunk,
     ReasoningDetailsChunk,
     StreamChunk,
@@ -31,9 +33,12 @@ from clark_agent.stream import (
 from clark_agent.transcript import MessageView
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     StopReason,
@@ -94,6 +99,19 @@ def _text(value: Any, field: str) -> str:
 
 def _optional_text(value: Any, field: str) -> str | None:
     return None if value is None else _text(value, field)
+
+
+def _items(value: Any, field: str) -> tuple[Any, ...]:
+    if isinstance(value, (tuple, list)):
+        return tuple(accept_json(tuple(value), field))
+    raise TypeError(f"{field} must be a tuple, not {_shown(value)}")
+
+
+def _place(value: Any, field: str) -> int | None:
+    """A place in a text. A negative one, as ``str.find`` returns it, stands for none."""
+    if value is None or type(value) is int:
+        return value if value is None or value >= 0 else None
+    raise TypeError(f"{field} must be an int or None, not {_shown(value)}")
 
 
 def _timestamp(value: Any) -> int | None:
@@ -157,19 +175,17 @@ def _block(block: Any, allowed: tuple[type, ...]) -> Any:
             name=_text(block.name, "ToolCall.name"),
             arguments=accept_json(block.arguments, f"the arguments of a call of {block.name!r}"),
         )
-    if kind is ReasoningDetailsContent:
-        if not isinstance(block.details, (tuple, list)):
-            raise TypeError(
-                f"ReasoningDetailsContent.details must be a tuple, not {_shown(block.details)}"
-            )
-        return _changed(block, details=accept_json(tuple(block.details), "reasoning details"))
+    return _checked(block)
+
+
+def _checked(value: Any) -> Any:
+    """The struct, with each field checked as `_FIELDS` says."""
+    kind = type(value)
     return _changed(
-        block,
+        value,
         **{
-            name: (_optional_text if kind is ImageContent and name != "source" else _text)(
-                getattr(block, name), f"{kind.__name__}.{name}"
-            )
-            for name in kind.__struct_fields__
+            name: check(getattr(value, name), f"{kind.__name__}.{name}")
+            for name, check in _FIELDS[kind].items()
         },
     )
 
@@ -198,14 +214,48 @@ def _changed(value: Any, **fields: Any) -> Any:
     return replace(value, **changes) if changes else value
 
 
-_USER_BLOCKS = (TextContent, ImageContent)
+_FIELDS: dict[type, dict[str, Callable[[Any, str], Any]]] = {
+    TextContent: {"text": _text},
+    ThinkingContent: {"text": _text},
+    ReasoningContent: {"text": _text},
+    ReasoningDetailsContent: {"details": _items},
+    ImageContent: {"source": _text, "media_type": _optional_text, "alt": _optional_text},
+    FileContent: {"source": _text, "media_type": _optional_text, "name": _optional_text},
+    ProviderContent: {"provider": _text, "data": accept_json},
+    Annotation: {
+        "kind": _text,
+        "url": _optional_text,
+        "title": _optional_text,
+        "quote": _optional_text,
+        "start": _place,
+        "end": _place,
+        "provider": _optional_text,
+        "data": accept_json,
+    },
+}
+_USER_BLOCKS = (TextContent, ImageContent, FileContent)
+_WHOLE_BLOCKS = (ImageContent, ProviderContent)
 _ASSISTANT_BLOCKS = (
     TextContent,
     ToolCall,
     ThinkingContent,
     ReasoningContent,
     ReasoningDetailsContent,
+    *_WHOLE_BLOCKS,
 )
+
+
+def _annotation(value: Any) -> Annotation:
+    if type(value) is not Annotation:
+        raise TypeError(f"an Annotation is needed, not {_shown(value)}")
+    annotation: Annotation = _checked(value)
+    return annotation
+
+
+def _annotations(value: Any) -> tuple[Annotation, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"annotations must be a tuple of Annotation, not {_shown(value)}")
+    return _same(value, tuple([_annotation(each) for each in value]))
 
 
 # --- messages ---------------------------------------------------------------------------------
@@ -213,7 +263,7 @@ _ASSISTANT_BLOCKS = (
 
 def accept_answer(message: Any) -> AssistantMessage:
     """The assistant message, safe to keep. Raises `TypeError` if it is none."""
-    if type(message) is not AssistantMessage:
+    if not isinstance(message, AssistantMessage):
         raise TypeError(f"an AssistantMessage is needed, not {_shown(message)}")
     if _is_fine(message):
         return message
@@ -224,6 +274,7 @@ def accept_answer(message: Any) -> AssistantMessage:
         error_message=_optional_text(message.error_message, "error_message"),
         timestamp=_timestamp(message.timestamp),
         usage=_usage(message.usage),
+        annotations=_annotations(message.annotations),
     )
     return accepted
 
@@ -235,6 +286,7 @@ def _is_fine(message: AssistantMessage) -> bool:
         type(content) is not tuple
         or type(message.stop_reason) is not StopReason
         or message.error_message is not None
+        or message.annotations != ()
     ):
         return False
     for block in content:
@@ -312,6 +364,8 @@ _ACCEPT: dict[type, Callable[[Any], AgentMessage]] = {
 def accept_message(message: Any) -> AgentMessage:
     """The message, safe to keep. Raises `TypeError` if it is none, or has a field that is wrong."""
     accept = _ACCEPT.get(type(message))
+    if accept is None:  # a host may have kinds of its own
+        accept = next((each for kind, each in _ACCEPT.items() if isinstance(message, kind)), None)
     if accept is None:
         raise TypeError(f"messages are needed, not {type(message).__name__} among them")
     return accept(message)
@@ -380,22 +434,27 @@ _DELTAS = (TextChunk, ThinkingChunk, ReasoningChunk)
 def accept_chunk(chunk: Any) -> StreamChunk:
     """The chunk. Raises `TypeError` if it is none.
 
-    A lone surrogate stays: it may be the first half of a character whose other half comes next.
+    A lone surrogate in a delta of text stays: it may be the first half of a character whose other
+    half comes next.
     """
     kind = type(chunk)
+    accepted: StreamChunk = chunk
     if kind in _DELTAS:
-        if isinstance(chunk.delta, str):
-            return chunk  # type: ignore[no-any-return]
-        raise TypeError(f"{kind.__name__}.delta must be a str, not {_shown(chunk.delta)}")
-    if kind is ToolCallChunk:
+        if not isinstance(chunk.delta, str):
+            raise TypeError(f"{kind.__name__}.delta must be a str, not {_shown(chunk.delta)}")
+    elif kind is ToolCallChunk:
         parts = (chunk.id_delta, chunk.name_delta, chunk.arguments_delta)
-        if type(chunk.index) is int and all(p is None or isinstance(p, str) for p in parts):
-            return chunk  # type: ignore[no-any-return]
-        raise TypeError(f"a ToolCallChunk has an int and deltas that are texts, not {chunk!r}")
-    if kind is ReasoningDetailsChunk:
-        if isinstance(chunk.delta, (tuple, list)):
-            delta = accept_json(tuple(chunk.delta), "reasoning details")
-            return ReasoningDetailsChunk(tuple(delta))
-        raise TypeError(f"ReasoningDetailsChunk.delta must be a tuple, not {_shown(chunk.delta)}")
-    allowed = "TextChunk, ThinkingChunk, ReasoningChunk, ReasoningDetailsChunk or ToolCallChunk"
-    raise TypeError(f"a Chunk holds a {allowed}, not {_shown(chunk)}")
+        if type(chunk.index) is not int or any(
+            p is not None and not isinstance(p, str) for p in parts
+        ):
+            raise TypeError(f"a ToolCallChunk has an int and deltas that are texts, not {chunk!r}")
+    elif kind is ReasoningDetailsChunk:
+        accepted = _changed(chunk, delta=_items(chunk.delta, "ReasoningDetailsChunk.delta"))
+    elif kind is BlockChunk:
+        accepted = _changed(chunk, block=_block(chunk.block, _WHOLE_BLOCKS))
+    elif kind is AnnotationChunk:
+        accepted = _changed(chunk, annotation=_annotation(chunk.annotation))
+    else:
+        names = " or ".join([each.__name__ for each in get_args(StreamChunk)])
+        raise TypeError(f"a Chunk holds a {names}, not {_shown(chunk)}")
+    return accepted

@@ -26,6 +26,7 @@ from clark_agent.budget import BudgetLimit, Spent
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import (
+    ConfigError,
     EmptyOutcomeError,
     InvalidContinuationError,
     LoopError,
@@ -134,8 +135,13 @@ async def run_continue(
 def prompt_messages(
     prompts: str | AgentMessage | Iterable[AgentMessage], config: LoopConfig
 ) -> Sequence[AgentMessage]:
-    """The prompts as messages. Raises `TypeError` for what is none."""
+    """The prompts as messages. Raises `TypeError` for what is none, `ConfigError` for a blank."""
     if isinstance(prompts, str):
+        if not prompts.strip():
+            raise ConfigError(
+                "the prompt is blank: say what the agent should do, or call run_continue to go on "
+                "with the transcript"
+            )
         return (UserMessage(prompts, timestamp=config.clock.now_ms()),)
     given = prompts if isinstance(prompts, Iterable) else (prompts,)
     if not isinstance(given, Sequence):

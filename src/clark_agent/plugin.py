@@ -29,7 +29,7 @@ from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
 from clark_agent.tokens import TokenEstimator
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.transcript import MessageView
-from clark_agent.types import AgentMessage, AssistantMessage, ToolCall, Usage
+from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolCall, Usage
 
 __all__ = [
     "AfterToolCall",
@@ -77,6 +77,8 @@ class BeforeToolCallContext(Struct, frozen=True):
     messages: Sequence[AgentMessage]
     tool: AgentTool | None = None
     """The tool that is about to run."""
+    identity: RunIdentity | None = None
+    """Whose run it is. A run whose context has none is a fresh root."""
 
 
 class Block(Struct, frozen=True):
@@ -358,6 +360,7 @@ _PARAMETERS = {
     "should_transform": ("messages", "ctx"),
     "denial_reason": ("tool_name", "ctx"),
     "suppresses_advisory_gates": ("ctx",),
+    "check_tools": ("tools",),
     "for_run": (),
     "end_run": (),
     "restore": ("ctx",),
@@ -370,7 +373,14 @@ _BELONGS_TO = {
     "suppresses_advisory_gates": "next_turn_tool_allowlist",
 }
 
-_SYNC_ONLY = ("should_transform", "suppresses_advisory_gates", "for_run", "end_run", "restore")
+_SYNC_ONLY = (
+    "should_transform",
+    "suppresses_advisory_gates",
+    "check_tools",
+    "for_run",
+    "end_run",
+    "restore",
+)
 
 
 class FunctionPlugin:
@@ -416,6 +426,8 @@ Besides, a plugin may have ``name`` (a label; the class's name by default), ``in
 returns a fresh one, so that one config serves many runs at once. That object may have
 ``end_run()``, which is called once when the run is over, however it ended. An observer may name
 the event classes it wants as ``observes``; the others then cost it, and the run, nothing. A plugin
+that names tools may have ``check_tools(tools)``, which gets the tools of each config that is made
+with it, by name, and raises `ConfigError` for those it does not like. A plugin
 whose ``on_before_tool_call`` asks a person, or anything else outside of the run, says so with
 ``asks_outside = True``: it is asked behind the others, and a replay takes its decisions from the
 log.
@@ -533,6 +545,12 @@ class Hooks(Struct, frozen=True):
                 [_gate_hook(p) for p in plugins if hasattr(p, "next_turn_tool_allowlist")]
             ),
         )
+
+    def check_tools(self, tools: Mapping[str, AgentTool]) -> None:
+        """Let the plugins that name tools look at those of the config."""
+        for plugin in self.plugins:
+            if hasattr(plugin, "check_tools"):
+                plugin.check_tools(tools)
 
     def for_run(self) -> Hooks:
         """The hooks for one run: each plugin that keeps state stands in with a fresh one."""

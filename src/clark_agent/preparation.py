@@ -186,9 +186,15 @@ def ask_policy(run: Run, question: Callable[[], Any]) -> Any:
 
 
 async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> None:
+    identity = run.identify()
     for hook in run.hooks.before_tool_call:
         context = BeforeToolCallContext(
-            answer.message, pending.call, pending.args, run.transcript.view(), pending.tool
+            answer.message,
+            pending.call,
+            pending.args,
+            run.transcript.view(),
+            pending.tool,
+            identity,
         )
         try:
             if hook.asks_outside and run.replays is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, assert_never
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from clark_agent.events import ProviderRequestPrepared
 from clark_agent.types import (
@@ -18,7 +18,9 @@ from clark_agent.types import (
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     SystemMessage,
@@ -43,29 +45,41 @@ class ProviderMessageCounts(Struct, frozen=True):
     custom: int = 0
 
 
-class ProviderContentCounts(Struct, frozen=True):
-    """How many blocks of each kind a request has, and how many bytes they take."""
+# With `omit_defaults` a default is left out, but one that a factory makes is written.
+_ALWAYS: int = field(default_factory=int)
 
-    system_message_bytes: int = 0
-    user_text_blocks: int = 0
-    user_text_bytes: int = 0
-    user_image_blocks: int = 0
-    user_image_with_media_type: int = 0
-    assistant_text_blocks: int = 0
-    assistant_text_bytes: int = 0
-    assistant_thinking_blocks: int = 0
-    assistant_thinking_bytes: int = 0
-    assistant_reasoning_blocks: int = 0
-    assistant_reasoning_bytes: int = 0
-    assistant_reasoning_detail_blocks: int = 0
-    assistant_reasoning_detail_bytes: int = 0
-    assistant_tool_call_blocks: int = 0
-    assistant_error_messages: int = 0
-    tool_result_text_blocks: int = 0
-    tool_result_text_bytes: int = 0
-    tool_result_image_blocks: int = 0
-    tool_result_error_messages: int = 0
-    custom_payload_bytes: int = 0
+
+class ProviderContentCounts(Struct, frozen=True, omit_defaults=True):
+    """How many blocks of each kind a request has, and how many bytes they take.
+
+    The counts of blocks that most requests do not have are left out of the JSON when they are 0.
+    """
+
+    system_message_bytes: int = _ALWAYS
+    user_text_blocks: int = _ALWAYS
+    user_text_bytes: int = _ALWAYS
+    user_image_blocks: int = _ALWAYS
+    user_image_with_media_type: int = _ALWAYS
+    assistant_text_blocks: int = _ALWAYS
+    assistant_text_bytes: int = _ALWAYS
+    assistant_thinking_blocks: int = _ALWAYS
+    assistant_thinking_bytes: int = _ALWAYS
+    assistant_reasoning_blocks: int = _ALWAYS
+    assistant_reasoning_bytes: int = _ALWAYS
+    assistant_reasoning_detail_blocks: int = _ALWAYS
+    assistant_reasoning_detail_bytes: int = _ALWAYS
+    assistant_tool_call_blocks: int = _ALWAYS
+    assistant_error_messages: int = _ALWAYS
+    tool_result_text_blocks: int = _ALWAYS
+    tool_result_text_bytes: int = _ALWAYS
+    tool_result_image_blocks: int = _ALWAYS
+    tool_result_error_messages: int = _ALWAYS
+    custom_payload_bytes: int = _ALWAYS
+    user_file_blocks: int = 0
+    assistant_image_blocks: int = 0
+    assistant_provider_blocks: int = 0
+    assistant_provider_bytes: int = 0
+    tool_result_file_blocks: int = 0
 
 
 class ProviderRequestSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -134,7 +148,8 @@ def _count_content(messages: Sequence[AgentMessage]) -> ProviderContentCounts:
                 counts["custom_payload_bytes"] += _json_size(message.payload)
             case _:
                 raise TypeError(f"not a message: {message!r}")
-    del counts["tool_result_image_with_media_type"]  # told for users alone
+    for role in ("tool_result", "assistant"):
+        del counts[f"{role}_image_with_media_type"]  # told for users alone
     return ProviderContentCounts(**counts)
 
 
@@ -153,6 +168,11 @@ def _count_blocks(
             case ImageContent():
                 counts[f"{role}_image_blocks"] += 1
                 counts[f"{role}_image_with_media_type"] += block.media_type is not None
+            case FileContent():
+                counts[f"{role}_file_blocks"] += 1
+            case ProviderContent():
+                counts[f"{role}_provider_blocks"] += 1
+                counts[f"{role}_provider_bytes"] += _json_size(block.data)
             case ToolCall():
                 counts[f"{role}_tool_call_blocks"] += 1
             case _:

@@ -70,7 +70,6 @@ from clark_agent.transcript import MessageLog
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
-    AssistantBlock,
     AssistantMessage,
     RunIdentity,
     StopReason,
@@ -938,17 +937,18 @@ class Run:
         self, why: str, stop_reason: StopReason = StopReason.ABORTED
     ) -> AssistantMessage:
         """An answer that was broken off, or never begun, with what has been streamed of it."""
-        return AssistantMessage(self._streamed(), stop_reason, why, self.clock.now_ms())
-
-    def _streamed(self) -> tuple[AssistantBlock, ...]:
+        now = self.clock.now_ms()
         if not self._streaming or not isinstance(self._open, AssistantMessage):
-            return ()
+            return AssistantMessage((), stop_reason, why, now)
         if not self.chunks:
-            return self._open.content
+            told = self._open
+            return AssistantMessage(
+                told.content, stop_reason, why, now, annotations=told.annotations
+            )
         assembler = MessageAssembler(self.clock.new_id)
         for chunk in self.chunks:
             assembler.feed(chunk)
-        return assembler.message().content
+        return assembler.message(stop_reason, error_message=why, timestamp=now)
 
     async def close(self, error: BaseException) -> AssistantMessage | None:
         """Close whatever is open, in order; return the message that was cut off, if one was.

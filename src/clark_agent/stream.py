@@ -22,9 +22,12 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import SystemClock
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantBlock,
     AssistantMessage,
+    ImageContent,
     NonNegativeInt,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     StopReason,
@@ -36,6 +39,8 @@ from clark_agent.types import (
 )
 
 __all__ = [
+    "AnnotationChunk",
+    "BlockChunk",
     "Chunk",
     "Done",
     "Error",
@@ -132,8 +137,26 @@ class ToolCallChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="tool_c
     arguments_delta: str | None = None
 
 
+class BlockChunk(Struct, frozen=True, tag_field="kind", tag="block"):
+    """A block that comes whole."""
+
+    block: ImageContent | ProviderContent
+
+
+class AnnotationChunk(Struct, frozen=True, tag_field="kind", tag="annotation"):
+    """A source of what has been said."""
+
+    annotation: Annotation
+
+
 StreamChunk: TypeAlias = (
-    TextChunk | ThinkingChunk | ReasoningChunk | ReasoningDetailsChunk | ToolCallChunk
+    TextChunk
+    | ThinkingChunk
+    | ReasoningChunk
+    | ReasoningDetailsChunk
+    | ToolCallChunk
+    | BlockChunk
+    | AnnotationChunk
 )
 
 
@@ -235,6 +258,16 @@ class _Details:
         return ReasoningDetailsContent(tuple(self.values))
 
 
+class _Whole:
+    __slots__ = ("block",)
+
+    def __init__(self, block: ImageContent | ProviderContent) -> None:
+        self.block = block
+
+    def build(self) -> AssistantBlock:
+        return self.block
+
+
 class _Call:
     __slots__ = ("arguments", "id", "made_up_id", "name", "new_id")
 
@@ -264,11 +297,12 @@ class MessageAssembler:
     once, at the end. A call that got no id gets one from ``new_id``.
     """
 
-    __slots__ = ("_blocks", "_calls", "_new_id")
+    __slots__ = ("_annotations", "_blocks", "_calls", "_new_id")
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
         self._new_id = new_id or SystemClock().new_id
-        self._blocks: list[_Text | _Details | _Call] = []
+        self._blocks: list[_Text | _Details | _Call | _Whole] = []
+        self._annotations: list[Annotation] = []
         self._calls: dict[int, _Call] = {}
 
     def feed(self, chunk: StreamChunk) -> None:
@@ -284,6 +318,10 @@ class MessageAssembler:
                 self._extend_details(chunk.delta)
             case ToolCallChunk():
                 self._extend_call(chunk)
+            case BlockChunk():
+                self._blocks.append(_Whole(chunk.block))
+            case AnnotationChunk():
+                self._annotations.append(chunk.annotation)
             case _:
                 assert_never(chunk)
 
@@ -304,7 +342,8 @@ class MessageAssembler:
         content = tuple([block.build() for block in self._blocks])
         if stop_reason is None:
             stop_reason = StopReason.TOOL_USE if self._calls else StopReason.END_TURN
-        return AssistantMessage(content, stop_reason, error_message, timestamp, usage)
+        annotations = tuple(self._annotations)
+        return AssistantMessage(content, stop_reason, error_message, timestamp, usage, annotations)
 
     def _extend(
         self, kind: type[TextContent | ThinkingContent | ReasoningContent], delta: str

@@ -29,6 +29,8 @@ UNSTARTED: Final = object()
 """Instead of what a coroutine waits for: it has not begun."""
 
 _left_behind: set[asyncio.Task[Any]] = set()
+_innermost: dict[asyncio.Task[Any], Supervised] = {}
+"""Of those that a task awaits, one inside the other, the innermost."""
 
 
 def left_behind() -> int:
@@ -81,6 +83,8 @@ class Supervised:
         assert task is not None
         if self._cancelling is None:
             self._cancelling = task.cancelling()
+        outer = _innermost.get(task)
+        _innermost[task] = self
         try:
             awaited = self._awaited
             if awaited is UNSTARTED:
@@ -106,7 +110,15 @@ class Supervised:
         except StopIteration as done:
             return done.value
         finally:
+            if outer is None:
+                del _innermost[task]
+            else:
+                _innermost[task] = outer
             self._end(task)
+
+    def leave_after(self, seconds: float) -> None:
+        """Leave the coroutine behind unless it ends in time, whether it was cancelled or not."""
+        self._later(seconds, self._end_of_grace)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         """The coroutine is over, or left behind: take back what we did to the task."""
@@ -138,11 +150,18 @@ class Supervised:
             self._end_of_grace()
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
+        self._at(asyncio.get_running_loop().time() + seconds, act)
+
+    def _at(self, when: float, act: Callable[[], None]) -> None:
         if self._timers is None:
             self._timers = []
-        self._timers.append(asyncio.get_running_loop().call_later(seconds, act))
+        self._timers.append(asyncio.get_running_loop().call_at(when, act))
 
     def _end_of_grace(self) -> None:
+        if self._task is not None and _innermost.get(self._task) is not self:
+            # It waits for something that is supervised itself, and ends first.
+            self._later(self._grace, self._end_of_grace)
+            return
         self._leave = True
         self._cancel_task()
 

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 from clark_agent.cancellation import CancellationToken
 from clark_agent.events import AgentEvent
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     Chunk,
     Done,
     Error,
@@ -37,6 +39,8 @@ from clark_agent.stream import (
 )
 from clark_agent.types import (
     AssistantMessage,
+    ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     StopReason,
@@ -79,7 +83,7 @@ _EMPTY = AssistantMessage((), StopReason.OTHER)
 class ScriptedStream:
     """A transport that plays a script, one step a call, and remembers what it was asked.
 
-    Text, thoughts and reasoning are streamed word by word, each tool call in one piece. A signal
+    Text, thoughts and reasoning are streamed word by word, everything else in one piece. A signal
     that is cancelled ends the step with an error of kind ``aborted``; events that a step gives
     itself are played as they are. Past its end the script fails with a fatal stream error that says
     so; ``at_end="empty"`` gives streams without an answer instead, ``"repeat"`` the last step over
@@ -166,6 +170,9 @@ def _chunks(message: AssistantMessage) -> Iterator[StreamChunk]:
         elif isinstance(block, ToolCall):
             arguments = encode_json(block.arguments).decode()
             yield ToolCallChunk(next(calls), block.id, block.name, arguments)
+        elif isinstance(block, (ImageContent, ProviderContent)):
+            yield BlockChunk(block)
+    yield from map(AnnotationChunk, message.annotations)
 
 
 def _words(text: str) -> list[str]:

@@ -9,6 +9,10 @@ Models asked to think aloud write ``<thought>…</thought>`` (or a synonym) into
   itself a ``<``: in ``<<think>`` nothing is a tag.
 - Any closing tag of the family closes a thought. A thought that is never closed is dropped.
 
+People also write about such tags: "Wrap it in a <reasoning> element." So that no word is lost,
+transports use a `ThoughtSplitter`. By default it takes a tag for a tag only in front of the first
+visible word, where models put them, and it keeps a thought that is never closed.
+
 The work is done by two regular expressions that each run over a stretch of text in one go; their
 alternatives are disjoint at every step, so they never backtrack over more than white space and the
 filter is linear in its input however it is cut.
@@ -18,8 +22,22 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Literal, TypeAlias
 
-__all__ = ["ThinkingTagStreamFilter", "strip_thinking_tags"]
+__all__ = [
+    "Piece",
+    "ThinkingTagStreamFilter",
+    "ThinkingTags",
+    "ThoughtSplitter",
+    "strip_leading_thoughts",
+    "strip_thinking_tags",
+]
+
+ThinkingTags: TypeAlias = Literal["leading", "anywhere", "off"]
+"""Where tags mark thoughts: in front of the first visible word, anywhere, or nowhere."""
+
+Piece: TypeAlias = tuple[Literal["said", "thought"], str]
+"""A stretch of output, and whether it is for readers."""
 
 TAGS = ("think", "thinking", "thought", "reasoning", "reflection")
 _SPACE = r" \t\n\f\r"
@@ -107,12 +125,22 @@ class ThinkingTagStreamFilter:
 
     def flush(self) -> str:
         """The output has ended: return what was held back, drop a thought that was never closed."""
-        held = "" if self._inside else "".join(self._held)
+        return self.finish()[0]
+
+    def finish(self) -> tuple[str, str]:
+        """The output has ended: what was held back of the text, and the thought that is open."""
+        held = "".join(self._held)
+        rest = ("", self.take_open_thought() + held) if self._inside else (held, "")
         self._inside = False
         self._held.clear()
         self._prefix = ""
+        return rest
+
+    def take_open_thought(self) -> str:
+        """What has come of a thought that is still open; `take_thoughts` then has the rest."""
+        came = "".join(self._thought)
         self._thought.clear()
-        return held
+        return came
 
     def take_thoughts(self) -> tuple[str, ...]:
         """The thoughts completed since the last call, untrimmed, in order."""
@@ -175,3 +203,89 @@ def strip_thinking_tags(text: str) -> str:
     """What a reader may see of a whole text: no thoughts, and no white space around the rest."""
     thinking = ThinkingTagStreamFilter()
     return (thinking.feed(text) + thinking.flush()).strip()
+
+
+_BRACKETS = re.compile("[<>]")
+
+
+class ThoughtSplitter:
+    """Cuts output into what is said and what is thought, in order, and drops nothing but tags.
+
+    Where the output is cut into deltas does not change what the pieces spell. A thought is given
+    as it comes.
+    """
+
+    __slots__ = ("_anywhere", "_filter", "_has_spoken")
+
+    def __init__(self, where: Literal["leading", "anywhere"] = "leading") -> None:
+        self._anywhere = where == "anywhere"
+        self._filter = ThinkingTagStreamFilter()
+        self._has_spoken = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that comes from here on is said, whatever it is."""
+        return self._has_spoken and not self._anywhere
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is in the middle of a thought."""
+        return self._filter.is_inside
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether text is held back that may yet become a tag."""
+        return not self._filter.is_idle and not self._filter.is_inside
+
+    def passes(self, delta: str) -> bool:
+        """Whether the delta is said as it stands."""
+        if self._has_spoken:
+            return not self._anywhere or ("<" not in delta and self._filter.is_idle)
+        return False
+
+    def feed(self, delta: str) -> list[Piece]:
+        """Take the next piece of output."""
+        pieces: list[Piece] = []
+        start = 0
+        while start < len(delta):
+            if self.is_settled:
+                pieces.append(("said", delta[start:]))
+                break
+            # A thought ends with a ">", and text in front of a "<" decides whether a tag may
+            # follow: fed up to there, no piece holds more than one change.
+            end = self._end_of_step(delta, start)
+            self._add(pieces, "said", self._filter.feed(delta[start:end]))
+            for thought in self._filter.take_thoughts():
+                self._add(pieces, "thought", thought)
+            self._add(pieces, "thought", self._filter.take_open_thought())
+            start = end
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """The output has ended, or something else comes: give what was held back."""
+        pieces: list[Piece] = []
+        said, thought = self._filter.finish()
+        self._add(pieces, "said", said)
+        self._add(pieces, "thought", thought)
+        return pieces
+
+    def _end_of_step(self, delta: str, start: int) -> int:
+        if self._anywhere or self._filter.is_inside:
+            return delta.find(">", start) + 1 or len(delta)
+        found = _BRACKETS.search(delta, start + 1)
+        if found is None:
+            return len(delta)
+        return found.end() if found.group() == ">" else found.start()
+
+    def _add(self, pieces: list[Piece], kind: Literal["said", "thought"], text: str) -> None:
+        if text:
+            if kind == "said" and not self._has_spoken and not text.isspace():
+                self._has_spoken = True
+            pieces.append((kind, text))
+
+
+def strip_leading_thoughts(text: str) -> str:
+    """What a reader may see of a whole answer: `strip_thinking_tags` by the rule of transports."""
+    splitter = ThoughtSplitter()
+    pieces = [*splitter.feed(text), *splitter.flush()]
+    return "".join([piece for kind, piece in pieces if kind == "said"]).strip()

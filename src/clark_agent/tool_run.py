@@ -47,9 +47,9 @@ class ToolRun(Supervised):
         self.cancelled_from_outside = False
         """Whether it was the awaiting task that somebody cancelled."""
 
-    def stop_after(self, seconds: float, why: str) -> None:
-        """Stop the call unless it ends in time."""
-        self._later(seconds, lambda: self.stop(why))
+    def stop_at(self, when: float, why: str) -> None:
+        """Stop the call unless it has ended by then, on the event loop's clock."""
+        self._at(when, lambda: self.stop(why))
 
     def stop(self, why: str) -> None:
         """Make the call end. The first reason stays."""

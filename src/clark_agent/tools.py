@@ -44,7 +44,7 @@ from clark_agent.base_tool import (
 from clark_agent.errors import ToolDefinitionError, ToolExecutionError
 from clark_agent.schema import encode_hook
 from clark_agent.tool_identity import ToolIdentityPolicy
-from clark_agent.types import ImageContent, TextContent
+from clark_agent.types import FileContent, ImageContent, TextContent
 
 __all__ = [
     "NEVER_CLIP",
@@ -166,6 +166,7 @@ def tool(
     parallel_safe_per_turn: bool = False,
     counts_toward_termination_vote: bool = True,
     idempotent: bool = False,
+    reads_only: bool = False,
 ) -> FunctionTool[P, R]: ...
 
 
@@ -185,6 +186,7 @@ def tool(
     parallel_safe_per_turn: bool = False,
     counts_toward_termination_vote: bool = True,
     idempotent: bool = False,
+    reads_only: bool = False,
 ) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
 
 
@@ -233,6 +235,7 @@ _FLAGS = frozenset(
         "identity_policy",
         "max_result_chars",
         "parallel_safe_per_turn",
+        "reads_only",
         "requires_exclusive_sandbox",
         "timeout",
     }
@@ -308,15 +311,16 @@ def tool_result(value: object) -> ToolResult:
             return ToolResult((TextContent(value),))
         case None:
             return ToolResult((TextContent(DONE),))
-        case TextContent() | ImageContent():
+        case TextContent() | ImageContent() | FileContent():
             return ToolResult((value,))
         case bytes() | bytearray() | memoryview():
             raise ToolExecutionError(
                 f"the tool returned {type(value).__name__}, which a model cannot read: "
-                "return text, or an ImageContent with a data: URL"
+                "return text, or an ImageContent or FileContent with a data: URL"
             )
-        case [TextContent() | ImageContent(), *_]:
-            blocks = [block for block in value if isinstance(block, TextContent | ImageContent)]
+        case [TextContent() | ImageContent() | FileContent(), *_]:
+            kinds = TextContent | ImageContent | FileContent
+            blocks = [block for block in value if isinstance(block, kinds)]
             if len(blocks) == len(value):
                 return ToolResult(tuple(blocks))
         case _:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from inspect import isawaitable
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -405,16 +405,25 @@ def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:
 
 async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
     """Wait until the stream is closed, no longer than for a tool that was cancelled."""
+    closing = _Closing(work, awaited, grace=run.grace)
+    closing.leave_after(run.grace)
     try:
-        async with asyncio.timeout(run.grace):
-            await Supervised(work, awaited, grace=0, what="closing the transport's stream")
+        await closing
     except Exception:
         logger.exception("the transport failed to close its stream")
 
 
+class _Closing(Supervised):
+    """The closing of a stream. It has no longer than a tool that was cancelled."""
+
+    def _raise_left_behind(self) -> NoReturn:
+        raise TimeoutError("it did not end in time, and was left behind")
+
+
 def _failed(run: Run, event: Error) -> _Failure:
     """The failure that the transport reports, with as much of the answer as there is."""
-    text = well_formed(event.message) if isinstance(event.message, str) else repr(event.message)
+    said: Any = event.message
+    text = well_formed(said if isinstance(said, str) else repr(said))
     try:
         kind = StreamErrorKind(event.kind)
     except ValueError:

@@ -26,12 +26,15 @@ from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
 __all__ = [
     "AgentContext",
     "AgentMessage",
+    "Annotation",
     "AssistantBlock",
     "AssistantMessage",
     "CustomMessage",
+    "FileContent",
     "HasMessages",
     "ImageContent",
     "NonNegativeInt",
+    "ProviderContent",
     "ReasoningContent",
     "ReasoningDetailsContent",
     "RunIdentity",
@@ -111,6 +114,28 @@ class ImageContent(
     alt: str | None = None
 
 
+class FileContent(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="file"):
+    """A document or a recording, by a ``data:`` URL or a URL that the provider can fetch.
+
+    Its media type decides how it is sent, and which providers take it.
+    """
+
+    source: str
+    media_type: str | None = None
+    name: str | None = None
+
+
+class ProviderContent(Struct, frozen=True, tag_field="type", tag="provider"):
+    """An item that only one provider understands, such as a call of a tool on the server's side.
+
+    ``data`` is that provider's own JSON. It goes back to it unchanged and in its place, and is left
+    out for every other provider.
+    """
+
+    provider: str
+    data: Any
+
+
 class ThinkingContent(Struct, frozen=True, gc=False, tag_field="type", tag="thinking"):
     """A thought that the model wrote into its visible output, between ``<thought>`` tags.
 
@@ -180,11 +205,36 @@ def detect_arg_parse_error(arguments: object) -> tuple[str, str] | None:
     return (error, raw) if isinstance(error, str) and isinstance(raw, str) else None
 
 
-UserBlock: TypeAlias = TextContent | ImageContent
-ToolResultBlock: TypeAlias = TextContent | ImageContent
+UserBlock: TypeAlias = TextContent | ImageContent | FileContent
+ToolResultBlock: TypeAlias = TextContent | ImageContent | FileContent
 AssistantBlock: TypeAlias = (
-    TextContent | ThinkingContent | ReasoningContent | ReasoningDetailsContent | ToolCall
+    TextContent
+    | ThinkingContent
+    | ReasoningContent
+    | ReasoningDetailsContent
+    | ToolCall
+    | ImageContent
+    | ProviderContent
 )
+
+
+class Annotation(Struct, frozen=True, omit_defaults=True):
+    """A source that the answer, or a passage of it, rests on: the same for all providers."""
+
+    kind: str
+    """``url`` for a page, ``document`` for one that the request brought, ``file`` for one that the
+    provider keeps, ``search`` for a search that was made, ``other`` for anything else."""
+    url: str | None = None
+    title: str | None = None
+    quote: str | None = None
+    """The words of the source."""
+    start: NonNegativeInt | None = None
+    """Where the passage begins in the message's `plain_text`, in characters."""
+    end: NonNegativeInt | None = None
+    """Where it ends: ``plain_text[start:end]`` is the passage."""
+    provider: str | None = None
+    data: Any = None
+    """The provider's own JSON."""
 
 
 # --- messages ---------------------------------------------------------------------------------
@@ -210,7 +260,7 @@ class SystemMessage(
 
 
 class UserMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="user"):
-    """What the user said: a plain string, or blocks of text and images."""
+    """What the user said: a plain string, or blocks of text, images and files."""
 
     content: str | tuple[UserBlock, ...]
     timestamp: NonNegativeInt | None = None
@@ -234,6 +284,8 @@ class AssistantMessage(Struct, frozen=True, omit_defaults=True, tag_field="role"
     error_message: str | None = None
     timestamp: NonNegativeInt | None = None
     usage: Usage | None = None
+    annotations: tuple[Annotation, ...] = ()
+    """The sources that the answer names."""
 
     @property
     def role(self) -> Literal["assistant"]:
@@ -341,6 +393,15 @@ AgentMessage: TypeAlias = (
 """One entry of a transcript, told apart by ``role``."""
 
 
+_MESSAGE_TYPES = (
+    SystemMessage,
+    UserMessage,
+    AssistantMessage,
+    ToolResultMessage,
+    CustomMessage,
+)
+
+
 def _text_of(blocks: Iterable[AssistantBlock | UserBlock]) -> str:
     return "".join([b.text for b in blocks if type(b) is TextContent])
 
@@ -403,6 +464,16 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
     system_prompt: str = ""
     messages: tuple[AgentMessage, ...] = ()
     identity: RunIdentity | None = None
+
+    def __post_init__(self) -> None:
+        # By their types: a set of those is made faster than each message is looked at.
+        wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
+        for kind in wrong:
+            if not issubclass(kind, _MESSAGE_TYPES):
+                raise TypeError(
+                    f"AgentContext: messages must be messages, not {kind.__name__}: write "
+                    "UserMessage('...') for what the user says"
+                )
 
     def extend(self, produced: HasMessages | Iterable[AgentMessage]) -> AgentContext:
         """The context after a run: pass its result, the error that ended it, or messages."""

@@ -124,10 +124,10 @@ def jsonable(value: Any, depth: int = 0) -> Any:
 def _fields(value: Struct, depth: int) -> dict[str, Any]:
     config = value.__struct_config__
     tagged: dict[str, Any] = {} if config.tag_field is None else {config.tag_field: config.tag}
-    for name in value.__struct_encode_fields__:
-        item = getattr(value, name)
-        if item is not None or not config.omit_defaults:
-            tagged[name] = jsonable(item, depth)
+    for field in msgspec.structs.fields(value):
+        item = getattr(value, field.name)
+        if not (config.omit_defaults and item is field.default):
+            tagged[field.encode_name] = jsonable(item, depth)
     return tagged
 
 

@@ -35,8 +35,16 @@ def hangs(text: str) -> Answer:
 
 
 def calls(tool: str, **arguments: Any) -> Answer:
-    call = piece(0, f"call_{tool}", tool, msgspec.json.encode(arguments).decode())
-    return stream(chunk(tool_calls=[call]), chunk("tool_calls"), SPENT, DONE)
+    return calls_all((tool, arguments))
+
+
+def calls_all(*calls: tuple[str, dict[str, Any]]) -> Answer:
+    """Several calls in one answer."""
+    pieces = [
+        piece(n, f"call_{tool}", tool, msgspec.json.encode(arguments).decode())
+        for n, (tool, arguments) in enumerate(calls)
+    ]
+    return stream(chunk(tool_calls=pieces), chunk("tool_calls"), SPENT, DONE)
 
 
 class Said(Struct, frozen=True):

@@ -21,7 +21,7 @@ from clark_agent.cli.setup import Approvals, Settings
 from clark_agent.cli.view import Style
 from clark_agent.trajectory import JsonlStore
 from clark_agent.types import AgentContext
-from tests.cli.command_line import calls, hangs, says
+from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import bodies
 
@@ -176,7 +176,7 @@ async def test_what_is_typed_meanwhile_steers_the_agent(tmp_path: Path) -> None:
     waiting = calls("shell", command="while [ ! -e go ]; do sleep 0.05; done; echo gone")
     async with chatting(tmp_path, waiting, says("Quickly, then.")) as (terminal, server):
         await terminal.line("Wait for it")
-        await terminal.sees("wants to run shell(")
+        await terminal.sees("wants to run  shell(")
         await terminal.line("y")
         await terminal.sees("● shell(command=")
         await terminal.line("and be quick")
@@ -204,7 +204,7 @@ async def test_tools_ask_in_the_same_line(tmp_path: Path) -> None:
             1,
         ):
             await terminal.line("Do it")
-            await terminal.sees("wants to run shell(", number)
+            await terminal.sees("wants to run  shell(", number)
             await terminal.sees("y yes · n no · a always")
             await terminal.line(answer)
             await terminal.sees("done · 2 turns", number)
@@ -221,15 +221,41 @@ async def test_tools_ask_in_the_same_line(tmp_path: Path) -> None:
     assert "+use ls" not in (tmp_path / "clark-agent" / "history").read_text()
 
 
+async def test_a_question_does_not_take_the_answer_to_another(tmp_path: Path) -> None:
+    """Two tools of one turn ask: each answer is for the question that stands there."""
+    batch = calls_all(
+        ("ask_user", {"question": "Which colour?", "choices": ["red", "blue"]}),
+        ("read_file", {"path": ".env"}),
+    )
+    async with chatting(tmp_path, batch, says("Fine.")) as (terminal, server):
+        (terminal.root / ".env").write_text("KEY=1\n")
+        await terminal.line("Paint")
+        await terminal.sees("your answer >")
+        await terminal.line("2")
+        await terminal.sees("always and never are for this path")
+        await terminal.line("y")
+        screen = await terminal.sees("done · 2 turns")
+        assert screen.count("wants to run  read_file(path='.env'") == 1
+        assert "[.env: it looks like a file with secrets]" in screen
+        colour, read = [message["content"] for message in bodies(server)[1]["messages"][-2:]]
+        assert colour == "blue"
+        assert "KEY=1" in read
+
+
 async def test_a_narrower_window_keeps_nothing_of_what_was_drawn(tmp_path: Path) -> None:
     story = "Once upon a time there was a fox. " * 8
     async with opened(tmp_path, hangs("A title.\n\n" * 6 + story)) as (terminal, _):
+        await terminal.line("unset COLUMNS LINES")  # set where tests run in parallel
         await terminal.command("run", "-m", f"{terminal.url}/v1#m", "Tell")
+        await terminal.sees("thinking")  # drawn for the first time, and listening for other sizes
         for columns in (100, 60):
             await terminal.tmux("resize-window", "-x", str(columns))
             await terminal.until(drawn_for(story, columns), f"{columns} columns")
-        assert (await terminal.shown()).count("fox") == 8
-        assert (await terminal.screen()).count("A title.") == 6
+        # It is drawn again for every size that the window passes through.
+        await terminal.until(lambda screen: screen.count("A title.") == 6, "six titles")
+        async with asyncio.timeout(PATIENCE):
+            while (await terminal.shown()).count("fox") != 8:  # noqa: ASYNC110 - nothing tells
+                await asyncio.sleep(0.05)
 
 
 def drawn_for(story: str, columns: int) -> Callable[[str], bool]:
@@ -302,7 +328,11 @@ async def test_a_chat_that_was_killed_is_taken_up(tmp_path: Path) -> None:
         os.kill(await terminal.pid(), 9)
         await terminal.sees("left: 137")
         await terminal.tmux("clear-history")
-        await terminal.start("--resume", "last")
+        await terminal.command("chat", "--resume", "last")
+        screen = await terminal.sees("Go on like that? [y/N]:")
+        assert f"model           {terminal.url}/v1#m" in screen
+        assert "ask_user" in screen
+        await terminal.line("y")
         screen = await terminal.sees("I shall look.")
         assert "> Go" in screen
         assert "may or may not have happened" in last_message(server)["content"]

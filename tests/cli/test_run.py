@@ -7,6 +7,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from clark_agent.cli.setup import DEFAULT_TOOLS
 from tests.cli.command_line import PATIENCE, CommandLine, calls, command_line, hangs, says
 from tests.transports.servers.bytes_server import Answer
@@ -66,6 +68,28 @@ async def test_what_changes_something_needs_leave(tmp_path: Path) -> None:
     assert "to allow it: --allow write_file, or --yes" in refused.err
 
 
+async def test_without_a_terminal_secrets_are_refused(tmp_path: Path) -> None:
+    """Whatever tools are allowed."""
+    script = [
+        calls("read_file", path=".env"),
+        calls("write_file", path=".bashrc", content="x"),
+        says("Well."),
+    ]
+    async with command_line(tmp_path, script) as (run, server):
+        (run.root / ".env").write_text("KEY=1\n")
+        said = await run("run", "--yes", "Look")
+    refused, _, _ = said.err.partition("done · ")
+    read, write = [bodies(server)[n]["messages"][-1]["content"] for n in (1, 2)]
+    assert said.code == 0
+    assert read == (
+        "'.env' was not read: it looks like a file with secrets, and there is nobody to ask. Go on "
+        "without it, or tell the user that you need it"
+    )
+    assert write.startswith("'.bashrc' was not written: a shell or the system runs it at its start")
+    assert refused.count("there is nobody to ask") == 2
+    assert [path.name for path in run.root.iterdir()] == [".env"]
+
+
 async def test_tools_cannot_touch_the_log(tmp_path: Path) -> None:
     look = [calls("list_files"), calls("read_file", path="log/x.jsonl"), says("Nothing.")]
     async with command_line(tmp_path, look) as (run, server):
@@ -104,7 +128,7 @@ async def test_limits_and_failures_have_exit_codes(tmp_path: Path) -> None:
     assert "hit_max_iterations · 2 turns" in limit.err
     last = failure.err.splitlines()[-1]
     assert "no such key" in last
-    assert f"clark-agent resume {run.store.runs()[0].run_id[:8]}" in last
+    assert "resume" not in last  # the key would still be wrong
     assert "Traceback" not in failure.err
 
 
@@ -161,7 +185,11 @@ async def test_a_second_interrupt_leaves_at_once_and_the_log_stands(tmp_path: Pa
             _, err = await process.communicate()
         assert process.returncode == 130
         assert b"left in the middle; to go on: clark-agent resume" in err
-        resumed = await run("resume", "last", "--yes")
+        unsaid = await run("resume", "last", "--yes")
+        resumed = await run("resume", "last", "--yes", "--tools", "calculator,shell")
+    assert (unsaid.code, unsaid.out) == (2, "")
+    assert "  tools           calculator,shell\nif that is right, say so: clark-agent" in unsaid.err
+    assert unsaid.err.endswith("--tools calculator,shell\n")
     assert (resumed.code, resumed.out) == (0, "It was stopped.\n")
     results = [m for m in bodies(server)[-1]["messages"] if m["role"] == "tool"]
     assert results[0]["content"] == "42"  # it was not computed again, and nothing is lost
@@ -208,3 +236,45 @@ async def test_where_an_error_came_from_is_shown_on_request(tmp_path: Path) -> N
     assert said.code == 1
     assert "Traceback" in said.err
     assert "RunNotFound: there is no run 'nobody'" in said.err
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(401, "invalid_api_key"), (404, "model_not_found"), (400, "bad_request")]
+)
+async def test_what_stays_wrong_is_not_offered_again(
+    tmp_path: Path, status: int, code: str
+) -> None:
+    body = json.dumps({"error": {"message": "no", "code": code}}).encode()
+    refusal = Answer(status=status, headers={"content-type": "application/json"}, body=body)
+    async with command_line(tmp_path, [refusal]) as (run, _):
+        said = await run("run", "Hi")
+    assert said.code == 1
+    assert "✗ the model's stream failed (fatal)" in said.err
+    assert "resume" not in said.err
+
+
+async def test_a_missing_key_is_told_in_words_for_the_command_line(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    told = await run.each([("run", "-m", name, "Hi") for name in ("openai:gpt-5", "gemini:x")])
+    for said, variables in zip(
+        told, ("OPENAI_API_KEY", "GOOGLE_API_KEY or GEMINI_API_KEY"), strict=True
+    ):
+        assert said.code == 2
+        assert f"needs a key: set {variables} in the environment, or choose another" in said.err
+        assert "--model" in said.err
+        assert "api_key" not in said.err
+
+
+async def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    said = await run.each([("run", "--modle", "x"), ("show",), ("nope",), ("-x",), ("run",)])
+    assert [(each.code, each.out, each.err) for each in said] == [
+        (2, "", f"clark-agent: {text} --help'\n")
+        for text in (
+            "no such option '--modle'. Did you mean '--model'? See 'clark-agent run",
+            "missing argument 'RUN'. See 'clark-agent show",
+            "there is no command 'nope'. To ask an agent: clark-agent run \"…\". See 'clark-agent",
+            "no such option '-x'. See 'clark-agent",
+            'there is no prompt: clark-agent run "Read notes.txt.". See \'clark-agent run',
+        )
+    ]

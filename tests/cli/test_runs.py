@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import CommandLine, calls, command_line, says
+from clark_agent.cli.setup import state_folder
+from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
+from tests.transports.wires_chat import bodies
 
 
 async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> None:
@@ -41,7 +43,7 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     listed, as_json, shown, same, other, no_diff, page, openai, anthropic, records, steps = said
     assert re.match(rf"{short}  [-0-9]+ [:0-9]+  done +http://.*#m +Write a file\n$", listed.out)
     assert json.loads(as_json.out)["run_id"] == logged.run_id
-    assert "> Write a file\n● write_file(path='a.txt', content='x')\n✗ The call" in shown.out
+    assert "> Write a file\n● write_file(path='a.txt', content='x')\n  turn 1 · " in shown.out
     assert "I **cannot**." in shown.out
     assert (same.code, same.out) == (0, "identical\n")
     assert other.code == 1
@@ -71,6 +73,25 @@ async def test_what_is_intact_of_a_damaged_log_can_be_forked(tmp_path: Path) -> 
     assert (forked.code, forked.out) == (0, "Anew.\n")
 
 
+async def test_each_step_has_its_time_its_tokens_and_its_cost(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="2+3"), says("5."), hangs("And")]
+    async with command_line(tmp_path, script) as (run, _):
+        await run("run", "Sum")
+        shown, priced, wrong = await run.each(
+            [
+                ("show", "last"),
+                ("show", "last", "--price", "10", "1000"),
+                ("show", "last", "--price", "10", "-1"),
+            ]
+        )
+    step = r"  turn {} · [0-9:]{{8}} · [0-9.]+ s · 100 tokens in, 20 out"
+    asked = step.format(1) + r" · calculator [0-9.]+ s\n  5\n5\.\n" + step.format(2) + "\n"
+    assert re.search(asked, shown.out)
+    assert re.search(step.format(1) + r" · 0\.0210 · calculator", priced.out)
+    assert priced.out.endswith("0.0420 in all\n")
+    assert (wrong.code, "--price" in wrong.err) == (2, True)
+
+
 async def test_a_fork_goes_on_from_the_middle(tmp_path: Path) -> None:
     script = [calls("calculator", expression="2+3"), says("5."), says("Cinq."), says("Five.")]
     async with command_line(tmp_path, script) as (run, server):
@@ -78,8 +99,8 @@ async def test_a_fork_goes_on_from_the_middle(tmp_path: Path) -> None:
         _, forked, alone, nothing, runs = await run.each(
             [
                 ("run", *log, "-t", "calculator", "Sum"),
-                ("fork", "last", "And in French?", *log),
-                ("fork", "last", "--turn", "0", *log),
+                ("fork", "last", "And in French?", "-t", "calculator", *log),
+                ("fork", "last", "--turn", "0", "-t", "calculator", *log),
                 ("fork", "last", *log),
                 ("runs", *log),
             ]
@@ -93,6 +114,91 @@ async def test_a_fork_goes_on_from_the_middle(tmp_path: Path) -> None:
     assert [replayed.out for replayed in replays] == ["identical\n"] * 3
     assert parted.code == 1
     assert len(server.requests) == 4
+
+
+def moved(run: CommandLine, root: str) -> str:
+    """Do what a command of the agent could do: rewrite the root in the log."""
+    (logged,) = run.store.runs()
+    path = run.store.path_of(logged.run_id)
+    path.write_text(path.read_text().replace(f'"root":"{run.root}"', f'"root":"{root}"'))
+    return logged.run_id
+
+
+@pytest.mark.parametrize("words", [("resume", "last"), ("fork", "last", "Go on")])
+async def test_a_log_that_was_changed_does_not_lead_elsewhere(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("geheim")
+    read = calls("read_file", path="key")
+    async with command_line(tmp_path, [hangs("I"), read, says("There.")]) as (run, server):
+        process = await run.start("run", "Hi")
+        assert process.stdout is not None
+        await process.stdout.read(1)
+        process.kill()
+        await process.wait()
+        run_id = moved(run, f"{secret}")
+        refused = [await run(*words), await run(*words, "--yes")]
+        assert len(server.requests) == 1
+        async with run.terminal(*words) as terminal:
+            await terminal.sees("Go on like that? [y/N]:")
+            assert f"  root            {secret}\r\n" in terminal.text
+            terminal.type("n\n")
+            assert await terminal.ended() == 2
+        assert len(server.requests) == 1
+        said = await run(*words, "--root", ".")
+        assert (said.code, said.out) == (0, "There.\n")
+    for told in refused:
+        assert told.code == 2
+        assert f"clark-agent {words[0]} {run_id[:8]} --root {secret}\n" in told.err
+    assert "geheim" not in str(server.requests)
+
+
+async def test_what_a_log_says_can_be_agreed_to(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "else\u202ewhere"
+    elsewhere.mkdir()
+    (elsewhere / "note").write_text("Here.")
+    script = [hangs("I"), calls("read_file", path="note"), says("There.")]
+    async with command_line(tmp_path, script) as (run, server):
+        process = await run.start("run", "Hi")
+        assert process.stdout is not None
+        await process.stdout.read(1)
+        process.kill()
+        await process.wait()
+        moved(run, f"{elsewhere}")
+        async with run.terminal("resume", "last") as terminal:
+            await terminal.sees("Go on like that? [y/N]:")
+            assert r"else\u202ewhere" in terminal.text
+            terminal.type("y\n")
+            assert await terminal.ended() == 0
+    assert "Here." in bodies(server)[2]["messages"][-1]["content"]
+
+
+async def test_the_log_is_outside_of_the_root_and_the_doctor_says_where(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    usual, inside = await run.each(
+        [("doctor", "--offline"), ("doctor", "--offline", "--log", str(run.root / "runs"))]
+    )
+    assert f"ok   run log                  {tmp_path}/clark-agent/runs, 0 runs\n" in usual.out
+    assert "lies in this folder, where commands of an agent can change it" in inside.out
+
+
+@pytest.mark.parametrize(
+    ("platform", "home", "folder"),
+    [
+        ("linux", "", "~/.local/state/clark-agent"),
+        ("darwin", "", "~/Library/Application Support/clark-agent"),
+        ("darwin", "/state", "/state/clark-agent"),
+        ("linux", "not/absolute", "~/.local/state/clark-agent"),
+    ],
+)
+def test_where_what_should_last_is_kept(
+    monkeypatch: pytest.MonkeyPatch, platform: str, home: str, folder: str
+) -> None:
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setenv("XDG_STATE_HOME", home)
+    assert state_folder() == Path(folder).expanduser()
 
 
 async def test_a_list_that_nobody_reads_ends_quietly(tmp_path: Path) -> None:

@@ -423,7 +423,7 @@ def build_config(
         settings["protocol"] = RecordedPolicy(scenario["protocol"])
     return ca.LoopConfig(
         stream=stream,
-        tools=[RecordedTool(spec) for spec in scenario["tools"]],
+        tools=ca.ToolRegistry([RecordedTool(spec) for spec in scenario["tools"]]),
         plugins=[
             build_plugin(spec, records, signal)
             for spec in plugins

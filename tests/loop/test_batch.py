@@ -46,6 +46,7 @@ from tests.loop.support import (
     completed,
     decided,
     failed,
+    hurry,
     let_others_run,
     observed_run,
     outline,
@@ -479,6 +480,7 @@ async def test_timeouts_and_task_groups_inside_a_tool_are_its_own_affair(calls: 
     log: list[str] = []
 
     async def fail() -> None:
+        await asyncio.sleep(0)
         raise ValueError("child")
 
     async def work(args: Any, ctx: ToolContext) -> ToolResult:
@@ -694,6 +696,19 @@ async def test_a_tool_that_takes_too_long_is_stopped(calls: int, mode: Execution
         "kind": "tool_call_stopped", "reason": "timeout", "still_running": False,
     }  # fmt: skip
     assert texts(result)[1:] == ["done"][: calls - 1]
+
+
+@MODES
+async def test_the_time_of_a_call_begins_before_its_first_step(mode: ExecutionMode) -> None:
+    async def work(args: Any, ctx: ToolContext) -> None:
+        hurry(100)
+        await asyncio.sleep(10)
+
+    result, _ = await completed(
+        [[call("work"), call("idle")], "ok"], Work("work", work), Work("idle"),
+        tool_timeout=60.0, default_execution_mode=mode,
+    )  # fmt: skip
+    assert texts(result) == ["The call took longer than 60.0 seconds and was stopped.", "done"]
 
 
 async def test_a_tools_own_timeout_comes_before_that_of_the_config() -> None:

@@ -16,6 +16,7 @@ from clark_agent import (
     AgentEvent,
     AgentMessage,
     AgentTool,
+    Annotation,
     Answer,
     AssistantMessage,
     Budget,
@@ -25,23 +26,27 @@ from clark_agent import (
     LoopConfig,
     LoopError,
     ProtocolPolicy,
+    ProviderContent,
     Rewrite,
     StopReason,
     StreamError,
     StreamErrorKind,
     StreamEvent,
     StreamRequest,
+    TextContent,
     ToolContext,
     ToolGateClass,
     ToolGateContext,
     ToolResult,
     TransformContext,
     UserMessage,
+    decode_json,
+    encode_json,
     encode_message,
     run,
 )
 from clark_agent import events as ev
-from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
+from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import ScriptedStream, call, say
 from tests.loop.support import (
     CONTEXT,
@@ -59,6 +64,7 @@ from tests.loop.support import (
 )
 
 BUG = RuntimeError("a bug in the host")
+SOURCE = Annotation("url", "https://example.org")
 
 
 def crash(*_: object) -> Any:
@@ -459,6 +465,44 @@ async def test_a_transport_that_yields_nonsense_is_a_fatal_stream_error(event: A
     error, _ = await failed(StreamError, [[Start(PLACEHOLDER), event]])
     assert error.kind is StreamErrorKind.FATAL
     assert isinstance(error.__cause__, TypeError)
+
+
+async def test_what_json_cannot_hold_in_an_answer_does_not_keep_it_from_being_written() -> None:
+    item = ProviderContent("p", {"half": "\ud83d", "object": BUG})
+    source = Annotation("url", title="\ud83d", data={"object": BUG})
+    answer = AssistantMessage((item, TextContent("ok")), StopReason.END_TURN, annotations=(source,))
+    script: list[StreamEvent] = [
+        Start(PLACEHOLDER),
+        Chunk(BlockChunk(item)),
+        Chunk(TextChunk("ok")),
+        Chunk(AnnotationChunk(source)),
+        Done(answer),
+    ]
+    result, sink = await completed([script])
+    message = result.messages[-1]
+    assert decode_json(encode_json(message), AssistantMessage) == message
+    block, _, note = [event.chunk for event in sink.of(ev.MessageUpdate)]
+    assert isinstance(message, AssistantMessage)
+    assert block == BlockChunk(message.content[0])  # type: ignore[arg-type]
+    assert note == AnnotationChunk(message.annotations[0])
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_an_answer_that_breaks_off_keeps_its_sources(is_streamed: bool) -> None:
+    told = AssistantMessage((TextContent("so"),), StopReason.OTHER, annotations=(SOURCE,))
+    chunks = [Chunk(TextChunk("so")), Chunk(AnnotationChunk(SOURCE))]
+    events: list[StreamEvent] = [Start(PLACEHOLDER), *chunks] if is_streamed else [Start(told)]
+
+    async def model(
+        request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        for event in events:
+            yield event
+        raise BUG
+
+    error, _ = await failed(StreamError, model)
+    assert error.partial is not None
+    assert (error.partial.plain_text, error.partial.annotations) == ("so", (SOURCE,))
 
 
 @pytest.mark.parametrize("model", [lambda request, signal: None, lambda request, signal: [1]])

@@ -48,6 +48,7 @@ from clark_agent.emitter import Audience, Emitter
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
+from tests.event_loops import task_for_later
 from tests.loop.support import (
     CONTEXT,
     FINISH,
@@ -239,7 +240,7 @@ async def test_a_task_can_be_cancelled_at_every_event(mode: ExecutionMode, numbe
             await let_others_run()
 
     config, stream = scenario(mode)
-    task = asyncio.create_task(observe(config, on_event=cancel_then))
+    task = task_for_later(observe(config, on_event=cancel_then))
     outcome, _ = await task
     assert isinstance(outcome, asyncio.CancelledError)
     assert task.cancelling() == 1
@@ -400,7 +401,7 @@ async def test_from_within_every_kind_of_hook(capability: Any, by: str) -> None:
             cancel(by, signal, task)
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(
+    task = task_for_later(
         observed_run(
             [call("work"), "ok"], Work(), signal=signal, plugins=[FunctionPlugin(capability, stop)]
         )
@@ -540,7 +541,7 @@ async def test_a_transport_cannot_swallow_the_cancellation_of_the_run(way: str, 
                 yield Done(AssistantMessage.from_calls([call("work", call_id="c")]))
 
     tool = Work()
-    task = asyncio.create_task(observed_run(model, tool, signal=signal))
+    task = task_for_later(observed_run(model, tool, signal=signal))
     outcome, _ = await task
     assert type(outcome) is (RunAborted if by == "token" else asyncio.CancelledError)
     assert len(asked) == 1
@@ -563,9 +564,7 @@ async def test_a_hook_cannot_swallow_the_cancellation_of_the_run(capability: Any
         return given[0] if capability == "context_transform" else None
 
     plugins = [FunctionPlugin(capability, swallow)]
-    task = asyncio.create_task(
-        observed_run([call("work"), "ok"], tool, signal=signal, plugins=plugins)
-    )
+    task = task_for_later(observed_run([call("work"), "ok"], tool, signal=signal, plugins=plugins))
     outcome, _ = await task
     assert type(outcome) is (RunAborted if by == "token" else asyncio.CancelledError)
     assert tool.calls == []
@@ -935,7 +934,7 @@ async def test_messages_of_one_source_are_not_lost_when_the_next_is_interrupted(
         await asyncio.Event().wait()
         return []
 
-    task = asyncio.create_task(
+    task = task_for_later(
         observed_run(
             ["ok"], signal=signal,
             plugins=[FunctionPlugin(capability, lambda: [given]), FunctionPlugin(capability, stop)],
@@ -1036,7 +1035,7 @@ async def test_a_cancellation_while_a_failed_run_is_closed_is_not_swallowed(erro
     async def slow(event: AgentEvent) -> None:
         if isinstance(event, ev.TurnEnd):
             closing.set()
-            await let_others_run()
+            await asyncio.Event().wait()
 
     model: Any = hanging_model if error == "token" else [failing("transient")]
     config = LoopConfig(stream=model if callable(model) else ScriptedStream(model), event_sink=slow)
@@ -1308,6 +1307,16 @@ def test_an_interrupt_inside_a_tool_ends_the_program_with_brackets_closed(
     with pytest.raises(stop):
         asyncio.run(main())
     check_events(sink.events)
+
+
+async def test_a_call_that_stops_the_interpreter_is_not_said_to_have_never_begun() -> None:
+    """Whoever resumes the run must not take it for one that can be sent again without a look."""
+    outcome, _ = await observed_run([call("exit")], Work("exit", SystemExit(3)))
+    assert isinstance(outcome, SystemExit)
+    (result,) = results(outcome.__cause__)
+    assert result.details == {
+        "kind": "tool_call_stopped", "reason": "aborted", "still_running": False,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("calls", [1, 2])

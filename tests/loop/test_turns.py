@@ -13,6 +13,8 @@ from clark_agent import (
     AgentMessage,
     AssistantMessage,
     ChannelSteering,
+    ConfigError,
+    Conversation,
     CustomMessage,
     EmptyOutcomeError,
     FunctionPlugin,
@@ -125,6 +127,17 @@ async def test_a_source_may_give_an_answer_in_the_models_name(capability: Any) -
     assert given[0] in result.messages
     capped, _ = await completed(["ok"], plugins=[source(capability, given)], max_iterations=1)
     assert given[0] in (*capped.messages, *capped.undelivered)
+
+
+@pytest.mark.parametrize("blank", ["", " \n\t"])
+async def test_a_blank_prompt_is_a_mistake(blank: str) -> None:
+    config = LoopConfig(stream=ScriptedStream(["unheard"]))
+    talk = Conversation(config)
+    with pytest.raises(ConfigError, match="the prompt is blank: say what"):
+        await run(blank, AgentContext(), config)
+    with pytest.raises(ConfigError, match="the prompt is blank: say what"):
+        await talk.send(blank)
+    assert talk.messages == ()
 
 
 async def test_no_prompts_at_all_still_asks_the_model() -> None:
@@ -553,13 +566,13 @@ async def test_eager_fallback_makes_a_plain_text_the_result_of_the_tool() -> Non
     steering, follow_up = source("steering", [], [UserMessage("x")]), source("follow_up")
     seen: list[Any] = []
     result, sink = await completed(
-        ["The <thought>well</thought> answer."],
+        ["<thought>well</thought> The <thought> tag answers."],
         plugins=[steering, follow_up, FunctionPlugin("after_tool_call", seen.append)],
         clock=FakeClock(3_000), **EAGER,
     )  # fmt: skip
     (message,) = results(result)
     assert message.tool_call_id == FALLBACK_ID + "id-1"
-    assert (message.tool_name, message.plain_text) == ("deliver", "The  answer.")
+    assert (message.tool_name, message.plain_text) == ("deliver", "The <thought> tag answers.")
     assert (message.is_error, message.timestamp) == (False, 3_000)
     assert result.outcome is LoopOutcome.DONE
     assert (steering.polls, follow_up.polls) == (1, 0)
@@ -569,7 +582,8 @@ async def test_eager_fallback_makes_a_plain_text_the_result_of_the_tool() -> Non
     assert sink.of(ev.TurnEnd)[0].tool_results == (message,)
     # What it says stands in the assistant's message already: repair drops it.
     repaired = repair_history(result.messages).messages
-    assert outline(repaired) == ["user: go", "assistant: The <thought>well</thought> answer."]
+    said = "assistant: <thought>well</thought> The <thought> tag answers."
+    assert outline(repaired) == ["user: go", said]
 
 
 async def test_lazy_fallback_waits_until_only_terminal_tools_are_left() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tracemalloc
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,21 @@ async def test_ten_thousand_runs_at_once() -> None:
     ]
 
 
+def ours() -> tuple[int, int]:
+    """How many objects of this package there are, and how much memory it has asked for.
+
+    Other tests in the process may have left something that comes and goes in the meantime.
+    """
+    package = Path(ca.__file__).parent
+    objects = [
+        each for each in gc.get_objects() if str(type(each).__module__).startswith(ca.__name__)
+    ]
+    traces = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, str(package / "*"), all_frames=True)]
+    )
+    return len(objects), sum(trace.size for trace in traces.traces)
+
+
 async def test_memory_returns_to_where_it_was() -> None:
     """A hundred rounds of runs that succeed, fail and are cancelled leave nothing behind."""
     config = ca.LoopConfig(
@@ -123,15 +139,16 @@ async def test_memory_returns_to_where_it_was() -> None:
     tracemalloc.start()
     try:
         gc.collect()
-        objects, memory = len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+        objects, memory = ours()
         broken.stream.requests.clear()  # type: ignore[attr-defined]
         for _ in range(100):
             await one_round()
         broken.stream.requests.clear()  # type: ignore[attr-defined]
         gc.collect()
-        more_objects = len(gc.get_objects()) - objects
-        more_memory = tracemalloc.get_traced_memory()[0] - memory
+        objects_then, memory_then = ours()
+        more_objects, more_memory = objects_then - objects, memory_then - memory
     finally:
         tracemalloc.stop()
     assert more_objects < 100, f"{more_objects} objects more after 100 rounds"
-    assert more_memory < 50_000, f"{more_memory} bytes more after 100 rounds"
+    # Caches may still fill; a run that stayed would hold thousands of bytes, seven times a round.
+    assert more_memory < 250_000, f"{more_memory} bytes more after 100 rounds"

@@ -166,7 +166,10 @@ def test_any_life(scenario: Scenario, sent: list[Steer], cancel: Cancel | None) 
 async def test_many_threads_talk_to_the_run_at_once(seed: int) -> None:
     rng, fates = random.Random(seed), Counter[str]()
     names = [name for name in IN_FULL if "hang" not in name]
-    for _ in range(TALKATIVE_RUNS):
+    for number in range(500):
+        # Who wins a race is up to the machine, so that a few lives may all be over too soon.
+        if number >= TALKATIVE_RUNS and fates["delivered"]:
+            break
         scenario = SCENARIOS[rng.choice(names)]
         sent = [
             Steer(

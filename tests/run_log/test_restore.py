@@ -18,6 +18,7 @@ from clark_agent import (
     AgentMessage,
     Budget,
     ChannelSteering,
+    CustomMessage,
     LoopConfig,
     LoopDetector,
     LoopOutcome,
@@ -279,7 +280,8 @@ async def test_what_was_trimmed_stays_trimmed_for_the_providers_cache() -> None:
 
 
 def _text(message: AgentMessage) -> str:
-    return message.content if isinstance(message, SystemMessage) else message.plain_text  # type: ignore[union-attr]
+    assert not isinstance(message, CustomMessage)
+    return message.content if isinstance(message, SystemMessage) else message.plain_text
 
 
 # --- time -----------------------------------------------------------------------------------------
@@ -294,6 +296,10 @@ class Hours:
     def now_ms(self) -> int:
         return self.time_ms
 
+    def advance(self, by_ms: int) -> str:
+        self.time_ms += by_ms
+        return "ok"
+
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(0)
 
@@ -305,7 +311,7 @@ async def test_seconds_count_on_and_the_time_between_processes_does_not() -> Non
     def make(clock: Hours) -> Story:
         s = Story()
         s.clock = clock  # type: ignore[assignment]
-        s.deed("work", lambda args, ctx: setattr(clock, "time_ms", clock.time_ms + 4_000) or "ok")
+        s.deed("work", lambda args, ctx: clock.advance(4_000))
         s.settings["budget"] = Budget(seconds=20, wrap_up_at=None)
         s.models.append(Model(*[call("work", n=n) for n in range(9)]))
         return s
@@ -374,7 +380,7 @@ async def test_a_channel_of_ones_own_can_interrupt() -> None:
     config = LoopConfig(
         stream=ScriptedStream([model], at_end="repeat"),
         tools=story.tools,
-        plugins=[Wrapped(channel)],  # type: ignore[list-item]
+        plugins=[Wrapped(channel)],
     )
     result = await run("Go.", AgentContext(), config)
     texts = [m.plain_text for m in result.messages if isinstance(m, ToolResultMessage)]

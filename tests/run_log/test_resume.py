@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from clark_agent import (
     DecodeError,
     InvalidContinuationError,
     LoopConfig,
+    LoopError,
+    RunIdentity,
     RunResult,
     ToolContext,
     ToolResult,
@@ -43,6 +47,7 @@ from clark_agent.run_log.records import (
     ToolEnded,
     ToolStarted,
 )
+from clark_agent.testing import ScriptedStream
 from clark_agent.trajectory import (
     JsonlStore,
     LoadedRun,
@@ -539,3 +544,42 @@ async def test_a_fresh_run_of_the_same_config_is_not_disturbed_by_a_resumed_one(
     )
     assert undated(first.messages) == undated(second.messages) == undated(outcome.messages)
     assert len(list(cut.runs())) == 2
+
+
+# --- a log that somebody has changed ------------------------------------------------------------
+
+
+def begun_in(store: MemoryStore, **notes: str) -> LoopConfig:
+    return LoopConfig(stream=ScriptedStream(["done"]), run_log=RunLog(store, notes=notes))
+
+
+@pytest.mark.parametrize("said", [{"root": "/"}, {}, {"root": "/work", "more": "1"}])
+async def test_notes_that_are_not_those_of_the_config_are_refused(said: dict[str, str]) -> None:
+    store = MemoryStore()
+    await run("go", AgentContext(identity=RunIdentity.root("r")), begun_in(store, root="/work"))
+    store.cut("r", 1)
+    with pytest.raises(ConfigError, match=r"the log says .*(root: '/work', the config|more: None)"):
+        await resume(store, "r", begun_in(store, **said))
+    result = await resume(store, "r", begun_in(store, **said), trust_log=True)
+    assert result.text == "done"
+
+
+async def test_the_same_notes_need_no_trust() -> None:
+    store = MemoryStore()
+    await run("go", AgentContext(identity=RunIdentity.root("r")), begun_in(store, root="/work"))
+    store.cut("r", 1)
+    assert (await resume(store, "r", begun_in(store, root="/work"))).text == "done"
+
+
+async def test_a_log_cannot_pass_for_that_of_another_run(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    for name in ("mine", "yours"):
+        config = LoopConfig(stream=ScriptedStream([""]), run_log=RunLog(store))
+        with suppress(LoopError):
+            await run("go", AgentContext(identity=RunIdentity.root(name)), config)
+    before = store.path_of("yours").read_bytes()
+    path = store.path_of("mine")
+    path.write_text(path.read_text().replace('"run_id":"mine"', '"run_id":"yours"'))
+    with pytest.raises(DecodeError, match="says that it is that of 'yours'"):
+        await resume(store, "mine", LoopConfig(stream=ScriptedStream(["done"])))
+    assert store.path_of("yours").read_bytes() == before

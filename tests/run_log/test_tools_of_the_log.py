@@ -60,6 +60,8 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     Chunk,
     Done,
     Error,
@@ -116,6 +118,7 @@ from tests.run_log.stories import (
     told,
     undated,
 )
+from tests.strategies import images, provider_items, sources
 
 ALL = [*STORIES, *FAILURES]
 
@@ -512,6 +515,8 @@ CHUNKS: st.SearchStrategy[Any] = st.one_of(
         st.none() | TEXTS,
         st.none() | st.sampled_from(["{", "}", '"a":1', ",", "nonsense", ""]),
     ),
+    st.builds(BlockChunk, images(TEXTS) | provider_items(TEXTS)),
+    st.builds(AnnotationChunk, sources(TEXTS)),
 )
 
 

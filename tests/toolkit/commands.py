@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from clark_agent import CancellationToken, ToolContext, ToolResult
+from msgspec.structs import replace
+
+from clark_agent import CancellationToken, TextContent, ToolContext, ToolResult
 from clark_agent.toolkit._supervisor import children_listed, is_alive
 from clark_agent.toolkit.sandbox import SandboxMode, sandbox_status
 from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.untrusted import without_marks
 
 MODES: tuple[SandboxMode, ...] = ("off", "require") if sandbox_status().works else ("off",)
 """In the sandbox as well, where there is one."""
@@ -55,6 +58,15 @@ async def wait_here_until(holds: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+def unmarked(result: ToolResult) -> ToolResult:
+    """The result without the marks around what strangers have said."""
+    blocks = [
+        TextContent(without_marks(block.text)) if isinstance(block, TextContent) else block
+        for block in result.content
+    ]
+    return replace(result, content=tuple(blocks))
+
+
 class Commands:
     """A root, and commands that run in it, all of them marked."""
 
@@ -90,7 +102,7 @@ class Commands:
         arguments = {"command": command, "timeout": seconds}
         result = await self.tool(**settings).execute(arguments, context)
         assert isinstance(result, ToolResult)
-        return result
+        return unmarked(result)
 
     @property
     def running(self) -> list[str]:

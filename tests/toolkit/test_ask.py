@@ -229,7 +229,7 @@ def test_one_at_a_time_on_every_event_loop() -> None:
         return order
 
     assert [asyncio.run(three_times()) for _ in range(3)] == [[0, 1, 2]] * 3
-    assert len(gate._locks) == 0
+    assert not gate._is_taken
 
 
 def test_the_model_is_told_what_it_is_for() -> None:

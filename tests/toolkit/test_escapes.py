@@ -25,6 +25,7 @@ from clark_agent import AgentTool, ToolContext, ToolResult, encode_json
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 from tests.sizes import RACES_WON
+from tests.toolkit.commands import unmarked
 
 CANARY = "CANARY-8d1f"
 INSIDE = "inside-3c7a"
@@ -87,7 +88,7 @@ def attempts(path: str) -> list[tuple[str, dict[str, Any]]]:
 
 async def use(tool: AgentTool, arguments: dict[str, Any]) -> ToolResult:
     context = ToolContext(tool_call_id="call", tool_name=tool.name)
-    result = await tool.execute(tool.validate(arguments), context)
+    result = unmarked(await tool.execute(tool.validate(arguments), context))
     assert CANARY.encode() not in encode_json(result), (tool.name, arguments)
     assert "canary-only" not in result.plain_text, (tool.name, arguments)
     return result

@@ -34,12 +34,13 @@ from clark_agent import (
 from clark_agent.supervised import left_behind
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import _regex_worker
-from clark_agent.toolkit._edits import EditRefused, replace_text
+from clark_agent.toolkit._edits import EditRefused, replace_text, unified_diff
 from clark_agent.toolkit._glob import Glob
 from clark_agent.toolkit._regex_worker import read_frame, serve, write_frame
 from clark_agent.toolkit._text import human_size
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace
+from tests.toolkit.commands import unmarked
 
 CATASTROPHE = "(a|aa)+$"
 """Takes for ever on a line of many a's that ends in something else."""
@@ -59,7 +60,7 @@ class Desk:
         context = ToolContext(tool_call_id="call", tool_name=name)
         result = await tool.execute(tool.validate(arguments), context)
         encode_json(result)  # it goes into logs
-        return result
+        return unmarked(result)
 
     async def text(self, name: str, **arguments: Any) -> str:
         result = await self.use(name, **arguments)
@@ -430,13 +431,42 @@ def test_the_difference_makes_the_one_of_the_other(
     assert patched(text, edit.diff) == edit.text
 
 
+TEXTS = st.lists(st.sampled_from(["a", "b", "", "c d"]), max_size=12).map("\n".join)
+
+
+@given(TEXTS, TEXTS)
+def test_the_difference_of_two_texts_makes_the_one_of_the_other(old: str, new: str) -> None:
+    assert patched(old, unified_diff(old, new)) == new
+
+
+def test_the_difference_of_two_texts_has_only_what_differs() -> None:
+    lines = [f"line {n}\n" for n in range(40)]
+    new = ["first\n", *lines[:10], *lines[11:30], "line 30, or so\n", *lines[31:]]
+    changed = [
+        line for line in unified_diff("".join(lines), "".join(new)).splitlines() if line[0] != " "
+    ]
+    assert changed == [
+        *("@@ -1,3 +1,4 @@", "+first", "@@ -8,7 +9,6 @@", "-line 10"),
+        *("@@ -28,7 +28,7 @@", "-line 30", "+line 30, or so"),
+    ]
+
+
 def test_the_difference_of_a_long_line_is_short_and_made_at_once() -> None:
     """Two million characters; what is quadratic would need minutes for them."""
     for text in ("ab" * 1_000_000, "ab" * 1_000_000 + "\n", "ab\n" * 500_000):
         edit = replace_text(text, "a", "cd", replace_all=True)
         assert edit.text == text.replace("a", "cd")
         assert edit.diff.startswith("@@ -1")
-        assert len(edit.diff) == 100_000
+        assert edit.diff[100_000:] == "\n[the difference is longer, and cut here]\n"
+
+
+@pytest.mark.parametrize("line", ["same\n", "{}\n"])
+def test_the_difference_of_long_texts_is_short_and_made_at_once(line: str) -> None:
+    """Of lines that all are the same, and of lines that stand in the opposite order."""
+    lines = [line.format(n) for n in range(200_000)]
+    diff = unified_diff("".join(lines), "".join([*lines, "other\n"][::-1]))
+    assert diff.startswith("@@ -1,")
+    assert len(diff) < 100_100
 
 
 async def test_a_hint_takes_no_time_to_speak_of(desk: Desk) -> None:

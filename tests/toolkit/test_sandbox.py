@@ -28,7 +28,8 @@ from clark_agent.toolkit._outside import SYSTEM_PATH, find_interpreter
 from clark_agent.toolkit._searching import PatternError, RegexWorker
 from clark_agent.toolkit.sandbox import HOME, choose_sandbox, kept, sandbox_status, sandboxed
 from clark_agent.toolkit.shell import shell_tool
-from tests.toolkit.commands import MODES, Commands, host, told_by
+from clark_agent.toolkit.untrusted import without_marks
+from tests.toolkit.commands import MODES, Commands, host, told_by, unmarked
 
 STATUS = sandbox_status()
 SECRET = "the-secret-itself"
@@ -136,7 +137,7 @@ async def test_no_process_has_the_secrets_of_the_host(commands: Commands) -> Non
 for mode in ("off", "require"):
     tool = shell_tool(arguments[0], sandbox=mode)
     command = "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\\\0' '\\\\n' | grep -c ^MY_API_KEY="
-    print((await tool.execute({"command": command}, context)).plain_text.split()[0])
+    print((await tool.execute({"command": command}, context)).plain_text.splitlines()[1])
 """
     said = told_by(host(program, str(commands.root), MY_API_KEY=SECRET))
     without, within = said.split()
@@ -351,7 +352,7 @@ def test_nothing_in_the_root_is_run_outside_of_the_sandbox(
     python = str(installed / "bin" / "python")
     arguments = (str(root), str(installed), mode, spoil)
     said = told_by(host(USE_BOTH_TOOLS, *arguments, python=python, PATH=path))
-    assert said.endswith("fine\n[exit code 0]\nfile:1: a needle\n")
+    assert without_marks(said).endswith("fine\n[exit code 0]\nfile:1: a needle\n")
     assert sorted(os.listdir(tmp_path)) == ["root"]
 
 
@@ -369,7 +370,7 @@ print((await tool.execute({"command": command}, context)).plain_text)
     assert "env/new: Read-only file system" in said
     assert "cannot move 'env'" in said
     assert "cannot move 'tools'" in said
-    assert said.endswith("tools\n[exit code 0]\n")
+    assert without_marks(said).endswith("tools\n[exit code 0]\n")
     assert sorted(os.listdir(tmp_path / "root" / "tools")) == ["beside", "env"]
 
 
@@ -538,7 +539,7 @@ async def test_without_a_sandbox_it_is_said_plainly(
     context = ToolContext(tool_call_id="c", tool_name="shell")
     result = await tools[0].execute({"command": "echo ran"}, context)
     assert isinstance(result, ToolResult)
-    assert result.plain_text == "ran\n[exit code 0]"
+    assert unmarked(result).plain_text == "ran\n[exit code 0]"
     assert result.details["sandbox"].startswith(f"none: {no_sandbox}")
 
 

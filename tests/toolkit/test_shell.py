@@ -39,6 +39,7 @@ from clark_agent.toolkit._outside import SYSTEM_PATH
 from clark_agent.toolkit._supervisor import children_by_parent, children_listed
 from clark_agent.toolkit.sandbox import HOME, SandboxMode, sandbox_status
 from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.untrusted import without_marks
 from tests.toolkit.commands import (
     HANG_SECONDS,
     MARK,
@@ -771,7 +772,8 @@ async def test_a_run_with_commands(anywhere: Commands) -> None:
     config = LoopConfig(stream=model, tools=[anywhere.tool()], event_sink=sink)
     result = await run("go", AgentContext(), config)
     assert result.text == "done"
-    assert [(m.is_error, m.plain_text) for m in results_of(result.messages)] == [
+    told = [(m.is_error, without_marks(m.plain_text)) for m in results_of(result.messages)]
+    assert told == [
         (False, "(no output)\n[exit code 0]"),
         (False, "1\n[exit code 0]"),
         (True, "(no output)\n[exit code 2]"),
@@ -795,7 +797,7 @@ async def test_a_run_that_is_cancelled_in_the_middle(commands: Commands, by: str
     (answer,) = results_of(failure.messages)
     assert answer.is_error
     if by == "token":  # the tool has stopped by itself, and what it had is not lost
-        assert answer.plain_text.startswith("begun\n[stopped before it had ended")
+        assert without_marks(answer.plain_text).startswith("begun\n[stopped before it had ended")
     assert len(sink.of(ToolExecutionStart)) == len(sink.of(ToolExecutionEnd)) == 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,12 @@ from clark_agent import (
     ToolCall,
     Usage,
 )
-from clark_agent.stream import ReasoningDetailsChunk, TextChunk, ToolCallChunk
+from clark_agent.stream import (
+    ReasoningDetailsChunk,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
 from clark_agent.testing import FakeClock
 from clark_agent.transports.answer import Answer, Failure
 from tests.strategies import cuts, open_json
@@ -73,8 +79,30 @@ def call(key: int | str | None, *given: str | None) -> Callable[[Answer], None]:
 # --- text and thoughts ------------------------------------------------------------------------
 
 
-def test_thoughts_are_kept_apart_and_in_place() -> None:
-    assert blocks(text("One. <think>hm</think>Two. <thought>so</thought>Three.")) == (
+MEANT = "One. <think>hm</think>Two. <thought>so</thought>Three."
+
+
+def test_tags_behind_the_first_word_are_text() -> None:
+    assert blocks(text(MEANT)) == (TextContent(MEANT),)
+    prose = "Wrap it in a <reasoning> element. Then deploy"
+    assert blocks(text(prose)) == (TextContent(prose),)
+    code = "`<think>` opens it"
+    assert blocks(text(code)) == (TextContent(code),)
+
+
+def test_thoughts_in_front_of_the_first_word_are_kept_apart() -> None:
+    got = blocks(text("\n<think>hm</think> <thought>so</thought>\nYes: <think> is a tag."))
+    assert got == (
+        TextContent("\n"),
+        ThinkingContent("hm"),
+        TextContent(" "),
+        ThinkingContent("so"),
+        TextContent("\nYes: <think> is a tag."),
+    )
+
+
+def test_thoughts_are_kept_apart_anywhere_where_that_is_wanted() -> None:
+    assert blocks(text(MEANT), thinking_tags="anywhere") == (
         TextContent("One. "),
         ThinkingContent("hm"),
         TextContent("Two. "),
@@ -83,31 +111,83 @@ def test_thoughts_are_kept_apart_and_in_place() -> None:
     )
 
 
-def test_a_thought_that_never_ends_is_not_shown() -> None:
-    assert blocks(text("Yes. <think>but")) == (TextContent("Yes. "),)
-
-
-def test_what_only_looked_like_a_tag_is_text() -> None:
-    assert blocks(text("a <thi"), text("s>b"), text(" < c <thin")) == (
-        TextContent("a <this>b < c <thin"),
+@pytest.mark.parametrize("where", ["leading", "anywhere"])
+def test_a_thought_that_never_ends_is_kept(where: str) -> None:
+    told = answer(thinking_tags=where)
+    told.text("<think>first</think><think>but </thi")
+    told.call(0, "a", "look", "{}")
+    assert message_of(told).content == (
+        ThinkingContent("firstbut "),
+        ToolCall("a", "look", {}),
+        ThinkingContent("</thi"),
     )
 
 
+def test_a_thought_is_told_as_it_comes() -> None:
+    told = answer()
+    for delta in ("<think>On", "e, ", "two</thi", "nk>Yes"):
+        told.text(delta)
+    assert told.take() == [
+        ThinkingChunk("On"),
+        ThinkingChunk("e, "),
+        ThinkingChunk("two"),
+        TextChunk("Yes"),
+    ]
+
+
+def test_what_only_looked_like_a_tag_is_text() -> None:
+    for where in ("leading", "anywhere"):
+        assert blocks(text("<thi"), text("s>b"), text(" < c <thin"), thinking_tags=where) == (
+            TextContent("<this>b < c <thin"),
+        )
+
+
 def test_tags_are_text_where_they_are_not_wanted() -> None:
-    assert blocks(text("<think>hm</think>"), thinking_tags=False) == (
+    assert blocks(text("<think>hm</think>"), thinking_tags="off") == (
         TextContent("<think>hm</think>"),
     )
 
 
+@given(
+    st.lists(
+        st.sampled_from(["<think>", "</ Think>", "<", "thin", ">", " ", "a", "é"]), max_size=12
+    )
+    .map("".join)
+    .flatmap(cuts),
+    st.sampled_from(["leading", "anywhere", "off"]),
+)
+def test_nothing_that_was_said_is_lost_however_it_is_cut(deltas: list[str], where: str) -> None:
+    whole, cut = answer(thinking_tags=where), answer(thinking_tags=where)
+    whole.text("".join(deltas))
+    for delta in deltas:
+        cut.text(delta)
+    contents = []
+    for told in (whole, cut):
+        told.close()
+        message = told.partial(Failure(StreamErrorKind.EMPTY, ""))
+        contents.append(message.content)
+    assert contents[0] == contents[1]
+    texts = [b.text for b in contents[0] if isinstance(b, (TextContent, ThinkingContent))]
+    kept = "".join(texts)
+    assert _without_tags(kept) == _without_tags("".join(deltas))
+
+
+def _without_tags(said: str) -> str:
+    """All that is no part of a tag; what is left of tags may be one again."""
+    while (shorter := re.sub(r"<\s*/?\s*think\s*>", "", said, flags=re.I)) != said:
+        said = shorter
+    return said
+
+
 def test_text_is_told_at_once() -> None:
     told = answer()
-    told.text("Hel")
-    assert told.take() == [TextChunk("Hel")]
-    assert told.take() == []
     told.text("<th")
     assert told.take() == [], "it may become a tag"
     told.text("ere")
     assert told.take() == [TextChunk("<there")]
+    told.text(" <th")
+    assert told.take() == [TextChunk(" <th")], "it cannot become a tag any more"
+    assert told.take() == []
 
 
 # --- calls ------------------------------------------------------------------------------------

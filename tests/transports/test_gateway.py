@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from clark_agent import (
     AccessRefused,
     AgentContext,
+    Annotation,
     AssistantMessage,
     CancellationToken,
     ConfigError,
@@ -399,12 +400,20 @@ class TestTheTrip:
         model, proxy = echo
         model.events = [Done(EMPTY)]
         message = {"role": "user", "content": "x", "timestamp": 5.0}
-        body = {"system_prompt": "", "messages": [message], "max_output_tokens": 3.0}
+        said = {"role": "assistant", "content": [], "stop_reason": "end_turn", "timestamp": 6.0}
+        said["annotations"] = [{"kind": "url", "start": 0.0, "end": 2.0}]
+        body = {"system_prompt": "", "messages": [message, said], "max_output_tokens": 3.0}
         body["provider_extras"] = {"timestamp": 1.0}
         reply = await asyncio.to_thread(post, proxy.url, body)
         assert reply.status_code == 200
         assert model.request is not None
-        assert repr(model.request.messages) == repr((UserMessage("x", 5),))
+        cited = AssistantMessage(
+            (),
+            StopReason.END_TURN,
+            timestamp=6,
+            annotations=(Annotation("url", start=0, end=2),),
+        )
+        assert repr(model.request.messages) == repr((UserMessage("x", 5), cited))
         assert repr(model.request.max_output_tokens) == "3"
         assert repr(model.request.provider_extras) == "{'timestamp': 1.0}"
 

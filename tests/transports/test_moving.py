@@ -198,34 +198,46 @@ def read_chat(body: Any, dialect: ChatDialect) -> Reading:
                 only(message, "role content")
                 is_free = dialect.takes_system_anywhere or before is None
                 need(is_free, "a template takes instructions at the front alone")
-                reading.system(message["content"])
+                reading.system(_chat_text(message["content"], dialect))
             case "user":
                 only(message, "role content")
                 need(dialect.takes_system_anywhere or before != "user", "two users in a row")
-                _chat_user(reading, message["content"])
+                _chat_user(reading, message["content"], dialect)
             case "assistant":
                 _chat_assistant(reading, message, dialect)
             case "tool":
                 only(message, "role tool_call_id content")
-                reading.result(message["tool_call_id"], readable(message["content"]))
+                text = readable(_chat_text(message["content"], dialect))
+                reading.result(message["tool_call_id"], text)
             case _:
                 raise Refused(f"nobody is called {role!r}")
         before = role
     reading.all_answered()
+    need(repr(body["messages"]).count("'cache_control'") <= 4, "too many marks")
     return reading
 
 
-def _chat_user(reading: Reading, content: Any) -> None:
+def _chat_text(content: Any, dialect: ChatDialect) -> Any:
+    """Text, which a mark for the cache makes a list of one part."""
+    if isinstance(content, list) and dialect.takes_cache_marks:
+        need(len(content) == 1, f"no text: {content!r}")
+        only(content[0], "type text", "cache_control")
+        return content[0]["text"]
+    return content
+
+
+def _chat_user(reading: Reading, content: Any, dialect: ChatDialect) -> None:
     if isinstance(content, str):
         reading.user(content)
         return
     need(isinstance(content, list) and content, f"no content: {content!r}")
     for part in content:
+        mark = "cache_control" if dialect.takes_cache_marks else ""
         if part.get("type") == "text":
-            only(part, "type text")
+            only(part, "type text", mark)
             reading.user(part["text"])
         else:
-            only(part, "type image_url")
+            only(part, "type image_url", mark)
             need(part["type"] == "image_url", f"no part of a message: {part}")
             only(part["image_url"], "url", "detail")
             reading.image(part["image_url"]["url"])

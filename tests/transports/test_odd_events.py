@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clark_agent import AssistantMessage, StreamErrorKind
+from clark_agent import (
+    AssistantMessage,
+    ImageContent,
+    ProviderContent,
+    StreamErrorKind,
+    encode_json,
+)
+from clark_agent.intake import accept_answer
 from clark_agent.stream import Done, Error
 from clark_agent.transports import Transport
 from clark_agent.transports.answer import Answer as Heard
@@ -44,6 +51,8 @@ def chat() -> list[Any]:
 
     begin = {"name": "look", "arguments": ""}
     thought = {"type": "reasoning.text", "text": "so", "index": 0, "format": "unknown"}
+    cited = {"url": "u", "title": "t", "start_index": 0, "end_index": 5}
+    source = {"type": "url_citation", "url_citation": cited}
     usage = {
         "prompt_tokens": 9,
         "completion_tokens": 4,
@@ -57,7 +66,9 @@ def chat() -> list[Any]:
         chunk(content="beta "),
         chunk(content=[{"type": "text", "text": "gamma "}]),
         chunk(tool_calls=[call(0, id="c1", type="function", function=begin)]),
-        chunk(tool_calls=[call(0, function={"arguments": '{"at": 1}'})]),
+        chunk(tool_calls=[call(0, function={"arguments": '{"at": 1}'}, extra_content={"a": 1})]),
+        chunk(images=[{"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}]),
+        chunk(annotations=[source]),
         chunk("tool_calls"),
         {"id": "chatcmpl-1", "choices": [], "usage": usage},
         "[DONE]",
@@ -80,7 +91,8 @@ def responses() -> list[Any]:
         "summary": [{"type": "summary_text", "text": "hm"}],
         "encrypted_content": "sealed",
     }
-    parts = [{"type": "output_text", "text": "alpha beta gamma ", "annotations": []}]
+    source = {"type": "url_citation", "url": "u", "title": "t", "start_index": 0, "end_index": 5}
+    parts = [{"type": "output_text", "text": "alpha beta gamma ", "annotations": [source]}]
     message = {"id": "msg_1", "type": "message", "role": "assistant", "content": parts}
     call = {
         "id": "fc_1",
@@ -89,6 +101,8 @@ def responses() -> list[Any]:
         "name": "look",
         "arguments": '{"at": 1}',
     }
+    search = {"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {}}
+    picture = {"id": "ig_1", "type": "image_generation_call", "result": "aGk="}
     added = "response.output_item.added"
     done = "response.output_item.done"
     usage = {
@@ -101,7 +115,7 @@ def responses() -> list[Any]:
         "status": "completed",
         "error": None,
         "incomplete_details": None,
-        "output": [reasoning, message, call],
+        "output": [reasoning, message, search, picture, call],
         "usage": usage,
     }
     return [
@@ -112,7 +126,17 @@ def responses() -> list[Any]:
         delta("alpha "),
         delta("beta "),
         delta("gamma "),
+        {
+            "type": "response.output_text.annotation.added",
+            "item_id": "msg_1",
+            "output_index": 1,
+            "content_index": 0,
+            "annotation": source,
+        },
         {"type": done, "output_index": 1, "item": message},
+        {"type": added, "output_index": 3, "item": search},
+        {"type": done, "output_index": 3, "item": search},
+        {"type": done, "output_index": 4, "item": picture},
         {"type": added, "output_index": 2, "item": {**call, "arguments": ""}},
         {
             "type": "response.function_call_arguments.delta",
@@ -137,7 +161,13 @@ def messages() -> list[Any]:
 
     usage = {"input_tokens": 9, "cache_read_input_tokens": 1, "output_tokens": 1}
     message = {"id": "msg_1", "role": "assistant", "content": [], "usage": usage}
-    end = {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
+    source = {"type": "web_search_result_location", "url": "u", "cited_text": "c"}
+    end = {
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "stop_details": None,
+        "container": {"id": "c"},
+    }
     return [
         {"type": "message_start", "message": message},
         start(0, type="thinking", thinking="", signature=""),
@@ -151,9 +181,13 @@ def messages() -> list[Any]:
         delta(2, type="text_delta", text="alpha "),
         delta(2, type="text_delta", text="beta "),
         delta(2, type="text_delta", text="gamma "),
+        delta(2, type="citations_delta", citation=source),
         stop(2),
-        start(3, type="not_known_yet", id="7", more={}),
+        start(3, type="server_tool_use", id="s1", name="web_search", input={}),
+        delta(3, type="input_json_delta", partial_json='{"query": 1}'),
         stop(3),
+        start(5, type="web_search_tool_result", tool_use_id="s1", content=[{"url": "u"}]),
+        stop(5),
         start(4, type="tool_use", id="c1", name="look", input={}),
         delta(4, type="input_json_delta", partial_json='{"at": 1}'),
         stop(4),
@@ -163,10 +197,11 @@ def messages() -> list[Any]:
 
 
 def gemini() -> list[Any]:
-    def chunk(*parts: Any, finish: str | None = None) -> dict[str, Any]:
+    def chunk(*parts: Any, finish: str | None = None, **more: Any) -> dict[str, Any]:
         candidate: dict[str, Any] = {
             "content": {"parts": list(parts), "role": "model"},
             "index": 0,
+            **more,
         }
         if finish is not None:
             candidate["finishReason"] = finish
@@ -179,13 +214,21 @@ def gemini() -> list[Any]:
         return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": "gemini-3"}
 
     call = {"name": "look", "args": {"at": 1}, "id": "c1"}
+    segment = {"startIndex": 1, "endIndex": 5}
+    grounding = {
+        "webSearchQueries": ["q"],
+        "groundingChunks": [{"web": {"uri": "u", "title": "t"}}],
+        "groundingSupports": [{"segment": segment, "groundingChunkIndices": [0]}],
+    }
     return [
         chunk({"text": "hm", "thought": True}),
         chunk({"text": "alpha "}),
         chunk({"text": "beta ", "thoughtSignature": "signed"}),
         chunk({"text": "gamma "}),
+        chunk({"inlineData": {"mimeType": "image/png", "data": "aGk="}, "thoughtSignature": "s"}),
+        chunk({"executableCode": {"code": "1"}}),
         chunk({"functionCall": call, "thoughtSignature": "signed"}),
-        chunk({"text": ""}, finish="STOP"),
+        chunk({"text": ""}, finish="STOP", groundingMetadata=grounding),
     ]
 
 
@@ -257,6 +300,9 @@ def test_as_recorded(wire: str) -> None:
     assert message.plain_text == "alpha beta gamma "
     assert [(call.name, call.arguments) for call in message.tool_calls] == [("look", {"at": 1})]
     assert message.usage is not None
+    assert any(isinstance(block, ProviderContent) for block in message.content)
+    assert any(isinstance(block, ImageContent) for block in message.content) or wire == "anthropic"
+    assert [note.url for note in message.annotations if note.kind == "url"] == ["u"]
 
 
 # --- a field ----------------------------------------------------------------------------------
@@ -264,6 +310,7 @@ def test_as_recorded(wire: str) -> None:
 Path = tuple[Any, ...]
 OTHERS: tuple[Any, ...] = ("x", "0", 7, -1, 1.5, True, False, None, [], [7], {}, {"id": 7}, 1e300)
 DROPPED = "(dropped)"
+HALF = "\ud83d"
 
 
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
@@ -314,6 +361,58 @@ def test_a_whole_event_may_be_anything(wire: str, other: Any) -> None:
     for number in range(len(events) + 1):
         spoilt = written(json.dumps(other))
         check(wire, events, -1, b"".join((*events[:number], spoilt, *events[number:])))
+
+
+# --- half a character ---------------------------------------------------------------------------
+
+
+@every_wire
+def test_half_a_character_may_stand_in_any_text(wire: str) -> None:
+    """What comes of it can be written, by the gateway and by a log."""
+    recorded = TRANSPORTS[wire][1]
+    events = [written(event) for event in recorded]
+    for number, event in enumerate(recorded):
+        for path in paths(event):
+            before = event
+            for name in path:
+                before = before[name]
+            if not isinstance(before, (str, dict)):
+                continue
+            other = before + HALF if isinstance(before, str) else {**before, HALF: HALF}
+            spoilt = written(json.dumps(replaced(event, path, other)))
+            data = b"".join((*events[:number], spoilt, *events[number + 1 :]))
+            check(wire, events, number, data)
+            outcome = heard(wire, data)
+            message = outcome[1] if isinstance(outcome, tuple) else outcome
+            decode_event(encode_event(Done(message)))
+            encode_json(accept_answer(message))
+
+
+def whole_call(wire: str, arguments: Any) -> list[Any]:
+    """A call whose arguments come as an object, in one piece."""
+    call = {"name": "look", "arguments": arguments}
+    match wire:
+        case "chat":
+            calls = [{"index": 0, "id": "c1", "function": call}]
+            choice = {"index": 0, "delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}
+            return [{"choices": [choice]}, "[DONE]"]
+        case "responses":
+            item = {"id": "fc_1", "type": "function_call", "call_id": "c1", **call}
+            return [{"type": "response.completed", "response": {"output": [item]}}]
+        case "anthropic":
+            block = {"type": "tool_use", "id": "c1", "name": "look", "input": arguments}
+            return [{"type": "message", "content": [block], "stop_reason": "tool_use"}]
+        case _:
+            content = {"parts": [{"functionCall": {"name": "look", "args": arguments}}]}
+            return [{"candidates": [{"content": content, "finishReason": "STOP"}]}]
+
+
+@every_wire
+def test_half_a_character_in_arguments_that_are_an_object_is_replaced(wire: str) -> None:
+    payloads = [e if isinstance(e, str) else json.dumps(e) for e in whole_call(wire, {"at": HALF})]
+    message = heard(wire, b"".join(map(written, payloads)))
+    assert isinstance(message, AssistantMessage)
+    assert [call.arguments for call in message.tool_calls] == [{"at": "\ufffd"}]
 
 
 # --- a byte -----------------------------------------------------------------------------------

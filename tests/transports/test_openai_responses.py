@@ -22,6 +22,7 @@ from clark_agent import (
     CustomMessage,
     ImageContent,
     LoopConfig,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     ReasoningEffort,
@@ -670,14 +671,14 @@ class TestCalls:
         second = ToolCall("c2", "look", {"at": 2})
         assert content[1:] == (TextContent("I look."), LOOKED, second)
 
-    async def test_items_of_other_kinds_are_nobodys(self) -> None:
+    async def test_items_of_other_kinds_are_the_providers(self) -> None:
         search = {"type": "web_search_call", "id": "ws_1", "action": {"query": "x"}}
         content = await content_of(
             added(search, 0),
             done(search, 0),
             completed(search, call("c1", "look", '{"at": 1}')),
         )
-        assert content == (LOOKED,)
+        assert content == (ProviderContent("openai", search), LOOKED)
 
 
 class TestTheLastEvent:

@@ -63,6 +63,7 @@ from tests.strategies import (
     open_json,
     result,
     transcripts,
+    without_files,
 )
 from tests.transports.wires_chat import asking, sent
 
@@ -80,10 +81,10 @@ reasoning = st.builds(ReasoningContent, TEXT) | st.lists(items, max_size=3).map(
 
 @st.composite
 def histories(draw: DrawFn) -> list[AgentMessage]:
-    """Anything, with reasoning of anybody's in it."""
+    """Anything but files, with reasoning of anybody's in it."""
     history = draw(transcripts() | broken_histories())
     thoughtful = []
-    for message in history:
+    for message in map(without_files, history):
         if isinstance(message, AssistantMessage) and draw(st.booleans()):
             blocks = (*draw(st.lists(reasoning, max_size=2)), *message.content)
             message = replace(message, content=blocks)
@@ -154,7 +155,8 @@ def test_a_sound_history_is_passed_on_as_it_is() -> None:
         CustomMessage("mark"),
         AssistantMessage((), StopReason.END_TURN),
         AssistantMessage((TextContent("Hel"),), StopReason.ERROR),
-        AssistantMessage((TextContent("Hel"),), StopReason.ABORTED),
+        AssistantMessage((TextContent(" "),), StopReason.ABORTED),
+        AssistantMessage((TextContent("Hel"), ToolCall("a", "look", {})), StopReason.ABORTED),
         AssistantMessage((TextContent(""),), StopReason.END_TURN),
         AssistantMessage(
             (ReasoningDetailsContent(({"type": "reasoning.encrypted", "data": "A"},)),),
@@ -169,6 +171,13 @@ def test_a_sound_history_is_passed_on_as_it_is() -> None:
 def test_what_nobody_needs_to_see(message: AgentMessage) -> None:
     kept = UserMessage("Hi")
     assert list(sendable([kept, message], NOBODY)) == [kept]
+
+
+def test_what_was_said_before_a_stop_is_passed_on() -> None:
+    """The user has seen it, and may refer to it."""
+    said = AssistantMessage((TextContent("Hel"),), StopReason.ABORTED)
+    history: list[AgentMessage] = [UserMessage("Hi"), said]
+    assert list(sendable(history, NOBODY)) == history
 
 
 class TestSignatures:
@@ -238,7 +247,8 @@ def complaints(messages: list[dict[str, Any]], dialect: ChatDialect) -> list[str
     for place, message in enumerate(messages):
         role, content = message["role"], message["content"]
         if role == "tool":
-            if message["tool_call_id"] not in waiting or not isinstance(content, str):
+            is_text = isinstance(content, list if dialect.takes_cache_marks else str)
+            if message["tool_call_id"] not in waiting or not is_text:
                 found.append(f"{place}: {message}")
             else:
                 waiting.remove(message["tool_call_id"])

@@ -21,6 +21,7 @@ from clark_agent import (
     AgentContext,
     AgentEvent,
     AgentTool,
+    Annotation,
     AssistantMessage,
     CancellationToken,
     ConfigError,
@@ -436,12 +437,21 @@ async def test_null_and_nothing_at_all_are_told_apart(path: Path, turned: bool) 
     [
         changed(0, timestamp=99),
         changed(1, timestamp=5, usage=Usage(7, 7), error_message="x"),
+        changed(1, annotations=(Annotation("url", "https://example.org"),)),
         changed(2, timestamp=5, narration="I looked.", details={"seconds": 3}),
         replace(ASKED, messages=(*ASKED.messages, CustomMessage("note", {"for": "people"}))),
         replace(ASKED, messages=list(ASKED.messages), tools=list(ASKED.tools)),
         replace(ASKED, provider_extras={"nothing": None, "seed": 1.0, "api_key": "x"}),
     ],
-    ids=["time", "usage", "narration and details", "custom message", "lists", "order and key"],
+    ids=[
+        "time",
+        "usage",
+        "sources",
+        "narration and details",
+        "custom message",
+        "lists",
+        "order and key",
+    ],
 )
 async def test_what_a_model_does_not_see_does_not_matter(path: Path, asked: StreamRequest) -> None:
     [recorded] = await record(path, ["hello"], ASKED)

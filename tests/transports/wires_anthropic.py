@@ -36,7 +36,7 @@ _REASONS = {
     StopReason.END_TURN: "end_turn",
     StopReason.TOOL_USE: "tool_use",
     StopReason.MAX_TOKENS: "max_tokens",
-    StopReason.OTHER: "pause_turn",
+    StopReason.OTHER: "compaction",
 }
 
 

@@ -10,6 +10,7 @@ from clark_agent import (
     AgentContext,
     AgentMessage,
     AgentTool,
+    Annotation,
     Answer,
     AssistantMessage,
     BeforeToolCallContext,
@@ -21,8 +22,10 @@ from clark_agent import (
     ChannelSteering,
     Conversation,
     FanOutSink,
+    FileContent,
     FinishTool,
     FunctionPlugin,
+    ImageContent,
     LoopConfig,
     LoopDetector,
     LoopError,
@@ -31,6 +34,7 @@ from clark_agent import (
     MessageAssembler,
     OpeningGate,
     Price,
+    ProviderContent,
     Rewrite,
     RunIdentity,
     RunResult,
@@ -66,6 +70,8 @@ from clark_agent import (
     finish_tool,
     fold_events,
     load_transcript,
+    public_event,
+    public_events,
     repair_history,
     run,
     run_child,
@@ -74,8 +80,9 @@ from clark_agent import (
     stream_run,
     tool,
 )
-from clark_agent.stream import Chunk, Done, Start, TextChunk
+from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Start, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, say
+from clark_agent.transports import Anthropic, OpenAIChat
 
 # --- tools ------------------------------------------------------------------------------------
 
@@ -85,7 +92,7 @@ async def search(query: str, limit: int = 10) -> list[str]:
     return [query] * limit
 
 
-@tool(name="add_numbers", timeout=5, parallel_safe_per_turn=True)
+@tool(name="add_numbers", timeout=5, parallel_safe_per_turn=True, reads_only=True)
 def add(left: int, right: int, ctx: ToolContext) -> int:
     return left + right
 
@@ -95,6 +102,7 @@ async def use_tools(ctx: ToolContext) -> None:
     assert_type(add(1, 2, ctx), int)
     assert_type(await search.execute({"query": "x"}, ctx), ToolResult)
     await ctx.update("half done")
+    assert_type(ctx.identity, RunIdentity)
 
 
 class ReadFile(TypedTool):
@@ -243,7 +251,7 @@ async def main() -> None:
     assert_type(run_sync("Hi", context, config), RunResult)
     async with stream_run("Hi", context, config) as stream:
         assert_type(stream, RunStream)
-        async for event in stream:
+        async for event in public_events(stream):
             assert_type(event, events.AgentEvent)
     assert_type(stream.result.spent, Spent | None)
     conversation = Conversation(config, "You help.")
@@ -277,12 +285,18 @@ message = decode_message(b"{}")
 match message:
     case AssistantMessage():
         assert_type(message.tool_calls, tuple[ToolCall, ...])
+        assert_type(message.annotations, tuple[Annotation, ...])
     case UserMessage(content=str(text)):
         assert_type(text, str)
     case SystemMessage(content):
         assert_type(content, str)
     case _:
         pass
+UserMessage((TextContent("x"), ImageContent("data:,"), FileContent("data:,", name="a.pdf")))
+BlockChunk(ProviderContent("anthropic", {"type": "x"}))
+AnnotationChunk(Annotation("url", url="u", start=0, end=1))
+Anthropic("claude-sonnet-5", cache="1h", thinking_tags="anywhere")
+OpenAIChat("gpt-5.1", prompt_cache_key="k", thinking_tags=False)
 assert_type(load_transcript(b""), Transcript)
 assert_type(dump_transcript([UserMessage((TextContent("x"),))]), bytes)
 assert_type(repair_history([]).messages, tuple[AgentMessage, ...])
@@ -290,5 +304,7 @@ sink = RecordingSink()
 assert_type(sink.of(events.TurnEnd), list[events.TurnEnd])
 check_events(sink.events)
 assert_type(fold_events(sink.events), tuple[AgentMessage, ...])
+assert_type(sink.events[0].type, str)
+assert_type(public_event(sink.events[0]), events.AgentEvent | None)
 script = ScriptedStream(["text", call("search", query="x"), say("and", call("add")), OSError()])
 assert_type(script.requests, list[StreamRequest])

@@ -26,9 +26,11 @@ from clark_agent.errors import (
     InvalidContinuationError,
     LogDamaged,
     RunNotFound,
+    StreamError,
 )
+from clark_agent.stream import StreamErrorKind
 
-__all__ = ["PROGRAM", "cli", "examples", "is_debugging", "run_command_line"]
+__all__ = ["PROGRAM", "can_go_on", "cli", "examples", "is_debugging", "run_command_line"]
 
 PROGRAM = "clark-agent"
 
@@ -130,6 +132,11 @@ def is_debugging() -> bool:
     return context is not None and isinstance(context.obj, _State) and context.obj.debug
 
 
+def can_go_on(failure: object) -> bool:
+    """Whether the same run may do better when it is resumed: a wrong key, say, stays wrong."""
+    return not (isinstance(failure, StreamError) and failure.kind is StreamErrorKind.FATAL)
+
+
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     for stream in (sys.stdout, sys.stderr):  # no character of a model's may end the program
@@ -142,7 +149,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
-        error.show()
+        sys.stderr.write(f"{PROGRAM}: {_usage(error)}\n")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
@@ -157,6 +164,17 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 _WRONG = (ConfigError, InvalidContinuationError, RunNotFound)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What was wrong with the command line, in one sentence, and where to read more."""
+    text = error.format_message()
+    text = text[:1].lower() + text[1:].rstrip(".")
+    context = getattr(error, "ctx", None)
+    if context is None or not isinstance(error, click.UsageError):
+        return text
+    end = "" if text.endswith("?") else "."
+    return f"{text}{end} See '{context.command_path} --help'"
 
 
 def _told(error: Exception) -> str:

@@ -2,6 +2,9 @@
 
 The terminal keeps its own line editing, and Ctrl-C still stops the run: a question that waits is
 taken back. What was typed before the question was put is no answer to it.
+
+A call that is to be approved is shown whole. If it is longer than the screen it comes in pages, and
+only behind the last one it can be allowed; a no is possible at any time.
 """
 
 from __future__ import annotations
@@ -11,31 +14,87 @@ import os
 import select
 import sys
 import termios
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from shutil import get_terminal_size
+
+from rich.cells import cell_len, chop_cells
 
 from clark_agent.cli.view import RichScreen, Screen, safe
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.toolkit.ask import OneAtATime
 
-__all__ = ["CHOICES", "Person", "approval_of", "find_person"]
+__all__ = ["CHOICES", "Person", "approval_of", "ask_approval", "find_person", "pages"]
 
 CHOICES = "y yes · n no · a always · never · or say what to do instead"
+_PATH = "always and never are for this path"
 _WORDS = {
     Approval.ONCE: ("y", "yes", "once"),
     Approval.ALWAYS: ("a", "always"),
-    Approval.NO: ("", "n", "no"),
+    Approval.NO: ("n", "no"),
     Approval.NEVER: ("never",),
 }
 _POLL_SECONDS = 0.05
+_ROWS_BELOW = 6  # for the question, and what the terminal has below it
 
 
-def approval_of(answer: str) -> Approval | Denied:
-    """What a typed answer to `CHOICES` means; whatever is no choice is a no with a reason."""
+def approval_of(answer: str) -> Approval | Denied | None:
+    """What a typed answer to `CHOICES` means; whatever is no choice is a no with a reason.
+
+    None: nothing was typed.
+    """
     word = answer.strip()
+    if not word:
+        return None
     for approval, words in _WORDS.items():
         if word.lower() in words:
             return approval
     return Denied(word)
+
+
+async def ask_approval(
+    request: ApprovalRequest,
+    heading: str,
+    screen: Screen,
+    ask: Callable[[str], Awaitable[str]],
+) -> Approval | Denied:
+    """Show the whole call, in pages if it is long, and ask whether it may run."""
+    text = safe(request.text)
+    first, _, rest = text.partition("\n")
+    screen.note(f"{heading}  {first}", "tool")
+    columns, rows = get_terminal_size()
+    parts = pages(rest, columns, max(5, rows - _ROWS_BELOW))
+    for number, part in enumerate(parts, 1):
+        if part:
+            screen.note(part, "text")
+        if number == len(parts):
+            break
+        label = f"page {number} of {len(parts)} · {len(text):,} characters · Enter more · n no"
+        refusal = approval_of(await ask(label))
+        while refusal in (Approval.ONCE, Approval.ALWAYS):
+            refusal = approval_of(await ask(f"see all of it first · {label}"))
+        if refusal is not None:
+            return refusal
+    choices = CHOICES if request.path is None else f"{CHOICES} ({_PATH})"
+    while (answer := approval_of(await ask(choices))) is None:
+        pass  # one Enter too many is no answer
+    return answer
+
+
+def pages(text: str, columns: int, rows: int) -> list[str]:
+    """The text in parts that fit into so many rows, each with whole lines unless one is longer."""
+    found: list[list[str]] = [[]]
+    left = rows
+    for line in text.split("\n"):
+        pieces = chop_cells(line, columns) if cell_len(line) > columns else [line]
+        for start in range(0, len(pieces), rows):
+            part = pieces[start : start + rows]
+            if len(part) > left:
+                found.append([])
+                left = rows
+            found[-1].append("".join(part))
+            left -= len(part)
+    return ["\n".join(page) for page in found]
 
 
 class Person:
@@ -44,28 +103,37 @@ class Person:
     def __init__(self, screen: Screen, terminal: int) -> None:
         self._screen = screen
         self._terminal = terminal
+        self._one_at_a_time = OneAtATime()
 
     async def approve(self, request: ApprovalRequest) -> Approval | Denied:
         """Ask whether a call may run."""
-        return approval_of(await self._ask(f"May it run?  {request.summary}\n{CHOICES}"))
+        async with self._turn():
+            return await ask_approval(request, "May it run?", self._screen, self._ask)
 
     async def answer(self, question: str, choices: Sequence[str]) -> str:
         """Put a question of the agent; a number chooses."""
         offered = [f"  {number}. {choice}" for number, choice in enumerate(choices, 1)]
-        answer = await self._ask("\n".join([question, *offered]))
+        async with self._turn():
+            answer = await self._ask("\n".join([question, *offered]))
         if answer.isdecimal() and 1 <= int(answer) <= len(choices):
             return choices[int(answer) - 1]
         return answer
 
     async def _ask(self, text: str) -> str:
+        self._screen.note(safe(text), "user")
+        with suppress(termios.error):
+            termios.tcflush(self._terminal, termios.TCIFLUSH)
+        sys.stderr.write("? ")
+        sys.stderr.flush()
+        return (await self._line()).strip()
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None]:
+        """One question at a time, whoever has it, and nothing moves on the screen meanwhile."""
         screen = self._screen
-        with screen.quiet() if isinstance(screen, RichScreen) else nullcontext():
-            screen.note(safe(text), "user")
-            with suppress(termios.error):
-                termios.tcflush(self._terminal, termios.TCIFLUSH)
-            sys.stderr.write("? ")
-            sys.stderr.flush()
-            return (await self._line()).strip()
+        async with self._one_at_a_time.turn():
+            with screen.quiet() if isinstance(screen, RichScreen) else nullcontext():
+                yield
 
     async def _line(self) -> str:
         """The next line. Polled: not every system lets an event loop wait for a terminal."""

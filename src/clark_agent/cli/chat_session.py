@@ -17,17 +17,19 @@ from typing import Any, TypeAlias
 
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
-from clark_agent.cli.asking import CHOICES, approval_of
+from clark_agent.cli.app import can_go_on
+from clark_agent.cli.asking import ask_approval
 from clark_agent.cli.setup import Agent, Approvals, Log, Settings, make_agent, make_gate
 from clark_agent.cli.view import Screen, View, one_line, safe
 from clark_agent.config import LoopConfig
-from clark_agent.conversation import Conversation
+from clark_agent.conversation import Conversation, extended
 from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, RunIdentified
 from clark_agent.loop import RunResult
 from clark_agent.run_log.records import RunEnded
 from clark_agent.steering import SteeringReceipt, SteeringStatus
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.toolkit.ask import OneAtATime
 from clark_agent.trajectory.fold import fold
 from clark_agent.trajectory.forking import fork
 from clark_agent.trajectory.resuming import resume
@@ -68,8 +70,11 @@ class Chat:
         self.usage = Usage()
         self.run_id: str | None = None
         """Of the run that is under way, or was last."""
+        self.can_go_on = True
+        """Whether to resume that run may help."""
         self._view = View(screen)
         self._question: _Question | None = None
+        self._one_question = OneAtATime()
         self._task: asyncio.Task[bool] | None = None
         self._is_closing = False
         self._token = CancellationToken()
@@ -89,6 +94,13 @@ class Chat:
         return self._question is not None
 
     @property
+    def answers(self) -> dict[str, Approval]:
+        """What the person has said for good about tools."""
+        identity = self.conversation.context.identity
+        said = self.gate.remembered((identity and identity.conversation_id) or "")
+        return {**dict.fromkeys(self.gate.always, Approval.ALWAYS), **said}
+
+    @property
     def label(self) -> str:
         """What stands before the line that is typed."""
         return "> " if self._question is None else f"{self._question.label} > "
@@ -106,7 +118,8 @@ class Chat:
 
     def take(self, line: str) -> None:
         """A line that is not a command: an answer, a word to the running agent, or a prompt."""
-        self.screen.note(safe(line), "user")
+        if line:
+            self.screen.note(safe(line), "user")
         if self._question is not None:
             self._question.answer.set_result(line)
             self._question = None
@@ -133,6 +146,7 @@ class Chat:
     def begin(self, run: Start) -> None:
         """Start a run and return at once."""
         self._token = CancellationToken()
+        self.can_go_on = True
         self._task = asyncio.create_task(self._follow(run))
         self._task.add_done_callback(self._over)
 
@@ -175,6 +189,7 @@ class Chat:
         return False
 
     def _failed(self, error: Exception | None, outcome: str | None) -> None:
+        self.can_go_on = can_go_on(error)
         if outcome is None:
             self.screen.note(one_line(str(error), 400), "error")
             for note in getattr(error, "__notes__", ()):
@@ -202,14 +217,16 @@ class Chat:
     # --- what the agent asks ----------------------------------------------------------------------
 
     async def _ask_approval(self, request: ApprovalRequest) -> Approval | Denied:
-        self.screen.note(f"wants to run {safe(request.summary)}", "tool")
-        return approval_of(await self._ask(CHOICES))
+        async with self._one_question.turn():
+            return await ask_approval(request, "wants to run", self.screen, self._ask)
 
     async def _ask_user(self, question: str, choices: Sequence[str]) -> str:
-        self.screen.note(safe(question), "tool")
-        for number, choice in enumerate(choices, 1):
-            self.screen.note(f"{number}. {one_line(choice)}")
-        said = await self._ask("your answer")
+        async with self._one_question.turn():
+            self.screen.note(safe(question), "tool")
+            for number, choice in enumerate(choices, 1):
+                self.screen.note(f"{number}. {one_line(choice)}")
+            while not (said := await self._ask("your answer")):
+                pass
         if said.isdecimal() and 1 <= int(said) <= len(choices):
             return choices[int(said) - 1]
         return said
@@ -257,10 +274,11 @@ class Chat:
 
         async def go_on(token: CancellationToken) -> RunResult:
             try:
-                result = await resume(log.store, run_id, self.conversation.config, token)
+                config = self.conversation.config  # ours, whatever the log says
+                result = await resume(log.store, run_id, config, token, trust_log=True)
             except BaseException as error:
                 if (failure := failure_of(error)) is not None:
-                    self.conversation.context = context.extend(failure)
+                    self.conversation.context = extended(context, failure)
                 raise
             self.conversation.context = context.extend(result)
             return result

@@ -23,8 +23,8 @@ from clark_agent.cli.setup import (
     find_run,
     log_options,
     read_system,
+    settings_again,
     settings_from,
-    settings_of_run,
     state_folder,
     system_option,
 )
@@ -63,20 +63,20 @@ def chat(
     """
     if not (has_terminal() and sys.stdin.isatty()):
         raise ConfigError(f'chat needs a terminal; without one use {PROGRAM} run "…"')
-    run_id, before = None, None
+    run_id, settings = None, settings_from(given)
     if resume is not None:
         if log is None:
             raise ConfigError("--resume needs the log that --no-log turns off")
         run_id = find_run(log, resume)
-        before = settings_of_run(log, run_id)
-    settings = settings_from(given, before)
+        can_ask = not approvals.yes
+        settings = settings_again(given, log, run_id, command="chat --resume", can_ask=can_ask)
     screen = ChatScreen()
     talk = Chat(
         settings, screen, log=log, approvals=approvals, context=AgentContext(read_system(system))
     )
     with show_log_messages(screen, debug=is_debugging()):
         asyncio.run(_talk(talk, screen, run_id))
-    if log is not None and talk.run_id is not None:
+    if log is not None and talk.run_id is not None and talk.can_go_on:
         screen.note(f"to go on: {PROGRAM} chat --resume {talk.run_id[:8]}")
     return 0
 
@@ -112,7 +112,7 @@ async def _heard(talk: Chat, line: str) -> None:
     if is_command(line):
         talk.screen.note(one_line(line), "user")
         await _obeyed(talk, line)
-    elif line.strip():
+    elif line.strip() or talk.is_asking:
         talk.take(line.strip())
 
 

@@ -19,7 +19,7 @@ from clark_agent.cli.setup import TOOLS, find_run, tool_names
 from clark_agent.cli.view import one_line, usage_text
 from clark_agent.conversation import Conversation
 from clark_agent.errors import ConfigError
-from clark_agent.toolkit.approval import READING_TOOLS
+from clark_agent.toolkit.approval import Approval
 from clark_agent.trajectory.exporting import to_markdown
 from clark_agent.types import UserMessage
 
@@ -88,8 +88,9 @@ async def _model(chat: Chat, name: str) -> None:
 async def _tools(chat: Chat, names: str) -> None:
     if names:
         await chat.change(replace(chat.agent.settings, tools=tool_names(names.split())))
+    answers = chat.answers
     for tool in chat.agent.config.registry.values():
-        asks = tool.name not in READING_TOOLS and tool.name not in chat.gate.always
+        asks = not tool.reads_only and answers.get(tool.name) is not Approval.ALWAYS
         what = one_line(tool.description.partition("\n")[0], 80)
         chat.screen.note(f"{tool.name:14}{'asks first' if asks else '':12}{what}")
     if not chat.agent.settings.tools:

@@ -24,7 +24,14 @@ from msgspec import Struct
 from clark_agent._version import __version__
 from clark_agent.argument_repair import close_match
 from clark_agent.cli.app import PROGRAM, cli, examples
-from clark_agent.cli.setup import DEFAULT_MODEL, Log, log_options, settings_from, without_password
+from clark_agent.cli.setup import (
+    DEFAULT_MODEL,
+    Log,
+    log_options,
+    open_model,
+    settings_from,
+    without_password,
+)
 from clark_agent.cli.setup import Given as NothingGiven
 from clark_agent.cli.view import one_line
 from clark_agent.config import LoopConfig
@@ -32,7 +39,7 @@ from clark_agent.errors import ClarkAgentError, ConfigError
 from clark_agent.loop import run
 from clark_agent.toolkit.sandbox import sandbox_status
 from clark_agent.transports import anthropic, gemini
-from clark_agent.transports.connect import _CHAT_SERVERS, connect
+from clark_agent.transports.connect import _CHAT_SERVERS
 from clark_agent.transports.dialects import dialect_for
 from clark_agent.types import AgentContext
 
@@ -253,6 +260,9 @@ def _log_finding(log: Log) -> Finding:
         folder = folder.parent
     if not os.access(folder, os.W_OK):
         return Finding(False, "run log", f"{log.path} cannot be written: choose --log, or --no-log")
+    if log.is_inside(os.getcwd()):
+        where = f"{log.path} lies in this folder, where commands of an agent can change it"
+        return Finding(False, "run log", f"{where}: choose --log")
     return Finding(True, "run log", f"{log.path}, {len(log.store.runs())} runs")
 
 
@@ -261,7 +271,7 @@ def _try(model: str, what: str = "model") -> Finding:
 
     async def ask() -> None:
         async with asyncio.timeout(_PATIENCE):
-            config = LoopConfig(stream=connect(model), max_iterations=1, max_output_tokens=16)
+            config = LoopConfig(stream=open_model(model), max_iterations=1, max_output_tokens=16)
             await run("Say hello.", AgentContext(), config)
 
     name = without_password(model)

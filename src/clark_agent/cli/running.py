@@ -18,10 +18,11 @@ from contextlib import contextmanager
 import click
 
 from clark_agent.cancellation import CancellationToken
-from clark_agent.cli.app import PROGRAM, examples, is_debugging
+from clark_agent.cli.app import PROGRAM, can_go_on, examples, is_debugging
 from clark_agent.cli.asking import find_person
 from clark_agent.cli.setup import (
     DEFAULT_MODEL,
+    LOG_INSIDE,
     TOO_SMALL,
     Agent,
     Approvals,
@@ -36,8 +37,8 @@ from clark_agent.cli.setup import (
     make_gate,
     read_system,
     run_argument,
+    settings_again,
     settings_from,
-    settings_of_run,
     system_option,
 )
 from clark_agent.cli.view import JsonView, PlainScreen, View, make_screen, safe, show_log_messages
@@ -108,13 +109,16 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
     """Go on with a run that was interrupted or has failed.
 
     RUN is its id, the beginning of it, or "last". The run has the model, the tools and the folder
-    that it had, unless options say otherwise. Calls that have their result are not run again.
+    that it had, unless options say otherwise. You are asked to agree where the log says other than
+    the command line would; with --yes, and without a terminal, that has to be said by options.
+    Calls that have their result are not run again.
     """
     found = find_run(log, run_id)
+    settings = _again("resume", given, log, found, approvals)
     stage = Stage(as_json, log)
-    agent = stage.agent(settings_from(given, settings_of_run(log, found)), approvals)
+    config = stage.agent(settings, approvals).config
     return stage.play(
-        lambda sink, token: resume_run(log.store, found, agent.config, token, sink=sink)
+        lambda sink, token: resume_run(log.store, found, config, token, sink=sink, trust_log=True)
     )
 
 
@@ -158,11 +162,18 @@ def fork(
     text = _read_prompt(prompt, needed=False)
     if not text:
         check_continuation(context)
+    settings = _again("fork", given, log, found, approvals)
     stage = Stage(as_json, log)
-    agent = stage.agent(settings_from(given, settings_of_run(log, found)), approvals)
+    agent = stage.agent(settings, approvals)
     return stage.play(
         lambda sink, token: start(text or (), context, agent.config, token, sink=sink)
     )
+
+
+def _again(command: str, given: Given, log: Log, run_id: str, approvals: Approvals) -> Settings:
+    """The settings of a logged run; what the log says alone has to be agreed to."""
+    can_ask = sys.stdin.isatty() and sys.stderr.isatty() and not approvals.yes
+    return settings_again(given, log, run_id, command=command, can_ask=can_ask)
 
 
 def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:
@@ -209,6 +220,9 @@ class Stage:
         person = self.person
         if settings.model == DEFAULT_MODEL:
             self.screen.note(TOO_SMALL)
+        log = self._log
+        if log is not None and "shell" in settings.tools and log.is_inside(settings.root):
+            self.screen.note(LOG_INSIDE)
         return make_agent(
             settings,
             log=self._log,
@@ -289,7 +303,7 @@ class Stage:
             word, text, code = "interrupted", f"stopped{self._how_to_go_on()}", 128 + self._signal
         else:
             word, code = "failed", 1
-            text = safe(f"{outcome}{self._how_to_go_on()}")
+            text = safe(f"{outcome}{self._how_to_go_on() if can_go_on(outcome) else ''}")
         if self._json is not None:
             self._json.write(_ending(outcome, word, self._run_id))
         else:

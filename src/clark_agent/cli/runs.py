@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
 import click
 import msgspec
+from msgspec import Struct
 
+from clark_agent.budget import Price
 from clark_agent.cli.app import examples
 from clark_agent.cli.setup import (
     Given,
@@ -28,6 +30,7 @@ from clark_agent.cli.setup import (
     settings_of,
 )
 from clark_agent.cli.view import (
+    PART,
     JsonView,
     PlainScreen,
     RichScreen,
@@ -35,10 +38,18 @@ from clark_agent.cli.view import (
     has_terminal,
     one_line,
     safe,
+    usage_text,
 )
 from clark_agent.errors import ConfigError
 from clark_agent.run_log.log import encode_entry
-from clark_agent.run_log.records import RunBegan, RunFailed
+from clark_agent.run_log.records import (
+    Answered,
+    Asked,
+    RunBegan,
+    RunFailed,
+    ToolEnded,
+    ToolStarted,
+)
 from clark_agent.run_log.store import LoadedRun, RunSummary
 from clark_agent.trajectory import (
     diff as first_difference,
@@ -53,6 +64,7 @@ from clark_agent.trajectory import (
     usage_tree,
 )
 from clark_agent.trajectory import replay as replay_run
+from clark_agent.types import AssistantMessage
 
 __all__ = ["diff", "export", "replay", "runs", "show"]
 
@@ -105,11 +117,28 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
 # --- show -----------------------------------------------------------------------------------------
 
 
-@click.command(epilog=examples("clark-agent show last", "clark-agent show 3f2a | less"))
+@click.command(
+    epilog=examples(
+        "clark-agent show last",
+        "clark-agent show 3f2a | less",
+        "clark-agent show last --price 3 15",
+    )
+)
 @run_argument()
+@click.option(
+    "--price",
+    nargs=2,
+    type=click.FloatRange(min=0),
+    metavar="IN OUT",
+    help="What a million tokens cost, in and out: then each step has its cost, too.",
+)
 @log_options()
-def show(*, run_id: str, log: Log) -> None:
-    """Show what was said and done in a run, and what it took."""
+def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
+    """Show what was said and done in a run, and what it took.
+
+    Below each answer stands when it was asked for, how long it took, its tokens, and how long each
+    of its tools ran.
+    """
     loaded = log.store.load(find_run(log, run_id))
     folded = fold(loaded)
     began, settings = folded.began, settings_of(folded.began)
@@ -124,12 +153,78 @@ def show(*, run_id: str, log: Log) -> None:
         screen.note(f"root      {one_line(settings.root)}")
     if began.identity.conversation_id:
         screen.note(f"talk      {one_line(began.identity.conversation_id)}")
-    View(screen).tell([*began.history, *folded.messages])
+    cost = None if price is None else Price(input=price[0], output=price[1])
+    view, steps = View(screen), list(_steps(loaded))
+    view.tell(began.history)
+    for message in folded.messages:
+        view.tell([message])
+        place = next((n for n, step in enumerate(steps) if step.message is message), -1)
+        for step in steps[: place + 1]:  # with those before it that do not count
+            screen.note(f"  {step.line(cost)}")
+        del steps[: place + 1]
+    for step in steps:  # of an answer that did not come
+        screen.note(f"  {step.line(cost)}")
     if isinstance(folded.ending, RunFailed):
         screen.note(one_line(folded.ending.text, 400), "error")
-    for line in str(usage_tree(log.store, loaded.run_id)).splitlines():
+    tree = usage_tree(log.store, loaded.run_id)
+    for line in str(tree).splitlines():
         screen.note(safe(line))
+    if cost is not None:
+        screen.note(f"{cost.of(tree.tree_usage):.4f} in all")
     screen.close()
+
+
+class _Step(Struct):
+    """One answer of the model, or one that did not count, and the tools it called."""
+
+    turn: int
+    asked_at: int
+    answered_at: int
+    message: AssistantMessage
+    discarded: str | None
+    tools: dict[int, tuple[str, int, int | None]]
+    """By position: the name, when it began, and when it ended."""
+
+    def line(self, price: Price | None) -> str:
+        """The step in a line."""
+        usage = self.message.usage
+        parts = [
+            f"turn {self.turn}",
+            f"{datetime.fromtimestamp(self.asked_at / 1000):%H:%M:%S}",
+            f"{(self.answered_at - self.asked_at) / 1000:.1f} s",
+        ]
+        if usage is not None:
+            parts.append(usage_text(usage))
+            if price is not None:
+                parts.append(f"{price.of(usage):.4f}")
+        if self.discarded is not None:
+            parts.append(f"does not count ({one_line(self.discarded)})")
+        for name, began, ended in self.tools.values():
+            took = "not ended" if ended is None else f"{(ended - began) / 1000:.1f} s"
+            parts.append(f"{one_line(name)} {took}")
+        return PART.join(parts)
+
+
+def _steps(loaded: LoadedRun) -> Iterator[_Step]:
+    step: _Step | None = None
+    turn, asked_at = 0, 0
+    for record in loaded.records:
+        match record.entry:
+            case Asked() as asked:
+                turn, asked_at = asked.turn, record.at
+            case Answered(message=message, discarded=discarded):
+                if step is not None:
+                    yield step
+                step = _Step(turn, asked_at, record.at, message, discarded, {})
+            case ToolStarted() as started if step is not None:
+                step.tools[started.position] = (started.tool_name, record.at, None)
+            case ToolEnded(position=position) if step is not None and position in step.tools:
+                name, began, _ = step.tools[position]
+                step.tools[position] = (name, began, record.at)
+            case _:
+                pass
+    if step is not None:
+        yield step
 
 
 # --- replay and diff ------------------------------------------------------------------------------

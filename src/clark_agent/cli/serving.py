@@ -7,11 +7,10 @@ import os
 import click
 
 from clark_agent.cli.app import examples
-from clark_agent.cli.setup import without_password
+from clark_agent.cli.setup import open_model, without_password
 from clark_agent.errors import ConfigError
 from clark_agent.stream import StreamFn
 from clark_agent.transports.clients import load_sdk
-from clark_agent.transports.connect import connect
 from clark_agent.transports.gateway import SAFE_EXTRAS
 from clark_agent.transports.gateway import gateway as make_gateway
 from clark_agent.transports.gateway_server import serve_gateway
@@ -81,7 +80,7 @@ def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:
             raise ConfigError(
                 f"two models are named {name!r}: write NAME={without_password(model)}"
             )
-        served[name] = connect(model)
+        served[name] = open_model(model)
     return served
 
 

@@ -12,6 +12,8 @@ said), `approval_options` (``approvals``) and `log_options` (``log``). Whatever 
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -28,6 +30,7 @@ from msgspec.structs import asdict, replace
 from clark_agent._private_files import make_folder
 from clark_agent.argument_repair import close_match
 from clark_agent.base_tool import AgentTool
+from clark_agent.cli.app import PROGRAM
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, RunNotFound
 from clark_agent.plugins import ChannelSteering, LoopDetector
@@ -39,14 +42,17 @@ from clark_agent.run_log.store import RunStore
 from clark_agent.steering import SteeringHandle
 from clark_agent.stream import StreamFn
 from clark_agent.testing import ScriptedStream
+from clark_agent.toolkit._visible import visible
 from clark_agent.toolkit.approval import ApprovalGate, AskApproval
 from clark_agent.toolkit.ask import AskUser, ask_user_tool
+from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT
 from clark_agent.toolkit.workspace import Workspace
 
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_SYSTEM",
     "DEFAULT_TOOLS",
+    "LOG_INSIDE",
     "TOOLS",
     "TOO_SMALL",
     "Agent",
@@ -62,8 +68,10 @@ __all__ = [
     "make_gate",
     "nobody",
     "open_log",
+    "open_model",
     "read_system",
     "run_argument",
+    "settings_again",
     "settings_from",
     "settings_of",
     "settings_of_run",
@@ -82,7 +90,7 @@ DEFAULT_TURNS = 50
 DEFAULT_SYSTEM = (
     "You are an assistant on a command line. Be brief and exact. Use the tools where they help; "
     "the files are those of the folder that the user works in. Say what you have done, and do not "
-    "claim what you have not."
+    f"claim what you have not. {UNTRUSTED_TEXT}"
 )
 _NOTE = "clark-agent"  # the key in the notes of a log
 
@@ -145,6 +153,55 @@ def settings_of_run(log: Log, run_id: str) -> Settings:
     return settings_of(began) if isinstance(began, RunBegan) else Settings()
 
 
+def settings_again(given: Given, log: Log, run_id: str, *, command: str, can_ask: bool) -> Settings:
+    """The settings for a run that goes on: those of its log, where the options say nothing.
+
+    A log may have been changed by what it tells of, so what it says is shown to the person, who
+    has to agree, and refused where nobody can be asked. What would be the same without the log
+    needs no words. Raises `ConfigError`.
+    """
+    settings, here = settings_from(given, settings_of_run(log, run_id)), settings_from(given)
+    differs = {
+        name: value for name, value in asdict(settings).items() if value != getattr(here, name)
+    }
+    is_inside = log.is_inside(settings.root)
+    if not differs and not (is_inside and can_ask):
+        return settings
+    lines = [f"  {name:<16}{_shown(value)}" for name, value in differs.items()]
+    if is_inside:
+        lines.append(f"  {LOG_INSIDE}")
+    options = " ".join([f"{_OPTIONS[name]} {_quoted(value)}" for name, value in differs.items()])
+    said = f"{PROGRAM} {command} {run_id[:8]} {options}"
+    if not can_ask:
+        raise ConfigError(
+            "the log says otherwise than the command line how to go on:\n"
+            + "\n".join(lines)
+            + f"\nif that is right, say so: {said}"
+        )
+    click.echo("\n".join([f"the log of run {run_id[:8]} says to go on with", *lines]), err=True)
+    if not click.confirm("Go on like that?", err=True):
+        raise ConfigError(f"left as it was; to say how it goes on: {said}".rstrip())
+    return settings
+
+
+LOG_INSIDE = "the log lies in the root, where commands of the agent can change it"
+_OPTIONS = {
+    "model": "--model",
+    "tools": "--tools",
+    "root": "--root",
+    "max_iterations": "--max-iterations",
+}
+
+
+def _shown(value: object) -> str:
+    text = ",".join(value) or "none" if isinstance(value, tuple) else str(value)
+    return visible(text).replace("\n", "\\n")
+
+
+def _quoted(value: object) -> str:
+    return shlex.quote(_shown(value))
+
+
 def tool_names(given: Iterable[str]) -> tuple[str, ...]:
     """The tools that names (also several with commas, ``all``, ``none``, ``default``) mean."""
     words = [word.strip() for text in given for word in text.split(",") if word.strip()]
@@ -196,9 +253,9 @@ def make_agent(
 ) -> Agent:
     """The agent that the settings describe. Raises `ConfigError`.
 
-    ``gate`` is asked before tools with side effects run (None: there is nobody, they are refused);
-    keep it when the settings change, it remembers what was allowed. ``ask`` answers the tool
-    ``ask_user``. ``stream`` stands in for the model.
+    ``gate`` is asked before tools with side effects run, and before secrets are read (None: there
+    is nobody, they are refused); keep it when the settings change, it remembers what was allowed.
+    ``ask`` answers the tool ``ask_user``. ``stream`` stands in for the model.
     """
     gate = gate or ApprovalGate(None)
     steering = ChannelSteering()
@@ -208,18 +265,31 @@ def make_agent(
         public = replace(settings, model=without_password(settings.model))
         run_log = RunLog(log.store, notes={_NOTE: msgspec.to_builtins(public)})
     if stream is None:
-        from clark_agent.transports.connect import connect  # what it needs takes a while to import
-
-        stream = connect(settings.model)
+        stream = open_model(settings.model)
     config = LoopConfig(
         stream=stream,
-        tools=_make_tools(settings.tools, workspace, ask),
+        tools=_make_tools(settings.tools, workspace, gate, ask),
         plugins=[LoopDetector(), gate, steering],
         model_id=without_password(settings.model),
         max_iterations=settings.max_iterations,
         run_log=run_log,
     )
     return Agent(settings, config, steering.handle, gate)
+
+
+def open_model(model: str) -> StreamFn:
+    """The transport to a model. Raises `ConfigError`, in words for whoever typed the name."""
+    from clark_agent.transports.clients import MissingKeyError
+    from clark_agent.transports.connect import connect  # what it needs takes a while to import
+
+    try:
+        return connect(model)
+    except MissingKeyError as error:
+        names = " or ".join(error.variables)
+        raise ConfigError(
+            f"{error.needed_by} needs a key: set {names} in the environment, or "
+            f"choose another model with --model ('{PROGRAM} models' lists the kinds)"
+        ) from None
 
 
 def nobody(settings: Settings) -> Agent:
@@ -234,13 +304,15 @@ def make_gate(ask: AskApproval | None, approvals: Approvals) -> ApprovalGate:
     return ApprovalGate(ask, always=TOOLS if approvals.yes else tool_names(approvals.allow))
 
 
-def _make_tools(names: Sequence[str], workspace: Workspace, ask: AskUser | None) -> list[AgentTool]:
+def _make_tools(
+    names: Sequence[str], workspace: Workspace, gate: ApprovalGate, ask: AskUser | None
+) -> list[AgentTool]:
     """Only what is asked for is imported."""
     made: dict[str, AgentTool] = {}
     if not set(FILE_TOOLS).isdisjoint(names):
         from clark_agent.toolkit.files import file_tools
 
-        made.update({tool.name: tool for tool in file_tools(workspace)})
+        made.update({tool.name: tool for tool in file_tools(workspace, ask=gate.ask)})
     if "calculator" in names:
         from clark_agent.toolkit.calculator import calculator
 
@@ -289,12 +361,18 @@ class Log(Struct, frozen=True):
         name = self.path.name
         return (self.path, *[self.path.with_name(name + end) for end in ("-wal", "-shm")])
 
+    def is_inside(self, root: str) -> bool:
+        """Whether it lies where the agent's commands can change it."""
+        return self.path.resolve().is_relative_to(os.path.realpath(root))
+
 
 def state_folder() -> Path:
     """Where the command line keeps what should last."""
     home = os.environ.get("XDG_STATE_HOME", "")
-    base = Path(home) if os.path.isabs(home) else Path("~/.local/state").expanduser()
-    return base / "clark-agent"
+    if os.path.isabs(home):
+        return Path(home) / "clark-agent"
+    usual = "~/Library/Application Support" if sys.platform == "darwin" else "~/.local/state"
+    return Path(usual).expanduser() / "clark-agent"
 
 
 def open_log(path: str | None = None) -> Log:
@@ -423,7 +501,12 @@ _AGENT = (
     ),
 )
 _APPROVAL = (
-    click.option("-y", "--yes", is_flag=True, help="Run every tool without asking."),
+    click.option(
+        "-y",
+        "--yes",
+        is_flag=True,
+        help="Run every tool without asking. Secrets, and files that others run, are asked about.",
+    ),
     click.option(
         "--allow",
         metavar="NAMES",

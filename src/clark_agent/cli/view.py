@@ -43,6 +43,7 @@ from clark_agent import events as ev
 from clark_agent.cli.markdown import MarkdownBlocks, rendered
 from clark_agent.run_log.log import encode_entry
 from clark_agent.stream import TextChunk, ToolCallChunk
+from clark_agent.toolkit.untrusted import without_marks
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
@@ -53,6 +54,7 @@ from clark_agent.types import (
 )
 
 __all__ = [
+    "PART",
     "JsonView",
     "PlainScreen",
     "RichScreen",
@@ -68,16 +70,17 @@ __all__ = [
     "usage_text",
 ]
 
-Style: TypeAlias = Literal["user", "tool", "ok", "error", "info"]
+Style: TypeAlias = Literal["user", "tool", "ok", "error", "info", "text"]
 """What a line is about."""
 
-_PART = " · "  # between the parts of a line
+PART = " · "  # between the parts of a line
 _STYLES: dict[str, tuple[str, str]] = {  # what stands before the line, and its look
     "user": ("> ", "bold"),
     "tool": ("● ", "cyan"),
     "ok": ("  ", "dim"),
     "error": ("✗ ", "red"),
     "info": ("", "dim"),
+    "text": ("", ""),  # as it is
 }
 
 
@@ -366,7 +369,7 @@ class View:
                     screen.say(safe(message.plain_text))
                 screen.status("")
                 screen.end()
-            case ev.MessageDiscarded(reason=reason):
+            case ev.MessageDiscarded(reason=reason) if reason != "aborted":
                 screen.note(f"this answer does not count ({one_line(reason)})")
             case ev.ChildRunEvent(event=ev.ToolExecutionStart() as below):
                 screen.note(f"  {call_line(below.tool_name, below.args)}", "tool")
@@ -422,15 +425,15 @@ class View:
         parts += [usage_text(usage), f"{time.monotonic() - self._began:.1f} s"]
         if run_id is not None:
             parts.append(f"run {run_id[:8]}")
-        return _PART.join(parts)
+        return PART.join(parts)
 
 
 def _by_parts(text: str, width: int) -> str:
     """The text, broken between its parts where it is too long."""
     lines: list[str] = []
-    for part in text.split(_PART):
-        if lines and len(lines[-1] + _PART + part) <= width:
-            lines[-1] += _PART + part
+    for part in text.split(PART):
+        if lines and len(lines[-1] + PART + part) <= width:
+            lines[-1] += PART + part
         else:
             lines.append(part)
     return "\n".join(lines)
@@ -441,6 +444,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _result_line(narration: str | None, text: str, is_error: bool) -> tuple[str, Style]:
+    text = without_marks(text)
     if narration or is_error:
         line = one_line(narration or text)
     else:

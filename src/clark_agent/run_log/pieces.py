@@ -5,6 +5,8 @@ A cut is a list of pieces:
     ["text", 3, 4]          the next block of text, in pieces of three and four characters
     ["thinking", …]  ["reasoning", …]
     ["details", 2]          the next two structured reasoning items
+    ["block"]               the next block that came whole: an image, or a provider's item
+    ["annotation"]          the next source
     ["call", 0, id, name, arguments]
                             a piece of a call, as it came: its text cannot be restored from the
                             parsed arguments
@@ -19,6 +21,8 @@ from typing import Any
 import msgspec
 
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
@@ -29,6 +33,8 @@ from clark_agent.stream import (
 )
 from clark_agent.types import (
     AssistantMessage,
+    ImageContent,
+    ProviderContent,
     ReasoningContent,
     TextContent,
     ThinkingContent,
@@ -48,6 +54,8 @@ _KINDS: dict[str, tuple[type[Any], type[Any]]] = {
     "reasoning": (ReasoningChunk, ReasoningContent),
 }
 
+_WHOLE = (ImageContent, ProviderContent)
+
 
 def cut(chunks: Sequence[StreamChunk], message: AssistantMessage) -> tuple[Any, ...]:
     """How the chunks cut the message."""
@@ -63,6 +71,10 @@ def cut(chunks: Sequence[StreamChunk], message: AssistantMessage) -> tuple[Any, 
             )
         elif isinstance(chunk, ReasoningDetailsChunk):
             pieces.append(["details", len(chunk.delta)])
+        elif isinstance(chunk, BlockChunk):
+            pieces.append(["block"])
+        elif isinstance(chunk, AnnotationChunk):
+            pieces.append(["annotation"])
         else:
             name = _NAMES[type(chunk)]
             if not pieces or pieces[-1][0] != name:
@@ -76,6 +88,8 @@ def joined(pieces: Sequence[Any], message: AssistantMessage) -> Iterator[StreamC
     texts = {name: _text(message, kind) for name, (_, kind) in _KINDS.items()}
     taken = dict.fromkeys(texts, 0)
     details = list(message.reasoning_details_values)
+    blocks = (block for block in message.content if isinstance(block, _WHOLE))
+    annotations = iter(message.annotations)
     for piece in pieces:
         name, *rest = piece
         if name == "raw":
@@ -85,6 +99,10 @@ def joined(pieces: Sequence[Any], message: AssistantMessage) -> Iterator[StreamC
         elif name == "details":
             yield ReasoningDetailsChunk(tuple(details[: rest[0]]))
             del details[: rest[0]]
+        elif name == "block":
+            yield BlockChunk(next(blocks))
+        elif name == "annotation":
+            yield AnnotationChunk(next(annotations))
         else:
             chunk, _ = _KINDS[name]
             for length in rest:
@@ -100,13 +118,17 @@ def _text(message: AssistantMessage, kind: type[Any]) -> str:
 
 def _spells(chunks: Sequence[StreamChunk], message: AssistantMessage) -> bool:
     """Whether the message can be told from the chunks; an id that was made up cannot."""
-    if len(chunks) == 1 and type(chunks[0]) is TextChunk and len(message.content) == 1:
+    is_plain = len(message.content) == 1 and not message.annotations
+    if len(chunks) == 1 and type(chunks[0]) is TextChunk and is_plain:
         block = message.content[0]
         return type(block) is TextContent and block.text == chunks[0].delta
     assembler = MessageAssembler(lambda: "")
     for chunk in chunks:
         assembler.feed(chunk)
-    told = assembler.message().content
+    folded = assembler.message()
+    told = folded.content
+    if folded.annotations != message.annotations:
+        return False
     return len(told) == len(message.content) and all(
         type(mine) is type(theirs) and (type(mine) is ToolCall or mine == theirs)
         for mine, theirs in zip(told, message.content, strict=True)

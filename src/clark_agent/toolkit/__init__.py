@@ -1,8 +1,8 @@
 """Tools that most agents need, good enough for products.
 
-    workspace = Workspace("project")
-    tools = [*file_tools(workspace), shell_tool(workspace), calculator]
-    config = LoopConfig(stream=..., tools=tools, plugins=[ApprovalGate(ask)])
+    workspace, gate = Workspace("project"), ApprovalGate(ask)
+    tools = [*file_tools(workspace, ask=gate.ask), shell_tool(workspace), calculator]
+    config = LoopConfig(stream=..., tools=tools, plugins=[gate])
 
 A `Workspace` is a folder that cannot be left. Tools that act on something outside of it are made by
 functions, so that what they may do is said where they are made; `ApprovalGate` asks a person before
@@ -19,11 +19,13 @@ from clark_agent.toolkit.limits import CommandLimits
 from clark_agent.toolkit.sandbox import SandboxStatus, sandbox_status
 from clark_agent.toolkit.sensitive import SENSITIVE_PATHS, SensitivePath
 from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT, mark_untrusted, without_marks
 from clark_agent.toolkit.web import fetch_url_tool
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 
 __all__ = [
     "SENSITIVE_PATHS",
+    "UNTRUSTED_TEXT",
     "Approval",
     "ApprovalGate",
     "ApprovalRequest",
@@ -39,6 +41,8 @@ __all__ = [
     "fetch_url_tool",
     "file_tools",
     "finish",
+    "mark_untrusted",
     "sandbox_status",
     "shell_tool",
+    "without_marks",
 ]

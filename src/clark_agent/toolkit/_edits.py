@@ -9,14 +9,16 @@ to do better.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from msgspec import Struct
 
 from clark_agent.argument_repair import close_match
 
-__all__ = ["Edit", "EditRefused", "replace_text"]
+__all__ = ["Edit", "EditRefused", "replace_text", "unified_diff"]
 
 _MOST_PLACES = 20
 _MOST_LINES_READ = 50_000
@@ -24,8 +26,9 @@ _MOST_LINES_WANTED = 200
 _MOST_LINES_COMPARED = 3_000
 _MOST_CHARS_COMPARED = 300
 _MOST_CHARS_OF_DIFF = 100_000
-_MOST_CHANGES = 20_000
-"""More than so many characters can tell of."""
+_MOST_CHANGES = _MOST_CHARS_OF_DIFF // 2
+"""A change has two characters at least, and its hunk has a header."""
+_CUT = "\n[the difference is longer, and cut here]\n"
 _CONTEXT = 3
 
 
@@ -42,7 +45,7 @@ class Edit(Struct, frozen=True):
     line: int
     """Of the first, from 1."""
     diff: str
-    """In the unified form, without the lines that name the file, and not all of a long one."""
+    """In the unified form, without the lines that name the file. A long one is cut, and says so."""
 
 
 def replace_text(
@@ -68,19 +71,8 @@ def replace_text(
         text.replace(old, new, count),
         count,
         text.count("\n", 0, places[0]) + 1,
-        _joined(_diff(text, old, new, count), _MOST_CHARS_OF_DIFF),
+        _joined(_diff(text, old, new, count)),
     )
-
-
-def _joined(pieces: Iterator[str], most: int) -> str:
-    """The beginning of the pieces. No more of them are made than that takes."""
-    taken: list[str] = []
-    for piece in pieces:
-        taken.append(piece[:most])
-        most -= len(piece)
-        if most <= 0:
-            break
-    return "".join(taken)
 
 
 def _places(text: str, old: str) -> Iterator[int]:
@@ -175,20 +167,80 @@ class _Change(Struct, frozen=True):
         return self.first + len(self.old)
 
 
-def _diff(text: str, old: str, new: str, count: int) -> Iterator[str]:
-    """The hunks, or the first of them if there are very many changes. What has changed is known, so
-    there is nothing to search for.
+def unified_diff(old: str, new: str) -> str:
+    """The difference of two texts in the unified form, without the lines that name the file.
+
+    It is made in time that hardly grows faster than the texts. A long one is cut, and says so.
     """
-    lines = _lines(text)
+    before, after = _lines(old), _lines(new)
+    return _joined(_hunks(before, _differing(before, after)))
+
+
+def _differing(before: list[str], after: list[str]) -> Iterator[_Change]:
+    """The changes between lines that are in both texts exactly once, and in the same order."""
+    whole = _trimmed(0, before, after)
+    first = start = 0
+    for end, stop in [*_anchors(whole.old, whole.new), (len(whole.old), len(whole.new))]:
+        change = _trimmed(whole.first + first, whole.old[first:end], whole.new[start:stop])
+        if change.old or change.new:
+            yield change
+        first, start = end + 1, stop + 1
+
+
+def _anchors(before: list[str], after: list[str]) -> list[tuple[int, int]]:
+    """Where the most lines stand that are in both exactly once, in an order that both have."""
+    ours, theirs = Counter(before), Counter(after)
+    places = {line: place for place, line in enumerate(after)}
+    found = [
+        (n, places[line])
+        for n, line in enumerate(before)
+        if ours[line] == 1 and theirs.get(line) == 1
+    ]
+    # The longest rising sequence: of those of one length, the one that ends lowest can grow most.
+    lowest: list[int] = []
+    ends: list[int] = []
+    previous: list[int | None] = []
+    for index, (_, place) in enumerate(found):
+        length = bisect_left(lowest, place)
+        lowest[length : length + 1] = [place]
+        ends[length : length + 1] = [index]
+        previous.append(ends[length - 1] if length else None)
+    chosen: list[tuple[int, int]] = []
+    last = ends[-1] if ends else None
+    while last is not None:
+        chosen.append(found[last])
+        last = previous[last]
+    return chosen[::-1]
+
+
+def _joined(hunks: Iterator[str]) -> str:
+    """The beginning of the hunks. No more of them are made than that takes."""
+    taken: list[str] = []
+    left = _MOST_CHARS_OF_DIFF
+    for piece in hunks:
+        if len(piece) > left:
+            return "".join([*taken, piece[:left], _CUT])
+        taken.append(piece)
+        left -= len(piece)
+    return "".join(taken)
+
+
+def _diff(text: str, old: str, new: str, count: int) -> Iterator[str]:
+    """The hunks. What has changed is known, so there is nothing to search for."""
+    return _hunks(_lines(text), _changes(text, old, new, count))
+
+
+def _hunks(lines: list[str], changes: Iterable[_Change]) -> Iterator[str]:
     shift = 0
     group: list[_Change] = []
-    for change in islice(_changes(text, old, new, count), _MOST_CHANGES):
+    for change in islice(changes, _MOST_CHANGES):
         if group and change.first - group[-1].end > 2 * _CONTEXT:
             yield from _hunk(lines, group, shift)
             shift += sum(len(each.new) - len(each.old) for each in group)
             group = []
         group.append(change)
-    yield from _hunk(lines, group, shift)
+    if group:
+        yield from _hunk(lines, group, shift)
 
 
 def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:

@@ -1,29 +1,44 @@
 """Asking a person before a file tool touches a sensitive path.
 
 `ApprovalGate` asks about tools. This asks about paths, also for a tool that only reads or that is
-approved for good. All tools of a workspace share one `Permission`: an answer for good is about one
-path, and holds for all of them.
+approved for good. One call is one question, also if it both reads and writes. All tools of a
+workspace share one `Permission`: an answer for good is about one path in one conversation (without
+one: in one run), and holds for all of them.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeAlias
 
-from clark_agent.base_tool import ToolContext
-from clark_agent.toolkit.approval import Approval, ApprovalRequest, AskApproval, Denied
-from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to
+from clark_agent.base_tool import AgentTool, ToolContext
+from clark_agent.toolkit._visible import call_line
+from clark_agent.toolkit.approval import (
+    Approval,
+    ApprovalRequest,
+    AskApproval,
+    Denied,
+    preview_of,
+)
+from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to, unless_stopped
 from clark_agent.toolkit.sensitive import Access
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError, shown
+from clark_agent.types import RunIdentity
 
 __all__ = ["Permission"]
 
 logger = logging.getLogger(__name__)
 
+_MOST_ANSWERS = 10_000
+"""That are remembered; the oldest go, and are asked again."""
+_INSTEAD = "Go on without it, or tell the user that you need it"
 _HOW = (
-    "Go on without it, or tell the user that you need it. The host allows it with "
-    "file_tools(workspace, ask=...), or with other rules: Workspace(root, sensitive=...)"
+    "The host allows it with file_tools(workspace, ask=...), or with other rules: "
+    "Workspace(root, sensitive=...)"
 )
+
+_Key: TypeAlias = tuple[str, str, str, Access]
+"""Whose answer it is (a conversation or a run, and its id), the path, and what is done with it."""
 
 
 class Permission:
@@ -33,54 +48,94 @@ class Permission:
         check_asking("file_tools", ask, None)
         self._workspace = workspace
         self._ask = ask
-        self._remembered: dict[tuple[str, Access], bool] = {}
+        self._remembered: dict[_Key, bool] = {}
         self._one_at_a_time = OneAtATime()
 
-    async def check(
-        self, path: str, access: Access, arguments: dict[str, Any], ctx: ToolContext
-    ) -> None:
-        """Ask if the path is sensitive. Raises `WorkspaceError` unless somebody agrees."""
-        reason = self._workspace.sensitive(path, access)
-        if reason is None:
-            return
-        key = (self._workspace.name_of(path), access)
-        about = f"{shown(key[0])!r} was not {'read' if access == 'read' else 'written'}: {reason}"
-        if self._ask is None:
-            raise _refused(f"{about}, and there is nobody to ask. {_HOW}")
-        async with self._one_at_a_time.turn():
-            if key not in self._remembered:
-                summary = f"{ctx.tool_name} wants to {access} {shown(key[0])!r}: {reason}"
-                await self._put(self._ask, key, summary, arguments, about, ctx)
-        if not self._remembered.get(key, True):
-            raise _refused(f"{about}, and the user does not want that. Do not try it again")
+    def reasons(self, path: str, access: tuple[Access, ...]) -> dict[Access, str]:
+        """Why a person should be asked before this is done with a path; empty: no reason."""
+        found: dict[Access, str] = {}
+        for each in access:
+            if (reason := self._workspace.sensitive(path, each)) is not None:
+                found[each] = reason
+        return found
 
-    async def _put(
+    async def check(
         self,
-        ask: AskApproval,
-        key: tuple[str, Access],
-        summary: str,
+        tool: AgentTool,
+        access: tuple[Access, ...],
         arguments: dict[str, Any],
-        about: str,
         ctx: ToolContext,
     ) -> None:
-        identity = None if ctx.run is None else ctx.run.identity
-        request = ApprovalRequest(ctx.tool_name, arguments, summary, ctx.tool_call_id, identity)
+        """Ask if the path is sensitive. Raises `WorkspaceError` unless somebody agrees."""
+        path = arguments["path"]
+        reasons = self.reasons(path, access)
+        if not reasons:
+            return
+        name = self._workspace.name_of(path)
+        done = " or ".join(["read" if each == "read" else "written" for each in reasons])
+        about = f"{shown(name)!r} was not {done}: {'; '.join(reasons.values())}"
+        if self._ask is None:
+            raise _refused(f"{about}, and there is nobody to ask. {_INSTEAD}. {_HOW}")
+        request = ApprovalRequest(
+            ctx.tool_name,
+            arguments,
+            call_line(ctx.tool_name, arguments),
+            ctx.tool_call_id,
+            ctx.identity,
+            await preview_of(tool, arguments),
+            name,
+        )
+        keys: list[_Key] = [(*_owner(ctx.identity), name, each) for each in reasons]
+        asking = self._settle(self._ask, request, keys, about)
+        # A tool that runs in a thread is not cancelled, and this part of it can stop at once.
+        await unless_stopped(asking, ctx.signal)
+
+    async def _settle(
+        self, ask: AskApproval, request: ApprovalRequest, keys: list[_Key], about: str
+    ) -> None:
+        """Find out what the answer is: known from before, or asked for now."""
+        async with self._one_at_a_time.turn():
+            said = [self._remembered.get(key) for key in keys]
+            if False in said:
+                raise _refused(f"{about}, and the user does not want that. Do not try it again")
+            if None in said:
+                await self._put(ask, request, keys, about)
+
+    async def _put(
+        self, ask: AskApproval, request: ApprovalRequest, keys: list[_Key], about: str
+    ) -> None:
         try:
             answer = await put_to(ask, request)
         except NobodyThere:
-            raise _refused(f"{about}, and there is nobody to ask. {_HOW}") from None
+            raise _refused(f"{about}, and there is nobody to ask. {_INSTEAD}") from None
+        except TimeoutError:
+            raise _refused(f"{about}, and nobody has answered in time. {_INSTEAD}") from None
         except Exception as error:
-            logger.exception("nobody could be asked about %r", key[0])
+            logger.exception("nobody could be asked about %r", request.path)
             raise _refused(f"{about}, and asking failed ({type(error).__name__})") from error
         match answer:
             case Approval.ONCE:
                 return
-            case Approval.ALWAYS | Approval.NEVER:
-                self._remembered[key] = answer is Approval.ALWAYS
+            case Approval.ALWAYS:
+                self._remember(keys, True)
+            case Approval.NEVER:
+                self._remember(keys, False)
+                raise _refused(f"{about}, and the user does not want that. Do not try it again")
             case Denied(said) if said.strip():
                 raise _refused(f"{about}, and the user says: {said.strip()}")
             case _:
                 raise _refused(f"{about}, and the user has refused it")
+
+    def _remember(self, keys: list[_Key], answer: bool) -> None:
+        self._remembered.update(dict.fromkeys(keys, answer))
+        while len(self._remembered) > _MOST_ANSWERS:
+            self._remembered.pop(next(iter(self._remembered)))
+
+
+def _owner(identity: RunIdentity) -> tuple[str, str]:
+    if identity.conversation_id is not None:
+        return "conversation", identity.conversation_id
+    return "run", identity.run_id
 
 
 def _refused(text: str) -> WorkspaceError:

@@ -12,19 +12,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, TypeAlias
-from weakref import WeakValueDictionary
+from threading import Lock
+from typing import Any, TypeAlias, TypeVar
 
 from clark_agent._threads import run_in_thread
 from clark_agent.cancel_scope import is_cancelled
-from clark_agent.errors import ConfigError
+from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ConfigError, ToolExecutionError
 from clark_agent.tools import AgentTool, ToolResult, tool
 
-__all__ = ["AskUser", "NobodyThere", "OneAtATime", "ask_user_tool", "check_asking", "put_to"]
+__all__ = [
+    "AskUser",
+    "NobodyThere",
+    "OneAtATime",
+    "ask_user_tool",
+    "check_asking",
+    "put_to",
+    "unless_stopped",
+]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 AskUser: TypeAlias = Callable[[str, Sequence[str]], Awaitable[str] | str]
 """Puts a question, with the answers to choose from (none: any), and returns what the person says.
@@ -44,7 +57,7 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
     one_at_a_time = OneAtATime()
 
     # If the program dies while it waits, the answer is lost: to ask again does no harm.
-    @tool(idempotent=True)
+    @tool(idempotent=True, reads_only=True)
     async def ask_user(question: str, choices: list[str] | None = None) -> ToolResult:
         """Ask the user a question and wait for the answer.
 
@@ -113,14 +126,72 @@ async def put_to(ask: Callable[..., Any], *question: object) -> Any:
         raise NobodyThere("the question was withdrawn") from error  # by the one who puts it
 
 
+async def unless_stopped(asking: Coroutine[Any, Any, T], signal: CancellationToken) -> T:
+    """What ``asking`` returns; when the signal is cancelled it is cancelled at once.
+
+    Raises `ToolExecutionError` then.
+    """
+    task, loop = asyncio.ensure_future(asking), asyncio.get_running_loop()
+    subscription = signal.subscribe(lambda: loop.call_soon_threadsafe(task.cancel))
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if is_cancelled() or not signal.cancelled:
+            raise
+        raise ToolExecutionError("stopped before anybody had answered") from None
+    finally:
+        subscription.close()
+
+
 class OneAtATime:
-    """Lets one through at a time on each event loop, in the order of their coming."""
+    """Lets one through at a time, in the order of their coming, on all event loops and threads."""
 
     def __init__(self) -> None:
-        # A lock belongs to the loop that it was first waited on, and is gone with its last user.
-        self._locks: WeakValueDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
-        self._locks = WeakValueDictionary()
+        self._lock = Lock()  # held for a moment only: nobody waits for a person with it
+        self._is_taken = False
+        self._line: deque[asyncio.Future[None]] = deque()
 
-    def turn(self) -> asyncio.Lock:
-        """To be entered with ``async with``."""
-        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[None]:
+        """Wait for the turn, and have it while the block runs."""
+        await self._wait()
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self) -> None:
+        with self._lock:
+            if not self._is_taken:
+                self._is_taken = True
+                return
+            mine = asyncio.get_running_loop().create_future()
+            self._line.append(mine)
+        try:
+            await mine
+        except BaseException:
+            with self._lock:
+                was_waiting = mine in self._line
+                if was_waiting:
+                    self._line.remove(mine)
+            if not was_waiting:  # the turn came at the same moment
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while True:
+            with self._lock:
+                if not self._line:
+                    self._is_taken = False
+                    return
+                first = self._line.popleft()
+            try:
+                first.get_loop().call_soon_threadsafe(_wake, first)
+            except RuntimeError:  # its event loop is closed, and nobody waits there any more
+                continue
+            return
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -45,7 +45,7 @@ class CalculationError(ToolExecutionError, ValueError):
     """The expression has no value here; the text says why and what to write instead."""
 
 
-@tool(idempotent=True)
+@tool(idempotent=True, reads_only=True)
 async def calculator(expression: str) -> ToolResult:
     """Compute an arithmetic expression, exactly where possible.
 

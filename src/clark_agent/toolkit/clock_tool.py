@@ -39,7 +39,7 @@ def current_time_tool(
         raise ConfigError(f"current_time_tool: {_unknown(default_timezone)}")
 
     # Not async: zones are read from files.
-    @tool(idempotent=True)
+    @tool(idempotent=True, reads_only=True)
     def current_time(timezone: str | None = None) -> ToolResult:
         """Tell the current date and time, with the day of the week.
 

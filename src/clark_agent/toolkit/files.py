@@ -30,7 +30,7 @@ from msgspec import Struct, structs
 from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolExecutionError
-from clark_agent.toolkit._edits import Edit, EditRefused, replace_text
+from clark_agent.toolkit._edits import Edit, EditRefused, replace_text, unified_diff
 from clark_agent.toolkit._glob import Glob
 from clark_agent.toolkit._permission import Permission
 from clark_agent.toolkit._searching import (
@@ -44,6 +44,7 @@ from clark_agent.toolkit._searching import (
 from clark_agent.toolkit._text import NotTextError, human_size, open_text, read_document
 from clark_agent.toolkit.approval import AskApproval
 from clark_agent.toolkit.sensitive import Access
+from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.toolkit.workspace import Entry, Folder, Workspace, WorkspaceError, shown
 from clark_agent.tools import TypedTool
 
@@ -72,7 +73,8 @@ def file_tools(
 
     ``max_seconds`` is how long a listing or a search may take. It then ends with what it has.
     ``ask`` puts a question to a person about the paths that the workspace calls sensitive; an
-    answer for good is for that path. Without it such paths are refused.
+    answer for good is for that path in that conversation. Without it such paths are refused. With
+    an `ApprovalGate` give its ``ask``: then a call is asked about once.
     """
     permission = Permission(workspace, ask)
     reading: list[AgentTool] = [
@@ -102,9 +104,7 @@ class _FileTool(TypedTool):
         if not isinstance(args, Struct):
             args = self.validate(args)
         try:
-            given = structs.asdict(args)
-            for access in self.access:
-                await self._permission.check(given["path"], access, given, ctx)
+            await self._permission.check(self, self.access, structs.asdict(args), ctx)
             return await super().execute(args, ctx)
         except WorkspaceError as error:
             return ToolResult.error(str(error), details={"error": error.kind})
@@ -113,11 +113,31 @@ class _FileTool(TypedTool):
         except OSError as error:  # a disk that fails in the middle of a file
             return ToolResult.error(f"reading failed: {error.strerror}")
 
+    def preview(self, args: Any) -> str | None:
+        """Why a person should look at this call, and what it would change."""
+        given: Any = self.validate(args)
+        lines: list[str] = []
+        try:
+            name = shown(self.workspace.name_of(given.path))
+            reasons = self._permission.reasons(given.path, self.access)
+            lines += [f"[{name}: {reason}]" for reason in reasons.values()]
+            lines.append(self._diff(name, given))
+        except (WorkspaceError, EditRefused) as error:
+            lines.append(f"[{error}]")
+        except NotTextError as error:
+            lines.append(f"[{shown(given.path)} is {error}]")
+        return "\n".join([line for line in lines if line]) or None
+
+    def _diff(self, name: str, given: Any) -> str:
+        """What would change, as a unified diff."""
+        return ""
+
 
 class _ReadingTool(_FileTool):
     """A tool that changes nothing, so that its results can be had again."""
 
     idempotent = True
+    reads_only = True
     history_policy = ToolHistoryPolicy(summary_arg="path", compactable_result=True)
 
 
@@ -207,7 +227,7 @@ class _Part:
         total = self._total if self._is_all_seen else None
         details = {**about, "first_line": self._offset, "last_line": last, "lines": total}
         notes = [*self._notes(text, last, about["size"])]
-        return ToolResult.text("\n\n".join([text, *notes]), details=details)
+        return ToolResult.text("\n\n".join([mark_untrusted(text), *notes]), details=details)
 
     def _notes(self, text: str, last: int, size: int) -> Iterator[str]:
         if self._cut:
@@ -289,6 +309,15 @@ class WriteFile(_FileTool):
         details = {"path": name, "created": is_new, "size": len(data), "lines": lines}
         return ToolResult.text(told, details=details).with_narration(f"{verb} {name}")
 
+    def _diff(self, name: str, given: Any) -> str:
+        try:
+            before, old = name, read_document(self.workspace.read(given.path)).text
+        except WorkspaceError as error:
+            if error.kind != "not_found":
+                raise
+            before, old = "/dev/null", ""
+        return f"--- {before}\n+++ {name}\n{unified_diff(old, given.content)}"
+
 
 class EditFile(_FileTool):
     """Replace a text in a file by another. Everything else in the file stays as it is.
@@ -331,6 +360,17 @@ class EditFile(_FileTool):
             return ToolResult.error(f"{name} cannot be edited: it is no text but {error}")
         assert edit is not None
         return _edited(name, edit)
+
+    def _diff(self, name: str, given: Any) -> str:
+        text = read_document(self.workspace.read(given.path)).text
+        edit = replace_text(
+            text,
+            given.old,
+            given.new,
+            replace_all=given.replace_all,
+            max_chars=self.workspace.max_read_bytes,
+        )
+        return f"--- {name}\n+++ {name}\n{edit.diff}"
 
 
 def _edited(name: str, edit: Edit) -> ToolResult:
@@ -432,7 +472,8 @@ class _Listing:
     def result(self, patience: _Patience) -> ToolResult:
         missing = [path for path in self._folders if path not in self._entered]
         entries = sorted(self.entries, key=lambda entry: entry.path.split("/"))
-        blocks = ["\n".join([_told(entry) for entry in entries])] if entries else []
+        lines = "\n".join([_told(entry) for entry in entries])
+        blocks = [mark_untrusted(lines)] if entries else []
         if not entries and self._wanted.pattern is not None:
             blocks.append(f"[Nothing matches {self._wanted.pattern}.]")
         elif not entries:
@@ -679,7 +720,8 @@ class _Matches:
 
     def result(self, pattern: str, *, regex: bool) -> ToolResult:
         lines = [f"{found['path']}:{found['line']}: {found['text']}" for found in self._found]
-        blocks = ["\n".join(lines)] if lines else [self._nothing(pattern, regex=regex)]
+        found = mark_untrusted("\n".join(lines))
+        blocks = [found if lines else self._nothing(pattern, regex=regex)]
         limits: list[str] = []
         if self._cut:
             limits.append(f"There is more in {_some(self._cut)}")

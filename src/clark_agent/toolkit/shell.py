@@ -57,6 +57,7 @@ from clark_agent.toolkit.sandbox import (
     kept,
     sandboxed,
 )
+from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.tools import FunctionTool
 
 __all__ = ["CommandLimits", "Rooted", "shell_tool"]
@@ -367,7 +368,8 @@ def _result(settings: _Settings, command: RunningCommand, timeout: float) -> Too
         "characters_left_out": output.left_out,
         "sandbox": settings.sandbox_note,
     }
-    text = output.text.rstrip("\n") or "(no output)"
+    said = output.text.rstrip("\n")
+    text = mark_untrusted(said) if said else "(no output)"
     text = "\n".join([text, *[f"[{note}]" for note in notes]])
     return (ToolResult.text if code == 0 else ToolResult.error)(text, details=details)
 

@@ -10,8 +10,8 @@ GET only, http and https only, without cookies, credentials or proxies. What it 
 
 What it gives back: HTML as readable text with its links, other text as it is, and of everything
 else what it is. Size, time and redirects are bounded. The page is the word of strangers. All of it,
-the title too, stands between two marks, and the last has a number that no page can know. Whether an
-agent that can also act should read it is for the host to decide.
+the title too, stands between marks that it cannot forge (:mod:`clark_agent.toolkit.untrusted`).
+Whether an agent that can also act should read it is for the host to decide.
 
 It needs the extra ``web``.
 """
@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
-from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urljoin
 
@@ -38,6 +37,7 @@ from clark_agent.errors import ConfigError
 from clark_agent.toolkit._addresses import Address, Network, is_reachable
 from clark_agent.toolkit._html import ReadablePage, readable
 from clark_agent.toolkit._url import FetchError, Url
+from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.tools import AgentTool, ToolResult, tool
 from clark_agent.types import TextContent
 
@@ -390,5 +390,4 @@ def _part(page: _Page, start: int, most: int) -> str:
         ends = "the page is longer than can be fetched" if is_cut else "end of the page"
     if title and not start:
         part = f"Title: {title}\n\n{part}"
-    mark = token_hex(4)  # made now, and so not in the page
-    return f"[{begins}, up to mark {mark}]\n{part}\n[mark {mark}: {ends}]"
+    return f"[{begins}]\n{mark_untrusted(part)}\n[{ends}]"

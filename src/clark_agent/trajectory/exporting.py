@@ -14,9 +14,12 @@ from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.openai_chat import chat_messages
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     SystemMessage,
@@ -24,6 +27,7 @@ from clark_agent.types import (
     ThinkingContent,
     ToolCall,
     ToolResultMessage,
+    UserBlock,
     UserMessage,
 )
 
@@ -51,7 +55,7 @@ def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, An
     left out.
     """
     writer = MessagesWriter(frozenset())
-    writer.write_all(_request(messages), ReplayTarget())
+    writer.write_all(_request(messages), ReplayTarget(), "")
     written = writer.messages
     opening = [
         {"type": "text", "text": f"<system>\n{block['text']}\n</system>"} for block in writer.system
@@ -113,18 +117,32 @@ def _said(message: AssistantMessage) -> list[str]:
                 parts.append("\n".join([f"> {line}" for line in block.text.splitlines()]))
             case ReasoningDetailsContent():
                 pass
+            case ImageContent():
+                parts.append(_shown(block))
+            case ProviderContent():
+                data = msgspec.json.format(msgspec.json.encode(block.data), indent=2)
+                parts += [f"Item of {block.provider}:", _fenced(data.decode(), "json")]
             case ToolCall():
                 arguments = msgspec.json.format(msgspec.json.encode(block.arguments), indent=2)
                 parts += [f"Calls `{block.name}`:", _fenced(arguments.decode(), "json")]
             case _:
                 assert_never(block)
-    return parts
+    sources = [note for note in message.annotations if note.url or note.title]
+    return [*parts, *dict.fromkeys([_source(note) for note in sources])]
 
 
-def _shown(block: TextContent | ImageContent) -> str:
+def _source(note: Annotation) -> str:
+    return (
+        f"Source: [{note.title or note.url}]({note.url})" if note.url else f"Source: {note.title}"
+    )
+
+
+def _shown(block: UserBlock) -> str:
     if isinstance(block, TextContent):
         return block.text
     source = block.source if not block.source.startswith("data:") else "embedded"
+    if isinstance(block, FileContent):
+        return f"[{block.name or 'file'}]({source})"
     return f"![{block.alt or 'image'}]({source})"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.errors import ConfigError, InvalidContinuationError, failure_of
+from clark_agent.errors import ConfigError, DecodeError, InvalidContinuationError, failure_of
 from clark_agent.events import EventSink
 from clark_agent.loop import RunResult, start
 from clark_agent.run_log.log import RunLog, store_of
@@ -32,6 +33,7 @@ async def resume(
     signal: CancellationToken | None = None,
     *,
     sink: EventSink | None = None,
+    trust_log: bool = False,
 ) -> RunResult:
     """Take up a run where its log ends, and run it to its end.
 
@@ -39,16 +41,27 @@ async def resume(
     that says so, unless its tool is ``idempotent``: then it is run again. Calls that had not begun
     are run. Messages that were accepted and not delivered are delivered. The log goes on.
 
+    Where and how it runs is for the config to say: model, tools, plugins and limits come from there
+    and never from the log. What comes from the log is what was said (system prompt, history,
+    answers with their calls, results), and who the run is. So whoever can write the log can put
+    words into the run; calls that have not begun still pass the plugins of the config.
+
+    If the notes in the log (`RunLog.notes`: a folder, a model, …) are not those of the config, the
+    run is refused unless ``trust_log`` is set: a config that was made from notes that somebody has
+    changed would work where the run never was.
+
     The result has all messages of the run, those from before too; so has the error that ends it.
     Raises `clark_agent.errors.RunBusy` when another process, thread or task goes on with the run,
     `clark_agent.errors.LogDamaged` for a log that is not what was written,
-    `InvalidContinuationError` for a run that has ended, and `ConfigError` when the config lacks a
-    tool that the log is waiting for. Then nothing has happened.
+    `clark_agent.errors.DecodeError` for that of another run, `InvalidContinuationError` for a run
+    that has ended, and `ConfigError` when the config lacks a tool that the log is waiting for or
+    has other notes. Then nothing has happened.
     """
     store = store_of(store)
     config = _with_log(config, store)
     loaded = store.load(run_id)
     folded = fold(loaded)
+    _check_origin(folded, run_id, config, trust_log=trust_log)
     if isinstance(folded.ending, RunEnded):
         raise InvalidContinuationError(
             f"there is nothing to resume: the run {run_id!r} has ended ({folded.ending.outcome})"
@@ -79,6 +92,33 @@ def _with_log(config: LoopConfig, store: RunStore) -> LoopConfig:
     if config.run_log.store is not store:
         raise ConfigError("the config logs its runs to another store than the one to resume from")
     return config
+
+
+def _check_origin(folded: FoldedRun, run_id: str, config: LoopConfig, *, trust_log: bool) -> None:
+    """Refuse a log that tells of another run, or of another place."""
+    began = folded.began
+    if began.identity.run_id != run_id:
+        reason = f"the log of run {run_id!r} says that it is that of {began.identity.run_id!r}"
+        raise DecodeError(reason, path="record 0")
+    said = {} if config.run_log is None or began.identity.depth else config.run_log.notes
+    if trust_log or began.host_notes == to_builtins(said):  # a child has none
+        return
+    names = sorted({*began.host_notes, *said})
+    told = [
+        f"{name}: {_brief(began.host_notes.get(name))}, the config {_brief(said.get(name))}"
+        for name in names
+        if began.host_notes.get(name) != to_builtins(said.get(name))
+    ]
+    raise ConfigError(
+        f"the notes in the log of run {run_id!r} are not those of the config; the log says "
+        f"{'; '.join(told)}. Give the config RunLog(store, notes=...) with what is right, or set "
+        "trust_log if nobody else can have changed the log"
+    )
+
+
+def _brief(note: object) -> str:
+    text = repr(note)
+    return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:

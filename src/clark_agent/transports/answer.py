@@ -3,24 +3,28 @@
 A decoder knows its provider's wire and tells an `Answer` what came: text, reasoning, pieces of tool
 calls, a finish reason, usage. What that means is decided here, once for all providers:
 
-- thoughts between tags are kept apart from the visible text;
+- thoughts between tags are kept apart from the visible text, and nothing that was said is lost;
 - a piece of a tool call belongs to the call of its index. The first id that comes with it stays,
   because gateways change ids in mid-stream; a name that comes again does not make it longer;
 - fragments of one structured reasoning item are joined, because that is how they must go back;
 - an answer that took as many tokens as it was allowed is cut off, whatever the server says; one
   with tool calls is a request for tools, one without is not;
-- an answer without text and without calls cannot be used.
+- an answer without text, images and calls cannot be used.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
@@ -30,8 +34,15 @@ from clark_agent.stream import (
     ThinkingChunk,
     ToolCallChunk,
 )
-from clark_agent.thinking import ThinkingTagStreamFilter
-from clark_agent.types import AssistantMessage, StopReason, Usage
+from clark_agent.thinking import Piece, ThinkingTags, ThoughtSplitter
+from clark_agent.types import (
+    Annotation,
+    AssistantMessage,
+    ImageContent,
+    ProviderContent,
+    StopReason,
+    Usage,
+)
 
 __all__ = ["Answer", "Failure", "ProviderFailure"]
 
@@ -57,12 +68,13 @@ class ProviderFailure(Exception):
 
 
 class _Call:
-    __slots__ = ("arguments", "id", "index", "name")
+    __slots__ = ("arguments", "id", "index", "is_custom", "name")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.id = ""
         self.name = ""
+        self.is_custom = False
         self.arguments: list[str] = []
 
     @property
@@ -81,23 +93,49 @@ class Answer:
         self,
         *,
         cap: int | None = None,
-        thinking_tags: bool = True,
+        thinking_tags: ThinkingTags = "leading",
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self.usage: Usage | None = None
         self.finish: StopReason | None = None
         self.withheld: str | None = None
         """Why the provider did not let the answer out, if it says so."""
+        self.paused: dict[str, Any] | None = None
+        """Set when the provider wants to be asked to go on, with what it needs for that."""
+        self.heard = 0
+        """How many characters of text have come, tags included."""
         self.unreadable: Failure | None = None
         """That an event could not be read: the answer may lack something."""
         self._cap = cap
+        self._tags: ThinkingTags = thinking_tags
+        self._new_id = new_id
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
-        self._thinking = ThinkingTagStreamFilter() if thinking_tags else None
+        self._splitter = ThoughtSplitter(thinking_tags) if thinking_tags != "off" else None
+        self._said = 0
+        self._annotations: list[Annotation] = []  # with places in all that has come
         self._details: list[_Item] = []
         self._calls: dict[int | str, _Call] = {}
         self._last_call: _Call | None = None
+        self._has_told = False
         self._is_usable = False
+        self._usage_before: Usage | None = None
+
+    def continued(self) -> Answer:
+        """The answer that goes on where this one paused. This one must not be told any more.
+
+        Several can be made, until one of them has told something: what a failed one was told does
+        not show in the next.
+        """
+        more = Answer(cap=self._cap, thinking_tags=self._tags, new_id=self._new_id)
+        more.heard, more._said = self.heard, self._said
+        more._assembler = self._assembler  # fed with nothing but what is told
+        more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
+        more._is_usable = self._is_usable
+        more._usage_before = self._total_usage()
+        if self._splitter is None:
+            more._splitter = None
+        return more
 
     # --- what decoders tell ---------------------------------------------------------------------
 
@@ -107,11 +145,12 @@ class Answer:
             return
         if self._details:
             self._end_details()
-        thinking = self._thinking
-        if thinking is not None and ("<" in delta or not thinking.is_idle):
-            self._tagged_text(thinking, delta)
-        else:
+        self.heard += len(delta)
+        splitter = self._splitter
+        if splitter is None or splitter.passes(delta):
             self._visible(delta)
+        else:
+            self._tell_pieces(splitter.feed(delta))
 
     def reasoning(self, delta: str) -> None:
         """More of the readable reasoning from the provider's own channel."""
@@ -120,6 +159,7 @@ class Answer:
 
     def reasoning_details(self, items: Iterable[Any]) -> None:
         """More structured reasoning: whole items, or fragments of the newest one."""
+        self._release()
         for item in items:
             if not self._details or not self._details[-1].take(item):
                 self._details.append(_Item(item))
@@ -151,6 +191,37 @@ class Answer:
             self._is_usable = True
             self._tell(ToolCallChunk(call.index, id_delta, name_delta, arguments or None))
 
+    def custom_call(
+        self,
+        key: int | str | None,
+        call_id: str | None = None,
+        name: str | None = None,
+        text: str | None = None,
+    ) -> None:
+        """More of a call whose input is plain text. It becomes the argument ``input``."""
+        written = json.dumps(text)[1:-1] if text else None
+        self.call(key, call_id, name)
+        call = self._last_call
+        assert call is not None, "there is a call by now"
+        if not call.is_custom:
+            call.is_custom = True
+            written = '{"input":"' + (written or "")
+        if written:
+            self.call(key, arguments=written)
+
+    def block(self, block: ImageContent | ProviderContent, *, is_answer: bool = False) -> None:
+        """A whole block. ``is_answer``: the answer can be used even if nothing else comes."""
+        self._let_go()
+        if is_answer or isinstance(block, ImageContent):
+            self._is_usable = True
+        self._tell(BlockChunk(block))
+
+    def annotate(self, annotation: Annotation) -> None:
+        """A source. Its places are counted in all the text that has come, as by `heard`."""
+        self._annotations.append(annotation)
+        if self._splitter is None:
+            self._tell_annotations()
+
     # --- what the transport reads ---------------------------------------------------------------
 
     def take(self) -> list[StreamChunk]:
@@ -160,19 +231,29 @@ class Answer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been told yet."""
-        return self._assembler.empty
+        """Whether nothing has been told yet; of one that goes on after a pause: nothing more."""
+        return not self._has_told
 
     @property
     def has_calls(self) -> bool:
         """Whether the model asked for a tool."""
         return bool(self._calls)
 
-    def close(self) -> None:
-        """Nothing more will come: what was held back is told."""
-        if self._thinking is not None:
-            self._visible(self._thinking.flush())
+    def close(self, *, is_whole: bool = True) -> None:
+        """Nothing more will come: what was held back is told.
+
+        Of an answer that broke off, half a tag is not shown: it counts as thought.
+        """
+        if self._splitter is not None:
+            rest = self._splitter.flush()
+            self._tell_pieces(rest if is_whole else [("thought", text) for _, text in rest])
         self._end_details()
+        for call in self._calls.values():
+            if call.is_custom:
+                call.is_custom = False
+                call.arguments.append('"}')
+                self._tell(ToolCallChunk(call.index, None, None, '"}'))
+        self._tell_annotations()
 
     def message(self) -> AssistantMessage | Failure:
         """The whole answer, or why it cannot be used. Everything has been told by now."""
@@ -181,46 +262,74 @@ class Answer:
         reason = self._stop_reason()
         if reason is StopReason.ERROR:
             return Failure(StreamErrorKind.TRANSIENT, "the provider says that it failed")
-        if not self._is_usable and reason is not StopReason.MAX_TOKENS:
+        if not self._is_usable and self.paused is None and reason is not StopReason.MAX_TOKENS:
             return self._nothing()
-        return self._assembler.message(reason, usage=self.usage)
+        return self._assembler.message(reason, usage=self._total_usage())
 
     def partial(self, failure: Failure) -> AssistantMessage:
         """What has come of an answer that failed."""
         is_aborted = failure.kind is StreamErrorKind.ABORTED
         reason = StopReason.ABORTED if is_aborted else StopReason.ERROR
-        return self._assembler.message(reason, error_message=failure.message, usage=self.usage)
+        usage = self._total_usage()
+        return self._assembler.message(reason, error_message=failure.message, usage=usage)
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _tell(self, chunk: StreamChunk) -> None:
+        self._has_told = True
         self._assembler.feed(chunk)
         self._chunks.append(chunk)
+
+    def _total_usage(self) -> Usage | None:
+        if self._usage_before is None or self.usage is None:
+            return self.usage or self._usage_before
+        return self._usage_before + self.usage
 
     def _visible(self, delta: str) -> None:
         if delta:
             if not self._is_usable and not delta.isspace():
                 self._is_usable = True
+            self._said += len(delta)
             self._tell(TextChunk(delta))
 
-    def _tagged_text(self, thinking: ThinkingTagStreamFilter, delta: str) -> None:
-        """A thought ends with a ``>``; taken up to each of them, everything keeps its order."""
-        start = 0
-        while start < len(delta):
-            end = delta.find(">", start) + 1 or len(delta)
-            self._visible(thinking.feed(delta[start:end]))
-            for thought in thinking.take_thoughts():
-                if thought:
-                    self._tell(ThinkingChunk(thought))
-            start = end
+    def _tell_pieces(self, pieces: Iterable[Piece]) -> None:
+        for kind, text in pieces:
+            if kind == "said":
+                self._visible(text)
+            else:
+                self._tell(ThinkingChunk(text))
+        if self._splitter is not None and self._splitter.is_settled:
+            self._splitter = None  # all that follows is text
+
+    def _release(self) -> None:
+        """Tell text that was held back because it might have become a tag."""
+        if self._splitter is not None and self._splitter.is_holding:
+            self._tell_pieces(self._splitter.flush())
 
     def _let_go(self) -> None:
         """Something else comes: what was held back because it might have become more is told."""
         if self._details:
             self._end_details()
-        thinking = self._thinking
-        if thinking is not None and not thinking.is_idle and not thinking.is_inside:
-            self._visible(thinking.flush())
+        self._release()
+
+    def _tell_annotations(self) -> None:
+        """Tell the sources, with places in the visible text alone.
+
+        What is hidden stands in front of it; where thoughts may be anywhere, nobody knows.
+        """
+        hidden = self.heard - self._said
+        for annotation in self._annotations:
+            start, end = annotation.start, annotation.end
+            if hidden and self._tags == "anywhere":
+                annotation = replace(annotation, start=None, end=None)
+            elif hidden and (start is not None or end is not None):
+                annotation = replace(
+                    annotation,
+                    start=None if start is None else max(0, start - hidden),
+                    end=None if end is None else max(0, end - hidden),
+                )
+            self._tell(AnnotationChunk(annotation))
+        self._annotations.clear()
 
     def _end_details(self) -> None:
         if self._details:

@@ -10,7 +10,8 @@ thinking that comes back, because the system prompt, a tool or a message has cha
 request is sent once more with none of it, and what was refused is not sent again.
 
 The blocks of tools that run on Anthropic's side (a host can ask for them with ``provider_extras``)
-are not kept in the transcript.
+are kept in the transcript as items of this provider. When the server pauses such a turn, it is
+asked to go on, and what comes is one message.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from msgspec import Struct
 
 from clark_agent.clock import Clock
 from clark_agent.reasoning import ReasoningFormat
-from clark_agent.stream import ReasoningEffort, StreamRequest, ToolSchema
+from clark_agent.stream import ReasoningEffort, StreamRequest, ToolSchema, parse_arguments
+from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.anthropic_messages import (
+    PROVIDER,
     MessagesWriter,
     keep_in_cache,
     may_think_with_budget,
@@ -39,13 +42,26 @@ from clark_agent.transports.anthropic_messages import (
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import with_extras
 from clark_agent.transports.redaction import Address, secrets_in, secrets_of
-from clark_agent.transports.settings import RetryPolicy, Timeouts
-from clark_agent.types import StopReason, Usage
+from clark_agent.transports.settings import (
+    CacheTime,
+    RetryPolicy,
+    Timeouts,
+    cache_mark,
+    checked_cache,
+)
+from clark_agent.types import (
+    Annotation,
+    AssistantMessage,
+    ProviderContent,
+    StopReason,
+    Usage,
+    detect_arg_parse_error,
+)
 
 __all__ = ["Anthropic"]
 
@@ -70,7 +86,8 @@ class Anthropic(Transport[bytes]):
     ``base_url`` is where the server is, Anthropic's own by default. A key is taken from the
     environment only for the host that it belongs to, and sent as a bearer token. ``headers`` go
     with every request. ``client`` is an ``anthropic.AsyncAnthropic`` of your own, in place of all
-    that; it stays yours to close. ``cache=False`` asks for nothing to be kept in the prompt cache.
+    that; it stays yours to close. ``cache`` says how long the prompt is kept in the cache, five
+    minutes by default; False asks for nothing to be kept.
 
     The API has no temperature any more: that of a request is left out, unless it stands in
     ``provider_extras``.
@@ -84,10 +101,10 @@ class Anthropic(Transport[bytes]):
         base_url: str | None = None,
         headers: Mapping[str, str] | None = None,
         client: Any = None,
-        cache: bool = True,
+        cache: CacheTime | bool = True,
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
-        thinking_tags: bool = True,
+        thinking_tags: ThinkingTags | bool = "leading",
         clock: Clock | None = None,
     ) -> None:
         sdk = load_sdk("anthropic", "anthropic", "Anthropic")
@@ -105,7 +122,7 @@ class Anthropic(Transport[bytes]):
             clock=clock,
         )
         self.base_url = url
-        self.cache = cache
+        self.cache: CacheTime | bool = checked_cache(cache)
         self._takes = model_named(model)
         self._refused: set[int] = set()
         is_authorized = key or client or any(name.lower() == "authorization" for name in given)
@@ -131,17 +148,17 @@ class Anthropic(Transport[bytes]):
     @property
     def target(self) -> ReplayTarget:
         """What any Claude has thought: a model that cannot read another's thinking ignores it."""
-        return ReplayTarget(formats=frozenset({_FORMAT}))
+        return ReplayTarget(formats=frozenset({_FORMAT}), providers=frozenset({PROVIDER}))
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """The body of the request."""
         takes = self._takes
         writer = MessagesWriter(self._refused)
-        writer.write_all(request, self.target)
+        writer.write_all(request, self.target, self.provider)
         writer.finish(takes_prefill=takes.takes_prefill)
         tools = [_tool(tool) for tool in request.tools]
         if self.cache:
-            keep_in_cache(writer, tools)
+            keep_in_cache(writer, tools, cache_mark(self.cache))
         max_tokens = max_tokens_for(takes, request.reasoning, request.max_output_tokens)
         body: dict[str, Any] = {"model": self.model, "max_tokens": max_tokens, "stream": True}
         if writer.system:
@@ -168,6 +185,21 @@ class Anthropic(Transport[bytes]):
         # What the model thinks from here on is bound to a history without it, so it stays out.
         self._refused |= sent
         return self.encode(request)
+
+    def _continuation(
+        self, body: dict[str, Any], message: AssistantMessage, paused: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The same request, with what the model has said so far behind it."""
+        said = MessagesWriter(self._refused).assistant_blocks(message)
+        if said and said[-1]["type"] == "text":
+            said[-1] = {**said[-1], "text": said[-1]["text"].rstrip()}
+        turns, asked = body["messages"], body.get("container")
+        if turns[-1]["role"] == "assistant":  # words that were put into its mouth
+            turns, said = turns[:-1], [*turns[-1]["content"], *said]
+        if paused and isinstance(asked, dict):  # what to load into it
+            paused = {"container": {**asked, "id": paused["container"]}}
+        turn = [{"role": "assistant", "content": said}] if said else []
+        return with_extras({**body, **paused, "messages": [*turns, *turn]}, None)
 
     @asynccontextmanager
     async def _open(self, body: dict[str, Any]) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -235,6 +267,10 @@ class _Delta(Struct):
     partial_json: str | None = None
     thinking: str | None = None
     signature: str | None = None
+    citation: Any = None
+    content: Any = None
+    encrypted_content: Any = None
+    container: Any = None
     stop_reason: str | None = None
     stop_details: Any = None
 
@@ -248,10 +284,12 @@ class _Start(Struct):
     id: str | None = None
     name: str | None = None
     input: Any = None
+    citations: Any = None
 
 
 class _Message(Struct):
     usage: dict[str, Any] | None = None
+    container: Any = None
 
 
 class _Event(Struct):
@@ -260,11 +298,12 @@ class _Event(Struct):
     type: str | None = None
     index: int | None = None
     delta: _Delta | None = None
-    content_block: _Start | None = None
+    content_block: dict[str, Any] | None = None
     message: _Message | str | None = None
     usage: dict[str, Any] | None = None
     error: Any = None
-    content: list[_Start] | None = None
+    content: list[dict[str, Any]] | None = None
+    container: Any = None
     stop_reason: str | None = None
     stop_details: Any = None
 
@@ -290,15 +329,30 @@ _COUNTS = (
 class _OpenBlock:
     """A block that is still coming."""
 
-    __slots__ = ("has_json", "key", "kind", "signature", "thinking", "whole_input")
+    __slots__ = (
+        "begin",
+        "citations",
+        "has_json",
+        "item",
+        "json",
+        "key",
+        "kind",
+        "signature",
+        "thinking",
+        "whole_input",
+    )
 
-    def __init__(self, kind: str, key: int) -> None:
+    def __init__(self, kind: str, key: int, begin: int = 0) -> None:
         self.kind = kind
         self.key = key
+        self.begin = begin  # where its text begins in all that has come
+        self.citations: list[dict[str, Any]] = []
         self.thinking: list[str] = []
         self.signature = ""
         self.whole_input: Any = None  # some servers send it with the start, and nothing more
         self.has_json = False
+        self.item: dict[str, Any] | None = None  # of a kind that is the provider's alone
+        self.json: list[str] = []  # the input of such an item
 
 
 class _MessagesDecoder(JsonEventDecoder[_Event]):
@@ -311,6 +365,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         self._thoughts = 0
         self._keys = count()  # not every server gives each block a number of its own
         self._counts: dict[str, int] = {}
+        self._container: dict[str, Any] = {}
 
     def _event(self, event: _Event) -> None:
         if event.error:
@@ -328,9 +383,11 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             case "message_start":
                 if isinstance(event.message, _Message):
                     self._usage(event.message.usage)
+                    self._runs_in(event.message.container)
             case "message_delta":
                 self._usage(event.usage)
                 if event.delta is not None:
+                    self._runs_in(event.delta.container)
                     self._finish(event.delta.stop_reason, event.delta.stop_details)
             case "message_stop":
                 self._stop_all()
@@ -345,20 +402,23 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             self._start(index, block)
             self._stop(index)
         self._usage(event.usage)
+        self._runs_in(event.container)
         self._finish(event.stop_reason, event.stop_details)
         self.is_complete = True
 
-    def _start(self, index: int, start: _Start) -> None:
+    def _start(self, index: int, item: dict[str, Any]) -> None:
+        start: _Start = fitted(item, _Start)
         kind = start.type or ""
         again = self._open.get(index)
         key = again.key if again is not None and again.kind == kind else next(self._keys)
         for other, begun in tuple(self._open.items()):
             if other == index or begun.kind != "tool_use":  # only calls come side by side
                 self._stop(other)
-        block = self._open[index] = _OpenBlock(kind, key)
+        block = self._open[index] = _OpenBlock(kind, key, self._answer.heard)
         match kind:
             case "text":
                 self._answer.text(start.text or "")
+                self._cite(block, start.citations)
             case "thinking":
                 self._think(block, start.thinking or "")
                 block.signature = start.signature or ""
@@ -367,8 +427,10 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             case "tool_use":
                 block.whole_input = start.input
                 self._answer.call(block.key, start.id, start.name)
+            case "redacted_thinking" | "":
+                pass  # there is nothing in it
             case _:
-                pass
+                block.item = item
 
     def _delta(self, index: int, delta: _Delta) -> None:
         block = self._open.get(index)
@@ -376,10 +438,18 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             case "text_delta":
                 self._answer.text(delta.text or "")
             case "input_json_delta":
-                # The calls of tools that run on the server's side are none of ours.
-                if block is not None and block.kind == "tool_use" and delta.partial_json:
+                if block is not None and block.item is not None:
+                    block.json.append(delta.partial_json or "")
+                elif block is not None and block.kind == "tool_use" and delta.partial_json:
                     block.has_json = True
                     self._answer.call(block.key, arguments=delta.partial_json)
+            case "citations_delta":
+                if block is not None:
+                    self._cite(block, [delta.citation])
+            case "compaction_delta":
+                if block is not None and block.item is not None:
+                    told = {"content": delta.content, "encrypted_content": delta.encrypted_content}
+                    block.item |= {name: value for name, value in told.items() if value is not None}
             case "thinking_delta":
                 if block is None:
                     block = self._open[index] = _OpenBlock("thinking", next(self._keys))
@@ -399,11 +469,23 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         if block is None:
             return
         if block.kind == "tool_use" and block.whole_input and not block.has_json:
-            arguments = msgspec.json.encode(block.whole_input).decode()
-            self._answer.call(block.key, arguments=arguments)
+            self._answer.call(block.key, arguments=json_text(block.whole_input))
         if block.kind == "thinking" and block.signature:
             text = "".join(block.thinking)
             self._keep({"type": "reasoning.text", "text": text, "signature": block.signature})
+        if block.item is not None:
+            self._answer.block(ProviderContent(PROVIDER, _with_input(block.item, block.json)))
+        for citation in block.citations:
+            self._answer.annotate(_annotation(citation, block.begin, self._answer.heard))
+
+    def _cite(self, block: _OpenBlock, citations: Any) -> None:
+        found: list[Any] = citations if isinstance(citations, list) else []
+        block.citations += [citation for citation in found if isinstance(citation, dict)]
+
+    def _runs_in(self, container: Any) -> None:
+        """Where the server runs code. It wants to be told when it is asked to go on."""
+        if isinstance(container, dict) and isinstance(container.get("id"), str):
+            self._container = {"container": container["id"]}
 
     def _stop_all(self) -> None:
         for index in tuple(self._open):
@@ -420,6 +502,8 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             return
         self._stop_all()
         self._answer.finish = _STOP.get(reason, StopReason.OTHER)
+        if reason == "pause_turn" and not self._answer.has_calls:
+            self._answer.paused = self._container
         if reason == "refusal":
             told = fields_of(details)
             why = told.get("explanation") or told.get("category")
@@ -436,3 +520,39 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             if type(value) is int and value >= 0:
                 self._counts[name] = value
         self._answer.usage = Usage(*[self._counts.get(name, 0) for name in _COUNTS])
+
+
+def _with_input(item: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
+    """The item of the provider, with the input that came behind its start."""
+    written = "".join(pieces)
+    if not written.strip():
+        return item
+    arguments = parse_arguments(written)
+    cut_off = detect_arg_parse_error(arguments)
+    return {**item, "input": {"invalid_json": cut_off[1]} if cut_off else arguments}
+
+
+_CITED = {
+    "web_search_result_location": "url",
+    "search_result_location": "document",
+    "char_location": "document",
+    "page_location": "document",
+    "content_block_location": "document",
+}
+
+
+def _annotation(citation: dict[str, Any], begin: int, end: int) -> Annotation:
+    def text(*names: str) -> str | None:
+        values = [citation.get(name) for name in names]
+        return next((value for value in values if isinstance(value, str)), None)
+
+    return Annotation(
+        _CITED.get(str(citation.get("type")), "other"),
+        url=text("url", "source"),
+        title=text("title", "document_title"),
+        quote=text("cited_text"),
+        start=begin,
+        end=end,
+        provider=PROVIDER,
+        data=citation,
+    )

@@ -4,33 +4,39 @@
   model goes on with words that are put into its mouth;
 - results of tools come first in the turn behind their calls, in the order of the calls;
 - text must have something to read in it; what is blank is left out;
-- thinking goes back as it came, signed and in its place, or not at all, and never comes last.
+- thinking goes back as it came, signed and in its place, or not at all, and never comes last;
+- so do the calls of tools on the server's side and what came of them, and the citations of a text;
+- a picture that a model made goes back as the user's: an assistant has no pictures here.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
-from urllib.parse import unquote_to_bytes
 
 from clark_agent.reasoning import ReasoningEncrypted, ReasoningText, parse_items
 from clark_agent.stream import StreamRequest
-from clark_agent.transcript import MessageView
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import (
     arguments_object,
+    inline_data,
+    media_type_of,
     safe_id,
     safe_name,
     sendable,
+    stable_part,
     woven_text,
 )
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     SystemMessage,
@@ -43,17 +49,23 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["MessagesWriter", "keep_in_cache", "may_think_with_budget", "seals_of"]
+__all__ = ["PROVIDER", "MessagesWriter", "keep_in_cache", "may_think_with_budget", "seals_of"]
+
+PROVIDER = "anthropic"
+"""Whose items these blocks are, in a transcript."""
 
 _Block = dict[str, Any]
 
 _THINKING = ("thinking", "redacted_thinking")
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+_PDF = "application/pdf"
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 # Said for a user where the wire wants one and there is none.
 _OPENING = "(The conversation starts here.)"
 _GO_ON = "Go on."
 _NO_OUTPUT = "(no output)"
+_MADE_BY_MODEL = "(Pictures that the assistant made:)"
 
 _LONGEST_NAME = 128
 
@@ -69,15 +81,15 @@ class MessagesWriter:
         self._refused = refused
         self._results: list[tuple[int, _Block]] = []  # by the position of the call
         self._positions: dict[str, int] = {}
+        self._images: list[_Block] = []  # that the model made
 
-    def write_all(self, request: StreamRequest, target: ReplayTarget) -> None:
+    def write_all(self, request: StreamRequest, target: ReplayTarget, provider: str) -> None:
         """The system prompt and the messages, and behind which of them the stable part ends."""
         self._system(request.system_prompt)
-        messages = sendable(request.messages, target)
-        view = request.messages
-        tail = view.tail if isinstance(view, MessageView) else ()
-        passing = [message for message in tail if not isinstance(message, CustomMessage)]
-        stable = max(0, len(messages) - len(passing))
+        messages = sendable(
+            request.messages, target, provider=provider, takes_file=lambda file: bool(_file(file))
+        )
+        stable = len(stable_part(request.messages, messages))
         for message in messages[:stable]:
             self._write(message)
         self._flush_results()
@@ -139,26 +151,34 @@ class MessagesWriter:
         else:
             self.messages.append({"role": role, "content": blocks})
 
-    def _assistant(self, message: AssistantMessage) -> None:
+    def assistant_blocks(self, message: AssistantMessage) -> list[_Block]:
+        """What the model said, as it came."""
         blocks: list[_Block] = []
         said: list[AssistantBlock] = []
+        citations = _Citations(message.annotations)
 
         def end_text() -> None:
             text = woven_text(said)
+            plain = "".join([block.text for block in said if isinstance(block, TextContent)])
             said.clear()
+            cited = citations.cut(plain)
             if text.strip():
-                blocks.append(_text(text))
+                blocks.extend(cited if text == plain else [_text(text)])
 
         for block in message.content:
             match block:
                 case TextContent() | ThinkingContent():
                     said.append(block)
-                case ReasoningContent():
-                    pass  # the readable side of what the details carry
+                case ReasoningContent() | ImageContent():
+                    pass  # the readable side of what the details carry; what only a user can show
                 case ReasoningDetailsContent():
                     end_text()
                     thought = _thinking_blocks(block.details)
                     blocks += [b for b in thought if _seal(b) not in self._refused]
+                case ProviderContent():
+                    end_text()
+                    if isinstance(block.data, dict) and "type" in block.data:
+                        blocks.append({**block.data})
                 case ToolCall():
                     end_text()
                     blocks.append(_tool_use(block))
@@ -167,9 +187,14 @@ class MessagesWriter:
         end_text()
         while blocks and blocks[-1]["type"] in _THINKING:
             blocks.pop()  # it may not come last
+        return blocks
+
+    def _assistant(self, message: AssistantMessage) -> None:
+        blocks = _answered(self.assistant_blocks(message))
         calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
         self._positions = {call_id: position for position, call_id in enumerate(calls)}
         self._add("assistant", blocks)
+        self._images += [_image(b) for b in message.content if isinstance(b, ImageContent)]
 
     def _result(self, message: ToolResultMessage) -> None:
         call_id = safe_id(message.tool_call_id, 64)
@@ -183,9 +208,11 @@ class MessagesWriter:
         self._results.append((self._positions.get(call_id, len(self._positions)), block))
 
     def _flush_results(self) -> None:
-        """The results so far, in the order of their calls."""
+        """The results so far, in the order of their calls, and the pictures of the model."""
         results, self._results = self._results, []
+        images, self._images = self._images, []
         self._add("user", [block for _, block in sorted(results, key=lambda pair: pair[0])])
+        self._add("user", [_text(_MADE_BY_MODEL), *images] if images else [])
 
 
 def _text(text: str) -> _Block:
@@ -230,28 +257,90 @@ def seals_of(messages: Iterable[AgentMessage]) -> set[int]:
     }
 
 
+def _answered(blocks: list[_Block]) -> list[_Block]:
+    """Without the calls of the server's tools that were never answered, in an answer that was cut
+    off: they are refused. Beside calls of our own they are answered in the next turn.
+    """
+    if any(block["type"] == "tool_use" for block in blocks):
+        return blocks
+    answered = {block.get("tool_use_id") for block in blocks}
+    return [b for b in blocks if b["type"] not in _SERVER_CALLS or b.get("id") in answered]
+
+
+class _Citations:
+    """The citations of a message, for the texts that they belong to."""
+
+    def __init__(self, annotations: Sequence[Annotation]) -> None:
+        self._spans: dict[tuple[int, int], list[Any]] = {}
+        self._place = 0
+        for note in annotations:
+            start, end, data = note.start, note.end, note.data
+            is_own = note.provider == PROVIDER and isinstance(data, dict)
+            if is_own and start is not None and end is not None:
+                self._spans.setdefault((start, end), []).append(data)
+
+    def cut(self, text: str) -> list[_Block]:
+        """The next text of the message, in the blocks that its citations make of it."""
+        blocks: list[_Block] = []
+        begin, end = self._place, self._place + len(text)
+        self._place = end
+        place = begin
+        for (start, stop), citations in sorted(self._spans.items()):
+            if place <= start < stop <= end:
+                blocks.append(_text(text[place - begin : start - begin]))
+                cited = _text(text[start - begin : stop - begin])
+                blocks.append({**cited, "citations": citations})
+                place = stop
+        blocks.append(_text(text[place - begin :]))
+        return [block for block in blocks if block["text"].strip()]
+
+
 def _visible(blocks: Sequence[UserBlock | ToolResultBlock]) -> list[_Block]:
-    written = [
-        _text(block.text) if isinstance(block, TextContent) else _image(block) for block in blocks
-    ]
+    written = [_user_block(block) for block in blocks]
     return [block for block in written if block["type"] != "text" or block["text"].strip()]
+
+
+def _user_block(block: UserBlock | ToolResultBlock) -> _Block:
+    match block:
+        case TextContent():
+            return _text(block.text)
+        case ImageContent():
+            return _image(block)
+        case FileContent():
+            written = _file(block)
+            assert written is not None, "a file that is not taken is refused before"
+            return written
+        case _:
+            assert_never(block)
 
 
 def _image(image: ImageContent) -> _Block:
     """The image, or a word for one that the server would not take."""
-    source = image.source
-    if source.startswith(("http://", "https://")):
-        return {"type": "image", "source": {"type": "url", "url": source}}
-    head, comma, data = source.partition(",")
-    if head.startswith("data:") and comma:
-        kind, *options = head.removeprefix("data:").split(";")
-        media_type = (kind or image.media_type or "").lower().replace("image/jpg", "image/jpeg")
-        if media_type in _IMAGE_TYPES:
-            if "base64" not in options:
-                data = b64encode(unquote_to_bytes(data)).decode()
-            inline = {"type": "base64", "media_type": media_type, "data": data}
-            return {"type": "image", "source": inline}
+    if image.source.startswith(("http://", "https://")):
+        return {"type": "image", "source": {"type": "url", "url": image.source}}
+    data, media_type = inline_data(image.source), media_type_of(image)
+    if data is not None and media_type in _IMAGE_TYPES:
+        inline = {"type": "base64", "media_type": media_type, "data": data}
+        return {"type": "image", "source": inline}
     return _text(f"[image: {image.alt}]" if image.alt else "[image]")
+
+
+def _file(file: FileContent) -> _Block | None:
+    """A PDF or a text as a document, an image as one; None: the server takes no such file."""
+    media_type, data = media_type_of(file), inline_data(file.source)
+    if media_type in _IMAGE_TYPES:
+        return _image(ImageContent(file.source, media_type))
+    source: dict[str, Any]
+    if media_type == _PDF and data is not None:
+        source = {"type": "base64", "media_type": _PDF, "data": data}
+    elif media_type == _PDF and file.source.startswith(("http://", "https://")):
+        source = {"type": "url", "url": file.source}
+    elif media_type.startswith("text/") and data is not None:
+        text = b64decode(data).decode(errors="replace")
+        source = {"type": "text", "media_type": "text/plain", "data": text}
+    else:
+        return None
+    return {"type": "document", "source": source, **({"title": file.name} if file.name else {})}
 
 
 def may_think_with_budget(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -267,7 +356,7 @@ def may_think_with_budget(messages: Sequence[Mapping[str, Any]]) -> bool:
     return not is_round or messages[-2]["content"][0]["type"] in _THINKING
 
 
-def keep_in_cache(writer: MessagesWriter, tools: Sequence[_Block]) -> None:
+def keep_in_cache(writer: MessagesWriter, tools: Sequence[_Block], mark: Mapping[str, str]) -> None:
     """Mark where the prompt should be kept: at most four places, each of them the last of its kind.
 
     The turn of the user before the newest is where the last request ended. With a mark there too,
@@ -281,4 +370,4 @@ def keep_in_cache(writer: MessagesWriter, tools: Sequence[_Block]) -> None:
         earlier = [message for message in stable[:-1] if message["role"] == "user"]
         marked += [message["content"][-1] for message in earlier[-1:]]
     for block in marked:
-        block["cache_control"] = {"type": "ephemeral"}
+        block["cache_control"] = {**mark}

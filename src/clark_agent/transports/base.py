@@ -1,6 +1,7 @@
 """The course of one call to a provider, the same for all of them.
 
-    call    := encode, attempt, asked again while it may help and nothing has been shown
+    call    := encode, attempt, asked again while it may help and nothing has been shown,
+               and asked to go on while the provider pauses
     attempt := open, read → decode → chunks, until the provider says that it is done
 
 A transport brings four things: how a request is written, how the response is opened, how its pieces
@@ -13,11 +14,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
-from itertools import count
+from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, get_args
 
 from msgspec.structs import replace
 
@@ -34,6 +35,7 @@ from clark_agent.stream import (
     StreamEvent,
     StreamRequest,
 )
+from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.handover import ReplayTarget
@@ -54,6 +56,8 @@ _HINTS = {
     403: "the key does not allow it",
     404: "check the model's name and the address",
 }
+# How often a provider may pause one answer.
+_MOST_PAUSES = 10
 REFUSES_ACCESS = (401, 403)
 _MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
@@ -88,7 +92,7 @@ class Transport(ABC, Generic[T]):
         secrets: Iterable[str] = (),
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
-        thinking_tags: bool = True,
+        thinking_tags: ThinkingTags | bool = "leading",
         clock: Clock | None = None,
     ) -> None:
         name: Any = model
@@ -98,7 +102,7 @@ class Transport(ABC, Generic[T]):
         self.provider = provider
         self.retry = checked("retry", retry, RetryPolicy) or RetryPolicy()
         self.timeouts = checked("timeouts", timeouts, Timeouts) or Timeouts()
-        self.thinking_tags = thinking_tags
+        self.thinking_tags: ThinkingTags = _thinking_tags(thinking_tags)
         self.clock = clock or SystemClock()
         self._redactor = Redactor(secrets)
         for secret in self._redactor.secrets:
@@ -142,6 +146,13 @@ class Transport(ABC, Generic[T]):
         """
         return None
 
+    def _continuation(self, body: Any, message: AssistantMessage, paused: dict[str, Any]) -> Any:
+        """The body that asks the provider to go on with an answer that it has paused.
+
+        ``body`` is what was asked first, ``message`` all that has come since.
+        """
+        raise NotImplementedError(f"{type(self).__name__} cannot go on with a paused answer")
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close the connections. The next call opens new ones."""
@@ -159,17 +170,26 @@ class Transport(ABC, Generic[T]):
             yield self._redactor.event(failed)
             return
         has_begun = is_rewritten = False
+        asked, attempts, pauses = body, 0, 0
+        fresh: Callable[[], Answer] = partial(self._answer, request)
         began = self.clock.now_ms()
-        for number in count(1):
+        while True:
+            attempts += 1
+            answer, has_told = fresh(), False
             spent = (self.clock.now_ms() - began) / 1000
-            async with _Attempt(self, request, body, signal, spent) as attempt:
+            async with _Attempt(self, answer, body, signal, spent) as attempt:
                 while (chunks := await attempt.read()) is not None:
                     if chunks and not has_begun:
                         has_begun = True
                         yield Start(_EMPTY)
                     for chunk in chunks:
+                        has_told = True
                         yield Chunk(chunk)
             if (failure := attempt.failure) is None:
+                if answer.paused is not None and pauses < _MOST_PAUSES:
+                    body = self._continuation(asked, attempt.message, answer.paused)
+                    fresh, attempts, pauses = answer.continued, 0, pauses + 1
+                    continue
                 if not has_begun:
                     yield Start(_EMPTY)
                 yield Done(attempt.message)
@@ -178,22 +198,33 @@ class Transport(ABC, Generic[T]):
             if not has_begun and not is_rewritten:
                 other = self._rewritten(request, failure)
             if other is not None:
-                body, is_rewritten = other, True
+                asked, body, is_rewritten = other, other, True
                 logger.warning("%s: %s; asking in another way", self.provider, failure.message)
                 continue
-            delay = None if has_begun else self._delay(failure, number, began)
+            delay = None if has_told else self._delay(failure, attempts, began)
             if delay is None:
-                tried = f" ({number} attempts)" if number > 1 else ""
+                rest = attempt.rest()
+                for chunk in rest if has_begun else ():
+                    yield Chunk(chunk)
+                tried = f" ({attempts} attempts)" if attempts > 1 else ""
                 text = f"{failure.message}{tried}"
                 yield Error(attempt.message, failure.kind, text, failure.cause)
                 return
             text = "%s: %s; asking again in %.1f s, attempt %d of %d"
-            attempts = self.retry.attempts
-            logger.warning(text, self.provider, failure.message, delay, number + 1, attempts)
+            most = self.retry.attempts
+            logger.warning(text, self.provider, failure.message, delay, attempts + 1, most)
             if not await pause(self.clock.sleep(delay), signal):
                 text = signal.reason or "the call was cancelled"
-                yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
+                aborted = Failure(StreamErrorKind.ABORTED, text)
+                yield Error(fresh().partial(aborted), aborted.kind, text)
                 return
+
+    def _answer(self, request: StreamRequest) -> Answer:
+        return Answer(
+            cap=request.max_output_tokens,
+            thinking_tags=self.thinking_tags,
+            new_id=self.clock.new_id,
+        )
 
     def _delay(self, failure: Failure, attempt: int, began: int) -> float | None:
         """How long to wait before the next attempt; None: there is none."""
@@ -240,7 +271,7 @@ class _Attempt(Generic[T]):
     def __init__(
         self,
         transport: Transport[T],
-        request: StreamRequest,
+        answer: Answer,
         body: Any,
         signal: CancellationToken,
         spent: float,
@@ -248,12 +279,8 @@ class _Attempt(Generic[T]):
         self.failure: Failure | None = None
         self.message = _EMPTY
         self._transport = transport
-        self._answer = Answer(
-            cap=request.max_output_tokens,
-            thinking_tags=transport.thinking_tags,
-            new_id=transport.clock.new_id,
-        )
-        self._decoder = transport._decoder(self._answer)
+        self._answer = answer
+        self._decoder = transport._decoder(answer)
         self._is_over = False
         self._feed = Feed(
             lambda: transport._open(body),
@@ -298,12 +325,9 @@ class _Attempt(Generic[T]):
 
     async def _finish(self) -> None:
         self._is_over = True
-        self._answer.close()
-        outcome = (
-            self._answer.message()
-            if self._decoder.is_complete
-            else self._answer.unreadable or _UNFINISHED
-        )
+        is_whole = self._decoder.is_complete
+        self._answer.close(is_whole=is_whole)
+        outcome = self._answer.message() if is_whole else self._answer.unreadable or _UNFINISHED
         if isinstance(outcome, Failure):
             self._fail(outcome)
         else:
@@ -314,6 +338,21 @@ class _Attempt(Generic[T]):
         self._is_over = True
         self.failure = self._transport._redactor.failure(failure)
         self.message = self._answer.partial(self.failure)
+
+    def rest(self) -> list[StreamChunk]:
+        """What was held back of an answer that failed; the message has it too from now on."""
+        assert self.failure is not None
+        self._answer.close(is_whole=False)
+        self.message = self._answer.partial(self.failure)
+        return self._answer.take()
+
+
+def _thinking_tags(given: Any) -> ThinkingTags:
+    if isinstance(given, bool):
+        return "leading" if given else "off"
+    if given not in get_args(ThinkingTags):
+        raise ConfigError(f"thinking_tags must be leading, anywhere or off, not {given!r}")
+    return given  # type: ignore[no-any-return]
 
 
 def checked(name: str, value: Any, kind: type[T]) -> T | None:

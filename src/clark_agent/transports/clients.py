@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from clark_agent.errors import ConfigError, TransportError
 from clark_agent.transports.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
-__all__ = ["LoopLocal", "api_key_from", "load_sdk", "posted"]
+__all__ = ["LoopLocal", "MissingKeyError", "api_key_from", "load_sdk", "posted"]
 
 T = TypeVar("T")
 
@@ -35,13 +35,22 @@ def load_sdk(module: str, extra: str, needed_by: str) -> ModuleType:
         ) from None
 
 
+class MissingKeyError(ConfigError):
+    """No key was given, and none of the ``variables`` is set."""
+
+    def __init__(self, needed_by: str, variables: tuple[str, ...]) -> None:
+        names = " or ".join(variables)
+        super().__init__(f"{needed_by} needs a key: set {names}, or pass api_key")
+        self.needed_by = needed_by
+        self.variables = variables
+
+
 def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) -> str:
     """The key that was given, or the first of the environment variables that is set."""
     for value in (given, *[os.environ.get(name) for name in variables]):
         if value and value.strip():
             return value.strip()
-    names = " or ".join(variables)
-    raise ConfigError(f"{needed_by} needs a key: set {names}, or pass api_key")
+    raise MissingKeyError(needed_by, variables)
 
 
 @asynccontextmanager

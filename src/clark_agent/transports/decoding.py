@@ -20,8 +20,9 @@ from msgspec import Struct
 from clark_agent.transports.answer import Answer, ProviderFailure
 from clark_agent.transports.failures import not_understood
 from clark_agent.transports.sse import SseDecoder
+from clark_agent.wire import jsonable
 
-__all__ = ["JsonEventDecoder", "fields_of", "fitted"]
+__all__ = ["JsonEventDecoder", "fields_of", "fitted", "json_text"]
 
 E = TypeVar("E")
 
@@ -144,6 +145,14 @@ def _fitted_struct(value: Any, kind: type[Struct]) -> Any:
         return None
     known = [field for field in msgspec.structs.fields(kind) if field.encode_name in value]
     return kind(**{field.name: fitted(value[field.encode_name], field.type) for field in known})
+
+
+def json_text(value: Any) -> str:
+    """The JSON of arguments that came as an object. Half a character in them becomes U+FFFD."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (UnicodeEncodeError, RecursionError):
+        return msgspec.json.encode(jsonable(value)).decode()
 
 
 def fields_of(value: Any) -> dict[str, Any]:

@@ -63,6 +63,16 @@ class ChatDialect(Struct, frozen=True, kw_only=True):
     later system messages then go as a user's, in tags, and a user's messages are joined."""
     takes_result_images: bool = True
     """Whether a user message with the images of tool results may follow the results."""
+    takes_files: tuple[str, ...] = ()
+    """Beginnings of the media types of files that a user message may hold: ``audio/`` for example.
+    Audio goes by its own block, everything else as a file."""
+    takes_file_urls: bool = False
+    """Whether the server fetches a file by its address."""
+    takes_cache_marks: bool = False
+    """Whether the server hands marks for the prompt cache on to Anthropic's models."""
+    takes_extra_content: bool = False
+    """Whether a call has ``extra_content`` that must come back with it: there Gemini has the
+    signatures of its calls."""
     has_short_ids: bool = False
     """Whether a call's id must be nine letters and digits."""
     counts_reasoning_apart: bool = False
@@ -93,6 +103,9 @@ COMPATIBLE = ChatDialect(
     # vLLM and Ollama read the one, llama.cpp and SGLang the other, and none minds both.
     reasoning_fields=("reasoning", "reasoning_content"),
     takes_system_anywhere=False,
+    # Nobody knows what is behind it: it says itself what it does not take.
+    takes_files=("application/pdf", "audio/"),
+    takes_extra_content=True,
 )
 
 OPENAI = ChatDialect(
@@ -100,6 +113,7 @@ OPENAI = ChatDialect(
     key_variables=("OPENAI_API_KEY",),
     cap_field="max_completion_tokens",
     has_openai_models=True,
+    takes_files=("application/pdf", "audio/"),
 )
 
 OPENROUTER = ChatDialect(
@@ -107,6 +121,9 @@ OPENROUTER = ChatDialect(
     key_variables=("OPENROUTER_API_KEY",),
     efforts={effort: {"reasoning": {"effort": str(effort)}} for effort in ReasoningEffort},
     takes_details=True,
+    takes_files=("application/pdf", "audio/"),
+    takes_file_urls=True,
+    takes_cache_marks=True,
 )
 
 DEEPSEEK = ChatDialect(
@@ -158,7 +175,13 @@ XAI = ChatDialect(
     counts_reasoning_apart=True,
 )
 
-_KEYED = replace(COMPATIBLE, takes_system_anywhere=True, reasoning_fields=())
+_KEYED = replace(
+    COMPATIBLE,
+    takes_system_anywhere=True,
+    reasoning_fields=(),
+    takes_files=(),
+    takes_extra_content=False,
+)
 
 _HOSTS: Mapping[str, ChatDialect] = {
     "api.openai.com": OPENAI,

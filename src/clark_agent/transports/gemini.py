@@ -23,23 +23,31 @@ from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import TransportError
 from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
+from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
-from clark_agent.transports.decoding import JsonEventDecoder
+from clark_agent.transports.decoding import JsonEventDecoder, json_text
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
-from clark_agent.transports.gemini_contents import ContentsWriter, Part, generation_of
+from clark_agent.transports.gemini_contents import (
+    PROVIDER,
+    ContentsWriter,
+    Part,
+    generation_of,
+    takes_file,
+)
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.outgoing import sendable, with_extras
 from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
-from clark_agent.types import StopReason, Usage
+from clark_agent.types import Annotation, ImageContent, ProviderContent, StopReason, Usage
 
 __all__ = ["Gemini"]
 
@@ -73,7 +81,7 @@ class Gemini(Transport[bytes]):
         client: Any = None,
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
-        thinking_tags: bool = True,
+        thinking_tags: ThinkingTags | bool = "leading",
         clock: Clock | None = None,
     ) -> None:
         sdk = load_sdk("google.genai", "google", "Gemini")
@@ -111,13 +119,20 @@ class Gemini(Transport[bytes]):
     @property
     def target(self) -> ReplayTarget:
         """What this very model has signed, or a Gemini behind a gateway."""
-        return ReplayTarget(formats=frozenset({ReasoningFormat.GOOGLE_GEMINI_V1}), model=self.model)
+        return ReplayTarget(
+            formats=frozenset({ReasoningFormat.GOOGLE_GEMINI_V1}),
+            model=self.model,
+            providers=frozenset({PROVIDER}),
+        )
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """The body of the request."""
         writer = ContentsWriter(self.model)
         writer.system(request.system_prompt)
-        for message in sendable(request.messages, self.target):
+        messages = sendable(
+            request.messages, self.target, provider=self.provider, takes_file=takes_file
+        )
+        for message in messages:
             writer.write(message)
         writer.flush_results()
         if not writer.contents:
@@ -405,6 +420,9 @@ class _Candidate(Struct, rename="camel"):
     content: _Content | None = None
     finish_reason: str | None = None
     finish_message: str | None = None
+    grounding_metadata: Any = None
+    citation_metadata: Any = None
+    url_context_metadata: Any = None
 
 
 class _Feedback(Struct, rename="camel"):
@@ -449,6 +467,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         self._call_numbers = count()
         self._item_numbers = count()
         self._has_said_anything = False
+        self._said: list[str] = []
+        self._sources: dict[str, Any] = {}  # kept until the text that they speak of is there
 
     def _event(self, event: _Chunk | list[_Chunk]) -> None:
         for chunk in event if isinstance(event, list) else (event,):
@@ -473,8 +493,15 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         if candidate.content is not None:
             for part in candidate.content.parts or ():
                 self._part(part)
+        for name in _SOURCES:
+            if isinstance(told := getattr(candidate, name), dict):
+                self._sources[name] = {**self._sources.get(name, {}), **told}
         if candidate.finish_reason:
             self._finish(candidate.finish_reason, candidate.finish_message)
+        if self.may_end and self._sources:
+            sources, self._sources = self._sources, {}
+            for annotation in _annotations(sources, "".join(self._said)):
+                self._answer.annotate(annotation)
 
     def _finish(self, reason: str, message: str | None) -> None:
         answer, why = self._answer, _named(reason, message)
@@ -496,16 +523,33 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         if isinstance(call, dict):
             self._call(call, signature)
         elif not isinstance(text, str):
-            self._keep(type="google.part", part="other", value=part)
+            self._block(part, signature)
         elif part.get("thought"):
             self._answer.reasoning(text)
             if signature:
                 self._keep(type="reasoning.text", part="thought", text=text, signature=signature)
         else:
             self._has_said_anything = self._has_said_anything or bool(text.strip())
+            self._said.append(text)
             self._answer.text(text)
             if signature:
                 self._seal(signature, part="text", id=None, chars=len(text))
+
+    def _block(self, part: Part, signature: str | None) -> None:
+        """A picture, or a part that is the provider's alone. Its signature is for one model."""
+        unsigned = {name: value for name, value in part.items() if name != "thoughtSignature"}
+        match unsigned:
+            case {"inlineData": {"mimeType": str(kind), "data": str(data)}} if kind.startswith(
+                "image/"
+            ) and unsigned.keys() == {"inlineData"}:
+                self._has_said_anything = True
+                self._answer.block(ImageContent(f"data:{kind};base64,{data}", kind))
+            case _ if unsigned:
+                self._answer.block(ProviderContent(PROVIDER, unsigned))
+            case _:
+                return
+        if signature:
+            self._seal(signature, part="block")
 
     def _call(self, call: dict[str, Any], signature: str | None) -> None:
         if call.get("willContinue") or call.get("partialArgs"):
@@ -518,7 +562,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             next(self._call_numbers),
             call_id,
             str(call.get("name") or ""),
-            None if arguments is None else msgspec.json.encode(arguments).decode(),
+            None if arguments is None else json_text(arguments),
         )
         if signature:
             self._seal(signature, part="call", id=call_id)
@@ -530,6 +574,86 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         """Keep what must go back, right behind what has come so far."""
         mine = {"format": _FORMAT, "model": self._model, "index": next(self._item_numbers)}
         self._answer.reasoning_details([{**fields, **mine}])
+
+
+_SOURCES = ("grounding_metadata", "citation_metadata", "url_context_metadata")
+_SEARCHED = ("webSearchQueries", "imageSearchQueries", "retrievalQueries", "searchEntryPoint")
+
+
+def _annotations(sources: Mapping[str, Any], text: str) -> list[Annotation]:
+    """The sources of an answer. Their places count the bytes of its text."""
+    grounding = sources.get("grounding_metadata", {})
+    searched = {name: grounding[name] for name in _SEARCHED if grounding.get(name)}
+    found = [Annotation("search", provider=PROVIDER, data=searched)] if searched else []
+    chunks, cited = _dicts(grounding.get("groundingChunks")), set()
+    for support in _dicts(grounding.get("groundingSupports")):
+        numbers = support.get("groundingChunkIndices")
+        for number in numbers if isinstance(numbers, list) else ():
+            if type(number) is int and 0 <= number < len(chunks):
+                cited.add(number)
+                found.append(_source(chunks[number], support.get("segment")))
+    found += [_source(chunk) for n, chunk in enumerate(chunks) if n not in cited]
+    citations = sources.get("citation_metadata", {})
+    for name in ("citationSources", "citations"):
+        found += [_source(citation, citation) for citation in _dicts(citations.get(name))]
+    pages = sources.get("url_context_metadata", {})
+    found += [_source(page) for page in _dicts(pages.get("urlMetadata"))]
+    return _in_characters(found, text)
+
+
+def _dicts(values: Any) -> list[dict[str, Any]]:
+    """What should be a list of objects; other things in it become empty ones."""
+    given = values if isinstance(values, list) else []
+    return [value if isinstance(value, dict) else {} for value in given]
+
+
+def _source(told: dict[str, Any], segment: Any = None) -> Annotation:
+    inner = next((value for value in told.values() if isinstance(value, dict)), told)
+    place: dict[str, Any] = segment if isinstance(segment, dict) else {}
+
+    def text(*names: str) -> str | None:
+        values = [inner.get(name) for name in names]
+        return next((value for value in values if isinstance(value, str)), None)
+
+    def number(name: str) -> int | None:
+        value = place.get(name)
+        return value if type(value) is int and value >= 0 else None
+
+    end = number("endIndex")
+    start = number("startIndex")
+    return Annotation(
+        "url",
+        url=text("uri", "retrievedUrl"),
+        title=text("title"),
+        quote=text("text"),
+        start=start if end is None or start is not None else 0,  # a zero is left out
+        end=end,
+        provider=PROVIDER,
+        data=told,
+    )
+
+
+def _in_characters(annotations: list[Annotation], text: str) -> list[Annotation]:
+    """The same annotations, with places that count characters: each byte is looked at once."""
+    if text.isascii():
+        return annotations
+    data = text.encode("utf-8", "surrogatepass")
+    places = {
+        place for note in annotations for place in (note.start, note.end) if place is not None
+    }
+    characters, before, count = {}, 0, 0
+    for place in sorted(places):
+        count += len(data[before:place].decode("utf-8", "ignore"))
+        before = place
+        characters[place] = count
+    return [
+        replace(
+            note,
+            start=None if note.start is None else characters[note.start],
+            end=None if note.end is None else characters[note.end],
+        )
+        for note in annotations
+    ]
 
 
 def _named(reason: str, message: str | None) -> str:

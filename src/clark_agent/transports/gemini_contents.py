@@ -6,11 +6,12 @@ with. `clark_agent.transports.gemini` keeps it as a reasoning item right behind 
     {"type": "reasoning.encrypted", "part": "call", "id": …, "data": signature}
     {"type": "reasoning.encrypted", "part": "text", "chars": …, "data": signature}
     {"type": "reasoning.text", "part": "thought", "text": …, "signature": signature}
-    {"type": "google.part", "part": "other", "value": the part}
+    {"type": "reasoning.encrypted", "part": "block", "data": signature}
 
 A signed text is as many characters of what stands before the item; a part of none, which is how a
-stream likes to end, is one too. A part of a kind that a transcript has no block for is kept whole.
-An item that came through a gateway has no ``part``: it belongs to the call of its id.
+stream likes to end, is one too. A part of a kind that a transcript has no block for is kept whole,
+as an item of this provider. An item that came through a gateway has no ``part``: it belongs to the
+call of its id.
 
 Gemini 3 refuses a step whose first call is not signed. A call that another model made gets the
 words that Google names for that purpose.
@@ -18,19 +19,23 @@ words that Google names for that purpose.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Mapping, Sequence
-from mimetypes import guess_type
 from typing import Any, TypeAlias, assert_never
-from urllib.parse import unquote_to_bytes, urlsplit
 
-from clark_agent.transports.outgoing import arguments_object, woven_text
+from clark_agent.transports.outgoing import (
+    arguments_object,
+    inline_data,
+    media_type_of,
+    woven_text,
+)
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     SystemMessage,
@@ -42,9 +47,14 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["UNSIGNED", "ContentsWriter", "Part", "generation_of"]
+__all__ = ["PROVIDER", "UNSIGNED", "ContentsWriter", "Part", "generation_of", "takes_file"]
 
 Part: TypeAlias = dict[str, Any]
+
+PROVIDER = "google"
+"""Whose items these parts are, in a transcript."""
+# What the result of a function may hold beside text.
+_IN_RESULTS = ("image/", "application/pdf")
 
 _GENERATION = re.compile(r"gemini-(\d+)")
 _ALIAS = re.compile(r"gemini-[a-z-]+-latest")  # of models that are not older than Gemini 3
@@ -111,9 +121,9 @@ class ContentsWriter:
         """Write the results that have come, and behind them the images that do not fit in."""
         results, self._results = self._results, []
         results.sort(key=lambda result: self._open[result.tool_call_id])
-        images: list[Part] = []
-        self._add("user", [self._result(result, images) for result in results])
-        self._add("user", images)
+        media: list[Part] = []
+        self._add("user", [self._result(result, media) for result in results])
+        self._add("user", media)
 
     def _add(self, role: str, parts: list[Part]) -> None:
         if not parts:
@@ -123,20 +133,23 @@ class ContentsWriter:
         else:
             self.contents.append({"role": role, "parts": parts})
 
-    def _result(self, message: ToolResultMessage, images: list[Part]) -> Part:
+    def _result(self, message: ToolResultMessage, media: list[Part]) -> Part:
         said = {"error" if message.is_error else "output": message.plain_text}
         _, name = self._open[message.tool_call_id]
         answer: dict[str, Any] = {"name": name, "response": said}
         if self._has_ids:
             answer["id"] = message.tool_call_id
-        seen = [_image_part(block) for block in message.content if isinstance(block, ImageContent)]
+        blocks = [b for b in message.content if not isinstance(b, TextContent)]
+        seen = [_media_part(block) for block in blocks]
         if self._takes_result_images:
-            inside = [part for part in seen if "inlineData" in part]
-            seen = [part for part in seen if "inlineData" not in part]
+            inside = [part for part in seen if _fits_in_result(part)]
+            seen = [part for part in seen if not _fits_in_result(part)]
             if inside:
                 answer["parts"] = inside
         if seen:
-            images += [{"text": f"Images from the tool {name}:"}, *seen]
+            has_files = any(isinstance(block, FileContent) for block in blocks)
+            media += [{"text": f"{'Files' if has_files else 'Images'} from the tool {name}:"}]
+            media += seen
         return {"functionResponse": answer}
 
     def _model_parts(self, message: AssistantMessage) -> list[Part]:
@@ -152,6 +165,11 @@ class ContentsWriter:
                 case ReasoningDetailsContent():
                     for item in block.details:
                         turn.item(item)
+                case ImageContent():
+                    turn.part(_media_part(block))
+                case ProviderContent():
+                    if isinstance(block.data, dict) and block.data:
+                        turn.part({**block.data})
                 case ReasoningContent():
                     pass
                 case _:
@@ -185,6 +203,10 @@ class _ModelTurn:
         elif text:
             self.parts.append({"text": text})
 
+    def part(self, part: Part) -> None:
+        """A whole part."""
+        self.parts.append(part)
+
     def call(self, call: ToolCall) -> None:
         written: dict[str, Any] = {"name": _safe_name(call.name), "args": arguments_object(call)}
         if self._has_ids:
@@ -195,8 +217,8 @@ class _ModelTurn:
     def item(self, item: Any) -> None:
         """Take a reasoning item. One whose part is not there any more is left out."""
         match item:
-            case {"type": "google.part", "value": dict(part)} if part:
-                self.parts.append(part)
+            case {"type": "reasoning.encrypted", "part": "block", "data": str(signature)}:
+                self._sign_block(signature)
             case {"part": "thought", "text": str(text), "signature": str(signature)}:
                 thought = {"text": text, "thought": True, "thoughtSignature": signature}
                 self.parts.append(thought)
@@ -224,6 +246,12 @@ class _ModelTurn:
         signed = {"text": text[-chars:], "thoughtSignature": signature}
         self.parts[-1:] = [{"text": text[:-chars]}, signed] if chars < len(text) else [signed]
 
+    def _sign_block(self, signature: str) -> None:
+        """Sign the part that stands before the item, which came whole."""
+        last = self.parts[-1] if self.parts else {}
+        if last and not last.keys() & {"text", "functionCall"}:
+            last.setdefault("thoughtSignature", signature)
+
     def _sign_call(self, item: Mapping[str, Any], signature: str) -> None:
         """Sign the call that stands before the item: its id may have been changed in between.
 
@@ -248,18 +276,24 @@ def _user_parts(content: str | Sequence[UserBlock]) -> list[Part]:
     if isinstance(content, str):
         return [{"text": content}] if content else []
     return [
-        {"text": block.text} if isinstance(block, TextContent) else _image_part(block)
+        {"text": block.text} if isinstance(block, TextContent) else _media_part(block)
         for block in content
-        if isinstance(block, ImageContent) or block.text
+        if not isinstance(block, TextContent) or block.text
     ]
 
 
-def _image_part(image: ImageContent) -> Part:
-    if not image.source.startswith("data:"):
-        kind = image.media_type or guess_type(urlsplit(image.source).path)[0]
-        return {"fileData": {"fileUri": image.source, **({"mimeType": kind} if kind else {})}}
-    head, _, data = image.source.removeprefix("data:").partition(",")
-    kind, *parameters = head.split(";")
-    if "base64" not in parameters:
-        data = base64.b64encode(unquote_to_bytes(data)).decode()
-    return {"inlineData": {"mimeType": kind or image.media_type or "image/png", "data": data}}
+def takes_file(file: FileContent) -> bool:
+    """Whether the provider takes the file: it must know what it is."""
+    return bool(media_type_of(file))
+
+
+def _media_part(block: ImageContent | FileContent) -> Part:
+    kind, data = media_type_of(block), inline_data(block.source)
+    if data is None:
+        return {"fileData": {"fileUri": block.source, **({"mimeType": kind} if kind else {})}}
+    return {"inlineData": {"mimeType": kind or "image/png", "data": data}}
+
+
+def _fits_in_result(part: Part) -> bool:
+    inline = part.get("inlineData")
+    return inline is not None and inline["mimeType"].startswith(_IN_RESULTS)

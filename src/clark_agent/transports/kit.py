@@ -144,13 +144,18 @@ def _fold_problems(events: Sequence[StreamEvent], terminal: Done | Error) -> lis
     for event in events:
         if isinstance(event, Chunk):
             assembler.feed(event.chunk)
-    told = assembler.message().content
+    folded = assembler.message()
+    told = folded.content
     name, message = (
         ("Done", terminal.message) if isinstance(terminal, Done) else ("Error", terminal.partial)
     )
-    if _comparable(told, message.content) == _comparable(message.content, told):
-        return []
-    return [f"the chunks fold to {told!r}, but {name} carries {message.content!r}"]
+    problems: list[str] = []
+    if _comparable(told, message.content) != _comparable(message.content, told):
+        problems.append(f"the chunks fold to {told!r}, but {name} carries {message.content!r}")
+    if folded.annotations != message.annotations:
+        theirs = f"{folded.annotations!r}, but {name} carries {message.annotations!r}"
+        problems.append(f"the chunks fold to the annotations {theirs}")
+    return problems
 
 
 def _comparable(blocks: Sequence[AssistantBlock], others: Sequence[AssistantBlock]) -> list[Any]:

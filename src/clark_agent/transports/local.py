@@ -46,6 +46,8 @@ from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage,
 
 __all__ = ["LocalModel"]
 
+_DIALECT = replace(COMPATIBLE, name="local model", takes_files=(), takes_extra_content=False)
+
 _SMALLEST_WINDOW = 512
 _LARGEST_WINDOW = 16 * 1024 * 1024
 _MOST_THREADS = 512  # as many as llama.cpp takes; with more it ends the process
@@ -89,11 +91,12 @@ class LocalModel(Transport[bytes]):
         """What the model gets: a conversation for its template, or a case to be led through."""
         if self.is_taught:
             return self._conversation(request)
-        return _case(sendable(request.messages, self.target), request)
+        messages = sendable(request.messages, self.target, provider=self.provider)
+        return _case(messages, request)
 
     def _conversation(self, request: StreamRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "messages": chat_messages(request, COMPATIBLE, model=self.model, target=self.target),
+            "messages": chat_messages(request, _DIALECT, model=self.model, target=self.target),
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_progress": True,
@@ -119,7 +122,7 @@ class LocalModel(Transport[bytes]):
             work.is_wanted = False
 
     def _decoder(self, answer: Answer) -> ChatDecoder:
-        return ChatDecoder(answer, COMPATIBLE)
+        return ChatDecoder(answer, _DIALECT, self.model)
 
     def _failure(self, error: Exception) -> Failure:
         return Failure(StreamErrorKind.FATAL, f"the local model failed: {error}", cause=error)

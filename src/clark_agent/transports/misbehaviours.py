@@ -301,6 +301,11 @@ MISBEHAVIOURS: tuple[Misbehaviour, ...] = (
         content=(TextContent("Hello"),),
     ),
     Misbehaviour(
+        name="a tag in the middle of a sentence",
+        steps=(Say("Wrap it in a <reason"), Say("ing> element."), Say(" Then deploy"), *_STOP),
+        content=(TextContent("Wrap it in a <reasoning> element. Then deploy"),),
+    ),
+    Misbehaviour(
         name="usage after the finish reason",
         steps=(
             Say("Hello"),

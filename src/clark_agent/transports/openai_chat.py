@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from mimetypes import guess_extension
 from typing import Any, assert_never
 
 import msgspec
@@ -19,31 +20,47 @@ from msgspec import Struct
 from clark_agent.clock import Clock
 from clark_agent.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
 from clark_agent.stream import StreamRequest, ToolSchema
+from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, json_text
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.openai_client import OpenAIClients
+from clark_agent.transports.openai_responses import openai_annotation
 from clark_agent.transports.outgoing import (
     arguments_text,
+    custom_input,
+    custom_tools,
+    inline_data,
+    media_type_of,
     safe_id,
     safe_name,
     sendable,
+    stable_part,
     with_extras,
     woven_text,
 )
-from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.transports.settings import (
+    CacheTime,
+    RetryPolicy,
+    Timeouts,
+    cache_mark,
+    checked_cache,
+)
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     StopReason,
     SystemMessage,
     TextContent,
+    ToolCall,
     ToolResultMessage,
     Usage,
     UserBlock,
@@ -56,6 +73,7 @@ __all__ = ["ChatDecoder", "OpenAIChat", "chat_messages", "chat_tool"]
 # want the Responses API.
 _THINKS_WITHOUT_TOOLS = re.compile(r"gpt-(5\.([2-9]|\d\d)|[6-9]|\d\d)(?!.*-(pro|chat|codex))")
 
+_PROVIDER = "chat"
 _SEALED_FOR_ACCOUNT = (
     ReasoningFormat.OPENAI_RESPONSES_V1,
     ReasoningFormat.AZURE_OPENAI_RESPONSES_V1,
@@ -69,6 +87,10 @@ class OpenAIChat(Transport[bytes]):
     is taken from the environment only for the host that it belongs to. ``headers`` go with every
     request. ``client`` is an ``openai.AsyncOpenAI`` of your own, in place of all that; it stays
     yours to close.
+
+    ``cache`` says how long a prompt is kept for Anthropic's models behind OpenRouter, five minutes
+    by default; False asks for nothing to be kept. ``prompt_cache_key`` is OpenAI's: it brings
+    requests that begin alike to the same cache.
     """
 
     def __init__(
@@ -82,7 +104,9 @@ class OpenAIChat(Transport[bytes]):
         client: Any = None,
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
-        thinking_tags: bool = True,
+        thinking_tags: ThinkingTags | bool = "leading",
+        cache: CacheTime | bool = True,
+        prompt_cache_key: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._clients = OpenAIClients(
@@ -96,6 +120,8 @@ class OpenAIChat(Transport[bytes]):
         )
         self.base_url = self._clients.url
         self.dialect = self._clients.dialect
+        self.cache: CacheTime | bool = checked_cache(cache)
+        self.prompt_cache_key = prompt_cache_key
         super().__init__(
             model,
             provider=self.dialect.name,
@@ -109,18 +135,24 @@ class OpenAIChat(Transport[bytes]):
     @property
     def target(self) -> ReplayTarget:
         """Behind OpenRouter what the model's vendor made; elsewhere there is no such thing."""
+        dialect = self.dialect
         return ReplayTarget(
-            formats=formats_of(self.model) if self.dialect.takes_details else frozenset()
+            formats=formats_of(self.model) if dialect.takes_details else frozenset(),
+            providers=frozenset({_PROVIDER} if dialect.takes_extra_content else ()),
         )
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """The body of the request."""
         dialect = self.dialect
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": chat_messages(request, self.dialect, model=self.model, target=self.target),
-            "stream": True,
-        }
+        is_marked = dialect.takes_cache_marks and _vendor(self.model) == "anthropic"
+        messages = chat_messages(
+            request,
+            dialect,
+            model=self.model,
+            target=self.target,
+            cache=self.cache if is_marked else False,
+        )
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "stream": True}
         if dialect.wants_usage_option:
             body["stream_options"] = {"include_usage": True}
         if request.tools:
@@ -131,6 +163,8 @@ class OpenAIChat(Transport[bytes]):
             body[dialect.cap_field] = request.max_output_tokens
         if request.temperature is not None:
             body["temperature"] = request.temperature
+        if self.prompt_cache_key is not None:
+            body["prompt_cache_key"] = self.prompt_cache_key
         if dialect.has_openai_models:
             _add_openai_effort(body, self.model, request)
         else:
@@ -143,7 +177,7 @@ class OpenAIChat(Transport[bytes]):
             yield pieces
 
     def _decoder(self, answer: Answer) -> ChatDecoder:
-        return ChatDecoder(answer, self.dialect)
+        return ChatDecoder(answer, self.dialect, self.model)
 
     def _failure(self, error: Exception) -> Failure:
         return failure_of_sdk(error, self.base_url)
@@ -168,15 +202,55 @@ def _add_openai_effort(body: dict[str, Any], model: str, request: StreamRequest)
 
 
 def chat_messages(
-    request: StreamRequest, dialect: ChatDialect, *, model: str, target: ReplayTarget
+    request: StreamRequest,
+    dialect: ChatDialect,
+    *,
+    model: str,
+    target: ReplayTarget,
+    cache: CacheTime | bool = False,
 ) -> list[dict[str, Any]]:
     """The conversation, the system prompt at its head."""
-    writer = _Writer(dialect, model)
+    writer = _Writer(dialect, model, custom_tools(request.provider_extras))
     writer.system(request.system_prompt)
-    for message in sendable(request.messages, target):
+    messages = sendable(
+        request.messages,
+        target,
+        provider=dialect.name,
+        takes_file=lambda file: _file_part(file, dialect) is not None,
+    )
+    stable = len(stable_part(request.messages, messages))
+    for message in messages[:stable]:
         writer.write(message)
-    writer.flush_images()
+    writer.flush_media()
+    end = len(writer.messages)
+    for message in messages[stable:]:
+        writer.write(message)
+    writer.flush_media()
+    if cache:
+        _keep_in_cache(writer.messages, end, cache_mark(cache))
     return writer.messages
+
+
+def _vendor(model: str) -> str:
+    """Whose model it is, behind a gateway; a name that stands for the newest one begins with ~."""
+    return model.partition("/")[0].removeprefix("~")
+
+
+def _keep_in_cache(messages: list[dict[str, Any]], end: int, mark: Mapping[str, str]) -> None:
+    """Mark where the prompt should be kept: behind the instructions, and where this request and the
+    one before it end. ``end`` is behind the last message that will be there the next time.
+
+    All messages are written in parts, marked or not: they must look the same in the next request.
+    """
+    for message in messages:
+        if message["role"] != "assistant" and isinstance(message["content"], str):
+            message["content"] = [_text_part(message["content"])]
+    instructions = [message for message in messages[:1] if message["role"] == "system"]
+    ends = [m for m in messages[len(instructions) : end] if m["role"] in ("user", "tool")]
+    for message in [*instructions, *ends[-2:]]:
+        *_, last = message["content"]
+        if last["type"] != "text" or last["text"].strip():
+            last["cache_control"] = {**mark}
 
 
 def chat_tool(tool: ToolSchema) -> dict[str, Any]:
@@ -192,22 +266,24 @@ def chat_tool(tool: ToolSchema) -> dict[str, Any]:
 class _Writer:
     """Writes a history in a dialect."""
 
-    def __init__(self, dialect: ChatDialect, model: str) -> None:
-        self._wants_signatures = dialect.takes_details and (generation_of(model) or 0) >= 3
+    def __init__(self, dialect: ChatDialect, model: str, custom: frozenset[str]) -> None:
+        self._model = model
+        self._wants_signatures = (generation_of(model) or 0) >= 3
         self.messages: list[dict[str, Any]] = []
         self._dialect = dialect
-        self._images: list[dict[str, Any]] = []  # of the tool results that were just written
+        self._custom = custom
+        self._media: list[dict[str, Any]] = []  # that only a user can show
         self._ids: dict[str, str] = {}
         self._numbers = count(1)
 
     def write(self, message: AgentMessage) -> None:
         if not isinstance(message, ToolResultMessage):
-            self.flush_images()
+            self.flush_media()
         match message:
             case SystemMessage():
                 self.system(message.content)
             case UserMessage():
-                self._user(_user_content(message.content))
+                self._user(_user_content(message.content, self._dialect))
             case AssistantMessage():
                 self._assistant(message)
             case ToolResultMessage():
@@ -227,11 +303,13 @@ class _Writer:
         else:
             self._user(f"<system>\n{text}\n</system>")
 
-    def flush_images(self) -> None:
-        """No server takes images in a tool's message: they follow in a user's."""
-        if self._images:
-            images, self._images = self._images, []
-            self._user(images)
+    def flush_media(self) -> None:
+        """No server takes images and files in a tool's message, or in the model's own: they follow
+        in a user's.
+        """
+        if self._media:
+            media, self._media = self._media, []
+            self._user(media)
 
     def _user(self, content: str | list[dict[str, Any]]) -> None:
         last = self.messages[-1] if self.messages else None
@@ -244,14 +322,15 @@ class _Writer:
     def _assistant(self, message: AssistantMessage) -> None:
         dialect = self._dialect
         text = woven_text(message.content)
-        calls = [
-            {
-                "id": self._id(call.id),
-                "type": "function",
-                "function": {"name": safe_name(call.name), "arguments": arguments_text(call)},
-            }
-            for call in message.tool_calls
-        ]
+        images = [block for block in message.content if isinstance(block, ImageContent)]
+        if images and not dialect.takes_result_images:
+            text = "\n".join([part for part in (text, *map(_left_out, images)) if part])
+        elif images:
+            self._media.append(_text_part("(Images that the assistant made:)"))
+            self._media += [_image_part(image) for image in images]
+        calls = [self._call(call) for call in message.tool_calls]
+        if dialect.takes_extra_content:
+            self._add_extra_content(message, calls)
         if not text and not calls:
             return
         written: dict[str, Any] = {"role": "assistant", "content": text or None}
@@ -264,6 +343,30 @@ class _Writer:
             written["reasoning_details"] = details
         self.messages.append(written)
 
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        name = safe_name(call.name)
+        if (text := custom_input(call, self._custom)) is not None:
+            custom = {"name": name, "input": text}
+            return {"id": self._id(call.id), "type": "custom", "custom": custom}
+        function = {"name": name, "arguments": arguments_text(call)}
+        return {"id": self._id(call.id), "type": "function", "function": function}
+
+    def _add_extra_content(self, message: AssistantMessage, calls: list[dict[str, Any]]) -> None:
+        """Give each call what this very model had sent with it, right behind it."""
+        count = 0
+        for block in message.content:
+            if isinstance(block, ToolCall):
+                count += 1
+            elif isinstance(block, ProviderContent) and count:
+                match block.data:
+                    case {"model": model, "extra_content": extra} if model == self._model:
+                        calls[count - 1]["extra_content"] = extra
+                    case _:
+                        pass
+        if calls and self._wants_signatures:
+            unsigned = {"google": {"thought_signature": UNSIGNED}}
+            calls[0].setdefault("extra_content", unsigned)
+
     def _details(self, message: AssistantMessage, calls: list[dict[str, Any]]) -> list[Any]:
         details = _reasoning_items(message)
         is_signed = any(item.is_signed for item in parse_items(details))
@@ -273,14 +376,18 @@ class _Writer:
 
     def _result(self, message: ToolResultMessage) -> None:
         images = [block for block in message.content if isinstance(block, ImageContent)]
+        files = [block for block in message.content if isinstance(block, FileContent)]
         text = message.plain_text
         if images and self._dialect.takes_result_images:
-            self._images.append(_text_part(f"Images from the tool {message.tool_name}:"))
-            self._images += [_image_part(image) for image in images]
+            self._media.append(_text_part(f"Images from the tool {message.tool_name}:"))
+            self._media += [_image_part(image) for image in images]
             text = text or "(see the images that follow)"
         elif images:
-            left_out = [f"[image{f': {image.alt}' if image.alt else ''}]" for image in images]
-            text = "\n".join([part for part in (text, *left_out) if part])
+            text = "\n".join([part for part in (text, *map(_left_out, images)) if part])
+        if files:
+            self._media.append(_text_part(f"Files from the tool {message.tool_name}:"))
+            self._media += [_user_part(file, self._dialect) for file in files]
+            text = text or "(see the files that follow)"
         call_id = self._id(message.tool_call_id)
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
@@ -326,13 +433,59 @@ def _skipping(call_id: str) -> dict[str, Any]:
     }
 
 
-def _user_content(content: str | Sequence[UserBlock]) -> str | list[dict[str, Any]]:
+def _user_content(
+    content: str | Sequence[UserBlock], dialect: ChatDialect
+) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    return [
-        _text_part(block.text) if isinstance(block, TextContent) else _image_part(block)
-        for block in content
-    ]
+    return [_user_part(block, dialect) for block in content]
+
+
+def _user_part(block: UserBlock, dialect: ChatDialect) -> dict[str, Any]:
+    match block:
+        case TextContent():
+            return _text_part(block.text)
+        case ImageContent():
+            return _image_part(block)
+        case FileContent():
+            part = _file_part(block, dialect)
+            assert part is not None, "a file that is not taken is refused before"
+            return part
+        case _:
+            assert_never(block)
+
+
+_AUDIO = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/vnd.wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+
+
+def _file_part(file: FileContent, dialect: ChatDialect) -> dict[str, Any] | None:
+    """The part that holds a file; None: the server takes no such file."""
+    media_type, data = media_type_of(file), inline_data(file.source)
+    if media_type.startswith("image/"):
+        return _image_part(ImageContent(file.source))
+    if not media_type.startswith(dialect.takes_files):
+        return None
+    if media_type.startswith("audio/"):
+        form = _AUDIO.get(media_type)
+        if form is None or data is None:
+            return None
+        return {"type": "input_audio", "input_audio": {"data": data, "format": form}}
+    if data is None and not dialect.takes_file_urls:
+        return None
+    source = file.source if data is None else f"data:{media_type};base64,{data}"
+    name = file.name or f"file{guess_extension(media_type) or ''}"
+    return {"type": "file", "file": {"filename": name, "file_data": source}}
+
+
+def _left_out(image: ImageContent) -> str:
+    return f"[image{f': {image.alt}' if image.alt else ''}]"
 
 
 def _text_part(text: str) -> dict[str, Any]:
@@ -358,10 +511,17 @@ class _Function(Struct):
     arguments: Any = None
 
 
+class _Custom(Struct):
+    name: str | None = None
+    input: str | None = None
+
+
 class _CallDelta(Struct):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
+    custom: _Custom | None = None
+    extra_content: Any = None
 
 
 class _Delta(Struct):
@@ -371,6 +531,10 @@ class _Delta(Struct):
     reasoning_details: list[Any] | None = None
     refusal: str | None = None
     tool_calls: list[_CallDelta] | None = None
+    function_call: _Function | None = None
+    audio: Any = None
+    images: Any = None
+    annotations: Any = None
 
 
 class _Choice(Struct):
@@ -415,9 +579,10 @@ _BROKEN = {
 class ChatDecoder(JsonEventDecoder[_Chunk]):
     """Reads the events of a streamed completion, or a completion that came in one piece."""
 
-    def __init__(self, answer: Answer, dialect: ChatDialect) -> None:
+    def __init__(self, answer: Answer, dialect: ChatDialect, model: str) -> None:
         super().__init__(answer, _CHUNKS)
         self._dialect = dialect
+        self._model = model
 
     def _event(self, event: _Chunk) -> None:
         if event.error:
@@ -456,9 +621,38 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
                 self._parts(content)
         if delta.refusal:
             answer.text(delta.refusal)
+        match delta.audio:
+            case {"transcript": str(spoken)}:
+                answer.text(spoken)
+            case _:
+                pass
         for call in delta.tool_calls or ():
+            self._call(call)
+        if (legacy := delta.function_call) is not None:
+            answer.call("function_call", None, legacy.name, _arguments(legacy.arguments))
+        for image in delta.images if isinstance(delta.images, list) else ():
+            self._image(image)
+        for note in delta.annotations if isinstance(delta.annotations, list) else ():
+            if isinstance(note, dict):
+                answer.annotate(openai_annotation(note))
+
+    def _call(self, call: _CallDelta) -> None:
+        answer, custom = self._answer, call.custom
+        if custom is not None:
+            answer.custom_call(call.index, call.id, custom.name, custom.input)
+        else:
             function = call.function or _Function()
             answer.call(call.index, call.id, function.name, _arguments(function.arguments))
+        if call.extra_content:
+            data = {"model": self._model, "extra_content": call.extra_content}
+            answer.block(ProviderContent(_PROVIDER, data))
+
+    def _image(self, image: Any) -> None:
+        match image:
+            case {"image_url": {"url": str(url)}} | {"image_url": str(url)} if url:
+                self._answer.block(ImageContent(url))
+            case _:
+                pass
 
     def _parts(self, content: Any) -> None:
         """Content as a list of parts, which is how some servers tell thinking from text."""
@@ -470,6 +664,8 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
                         self._answer.reasoning(text if isinstance(text, str) else "")
                 case {"text": str(text)}:
                     self._answer.text(text)
+                case {"type": "image_url"}:
+                    self._image(part)
                 case _:
                     pass
 
@@ -498,4 +694,4 @@ def _count(*values: Any) -> int:
 def _arguments(arguments: Any) -> str | None:
     if arguments is None or isinstance(arguments, str):
         return arguments
-    return msgspec.json.encode(arguments).decode()  # some servers send the object itself
+    return json_text(arguments)  # some servers send the object itself

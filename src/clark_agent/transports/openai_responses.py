@@ -3,7 +3,9 @@
 The server keeps nothing. Every request carries the whole history, and reasoning goes back as the
 sealed blob in which it came, in front of what the model said or called after it: an item of
 reasoning without its blob, or with nothing behind it, is refused and therefore left out. No other
-item carries the id that the server gave it, which would be a reference to what it has forgotten.
+item carries the id that the server gave it, which would be a reference to what it has forgotten;
+but the items of tools that run on the server's side go back as they came. Such an item without its
+picture stands in front of each picture that the model made: the two are one item of the wire.
 
 An answer is a row of items, each announced, sent in pieces and sent once more as a whole. Not every
 server does all of that, and gateways lose the numbers and ids by which the pieces belong together:
@@ -13,8 +15,9 @@ see `_ResponsesDecoder`.
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager
+from mimetypes import guess_extension
 from typing import Any, assert_never
 
 import msgspec
@@ -23,15 +26,20 @@ from msgspec import Struct
 from clark_agent.clock import Clock
 from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_items
 from clark_agent.stream import StreamRequest, ToolSchema
+from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of
+from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
 from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.transports.outgoing import (
     arguments_text,
+    custom_input,
+    custom_tools,
+    inline_data,
+    media_type_of,
     safe_id,
     safe_name,
     sendable,
@@ -41,9 +49,13 @@ from clark_agent.transports.outgoing import (
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    FileContent,
+    ImageContent,
+    ProviderContent,
     ReasoningDetailsContent,
     StopReason,
     SystemMessage,
@@ -56,7 +68,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["OpenAIResponses"]
+__all__ = ["OpenAIResponses", "openai_annotation"]
 
 _FORMAT = ReasoningFormat.OPENAI_RESPONSES_V1
 _LONGEST_ID = 64
@@ -66,6 +78,12 @@ _SMALLEST_CAP = 16
 # Newer models label each message as commentary or as the final answer and want the label back. It
 # stands in the transcript as a structured item in front of the text.
 _PHASE = "openai.message_phase"
+_PROVIDER = "openai"
+_PICTURE = "image_generation_call"
+# Items that wait for something that only the host could send. Without it they are refused.
+_WAITING = frozenset(
+    ["computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"]
+)
 _REFUSES_SUMMARY = re.compile(r"verified to generate reasoning summaries")
 _REFUSES_BLOB = re.compile(r"encrypted content .{0,200}could not be verified", re.IGNORECASE)
 
@@ -76,6 +94,7 @@ class OpenAIResponses(Transport[bytes]):
     ``base_url`` is where the server is, OpenAI's own by default. A key is taken from the
     environment only for the host that it belongs to. ``headers`` go with every request. ``client``
     is an ``openai.AsyncOpenAI`` of your own, in place of all that; it stays yours to close.
+    ``prompt_cache_key`` brings requests that begin alike to the same cache.
 
     Two things that a server refuses are left out from then on: summaries of the reasoning, which
     OpenAI writes for verified organizations alone, and blobs that were sealed for somebody else.
@@ -91,7 +110,8 @@ class OpenAIResponses(Transport[bytes]):
         client: Any = None,
         retry: RetryPolicy | None = None,
         timeouts: Timeouts | None = None,
-        thinking_tags: bool = True,
+        thinking_tags: ThinkingTags | bool = "leading",
+        prompt_cache_key: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._clients = OpenAIClients(
@@ -103,6 +123,7 @@ class OpenAIResponses(Transport[bytes]):
             timeouts=timeouts,
         )
         self.base_url = self._clients.url
+        self.prompt_cache_key = prompt_cache_key
         self._wants_summary = True
         self._refused: frozenset[str] = frozenset()  # blobs
         super().__init__(
@@ -119,13 +140,14 @@ class OpenAIResponses(Transport[bytes]):
     def target(self) -> ReplayTarget:
         """What OpenAI sealed, for this very model: a blob is of no use to another one."""
         formats = frozenset({_FORMAT, ReasoningFormat.AZURE_OPENAI_RESPONSES_V1})
-        return ReplayTarget(formats=formats, model=self.model)
+        return ReplayTarget(formats=formats, model=self.model, providers=frozenset({_PROVIDER}))
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """The body of the request."""
-        items: list[dict[str, Any]] = []
-        for message in sendable(request.messages, self.target):
-            items += _items(message, self._refused)
+        messages = sendable(
+            request.messages, self.target, provider=self.provider, takes_file=_takes_file
+        )
+        items = _Input(self._refused, custom_tools(request.provider_extras)).items(messages)
         body: dict[str, Any] = {"model": self.model, "input": items, "stream": True, "store": False}
         if request.system_prompt:
             body["instructions"] = request.system_prompt
@@ -137,6 +159,8 @@ class OpenAIResponses(Transport[bytes]):
             body["max_output_tokens"] = max(_SMALLEST_CAP, request.max_output_tokens)
         if request.temperature is not None:
             body["temperature"] = request.temperature
+        if self.prompt_cache_key is not None:
+            body["prompt_cache_key"] = self.prompt_cache_key
         effort = openai_effort(self.model, request.reasoning)
         if effort is not None:
             _add_effort(body, effort, with_summary=self._wants_summary)
@@ -203,20 +227,46 @@ def _tool(tool: ToolSchema) -> dict[str, Any]:
     }
 
 
-def _items(message: AgentMessage, refused: frozenset[str]) -> list[dict[str, Any]]:
-    match message:
-        case SystemMessage():
-            return [_message("system", _parts(message.content))] if message.content else []
-        case UserMessage():
-            return [_message("user", _parts(message.content))]
-        case AssistantMessage():
-            return _Turn(message, refused).items
-        case ToolResultMessage():
-            return [_result(message)]
-        case CustomMessage():
-            raise AssertionError("custom messages are left out before")
-        case _:
-            assert_never(message)
+class _Input:
+    """Writes a history as items."""
+
+    def __init__(self, refused: frozenset[str], custom: frozenset[str]) -> None:
+        self._refused = refused
+        self._custom = custom
+        self._custom_calls: set[str] = set()
+        self._images: list[dict[str, Any]] = []  # of other models
+
+    def items(self, messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = []
+        for message in messages:
+            if not isinstance(message, ToolResultMessage):
+                items += self._flush_images()
+            items += self._items(message)
+        return [*items, *self._flush_images()]
+
+    def _items(self, message: AgentMessage) -> list[dict[str, Any]]:
+        match message:
+            case SystemMessage():
+                return [_message("system", _parts(message.content))] if message.content else []
+            case UserMessage():
+                return [_message("user", _parts(message.content))]
+            case AssistantMessage():
+                turn = _Turn(message, self._refused, self._custom)
+                self._custom_calls |= turn.custom_calls
+                self._images += turn.images
+                return turn.items
+            case ToolResultMessage():
+                return [_result(message, self._custom_calls)]
+            case CustomMessage():
+                raise AssertionError("custom messages are left out before")
+            case _:
+                assert_never(message)
+
+    def _flush_images(self) -> list[dict[str, Any]]:
+        """Pictures that another model made: here, only a user can show some."""
+        images, self._images = self._images, []
+        note = {"type": "input_text", "text": "(Pictures that the assistant made:)"}
+        return [_message("user", [note, *images])] if images else []
 
 
 def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,18 +275,42 @@ def _message(role: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _parts(content: str | Sequence[UserBlock]) -> list[dict[str, Any]]:
     blocks = (TextContent(content),) if isinstance(content, str) else content
-    return [
-        {"type": "input_text", "text": block.text}
-        if isinstance(block, TextContent)
-        else {"type": "input_image", "image_url": block.source, "detail": "auto"}
-        for block in blocks
-    ]
+    return [_part(block) for block in blocks]
 
 
-def _result(message: ToolResultMessage) -> dict[str, Any]:
+def _part(block: UserBlock) -> dict[str, Any]:
+    match block:
+        case TextContent():
+            return {"type": "input_text", "text": block.text}
+        case ImageContent():
+            return {"type": "input_image", "image_url": block.source, "detail": "auto"}
+        case FileContent():
+            return _file(block)
+        case _:
+            assert_never(block)
+
+
+def _takes_file(file: FileContent) -> bool:
+    """Documents and pictures. Which documents is for the server to say: it learns new ones."""
+    return not media_type_of(file).startswith(("audio/", "video/"))
+
+
+def _file(file: FileContent) -> dict[str, Any]:
+    media_type, data = media_type_of(file), inline_data(file.source)
+    if media_type.startswith("image/"):
+        return {"type": "input_image", "image_url": file.source, "detail": "auto"}
+    if data is None:
+        return {"type": "input_file", "file_url": file.source}
+    name = file.name or f"file{guess_extension(media_type) or ''}"
+    source = f"data:{media_type or 'application/octet-stream'};base64,{data}"
+    return {"type": "input_file", "filename": name, "file_data": source}
+
+
+def _result(message: ToolResultMessage, custom_calls: Set[str]) -> dict[str, Any]:
     is_text = all(isinstance(block, TextContent) for block in message.content)
+    is_custom = message.tool_call_id in custom_calls
     return {
-        "type": "function_call_output",
+        "type": "custom_tool_call_output" if is_custom else "function_call_output",
         "call_id": safe_id(message.tool_call_id, _LONGEST_ID),
         "output": message.plain_text if is_text else _parts(message.content),
     }
@@ -245,9 +319,15 @@ def _result(message: ToolResultMessage) -> dict[str, Any]:
 class _Turn:
     """The items of an assistant message, in the order in which they came."""
 
-    def __init__(self, message: AssistantMessage, refused: frozenset[str]) -> None:
+    def __init__(
+        self, message: AssistantMessage, refused: frozenset[str], custom: frozenset[str]
+    ) -> None:
         self.items: list[dict[str, Any]] = []
+        self.images: list[dict[str, Any]] = []
+        self.custom_calls: set[str] = set()
         self._refused = refused
+        self._custom = custom
+        self._picture: dict[str, Any] | None = None  # the item of a picture that comes next
         self._said: list[AssistantBlock] = []
         self._phase: str | None = None
         self._summary: list[dict[str, Any]] = []
@@ -266,14 +346,35 @@ class _Turn:
             for entry in block.details:
                 self._structured(entry)
         elif isinstance(block, ToolCall):
-            self.items.append(
-                {
-                    "type": "function_call",
-                    "call_id": safe_id(block.id, _LONGEST_ID),
-                    "name": safe_name(block.name, _LONGEST_NAME),
-                    "arguments": arguments_text(block),
-                }
-            )
+            self._call(block)
+        elif isinstance(block, ProviderContent):
+            self._item(block.data)
+        elif isinstance(block, ImageContent):
+            self._image(block)
+
+    def _call(self, call: ToolCall) -> None:
+        item = {"call_id": safe_id(call.id, _LONGEST_ID)}
+        item["name"] = safe_name(call.name, _LONGEST_NAME)
+        if (text := custom_input(call, self._custom)) is not None:
+            self.custom_calls.add(call.id)
+            self.items.append({"type": "custom_tool_call", **item, "input": text})
+        else:
+            arguments = arguments_text(call)
+            self.items.append({"type": "function_call", **item, "arguments": arguments})
+
+    def _item(self, data: Any) -> None:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if kind == _PICTURE and "result" not in data:
+            self._picture = data
+        elif isinstance(kind, str) and kind not in _WAITING:
+            self.items.append(data)
+
+    def _image(self, image: ImageContent) -> None:
+        picture, self._picture = self._picture, None
+        if picture is not None and (data := inline_data(image.source)) is not None:
+            self.items.append({**picture, "result": data})
+        else:
+            self.images.append(_part(image))
 
     def _end_text(self) -> None:
         if text := woven_text(self._said):
@@ -314,6 +415,7 @@ class _Whole(Struct):
     call_id: str | None = None
     name: str | None = None
     arguments: Any = None
+    input: Any = None
     content: Any = None
     summary: Any = None
     encrypted_content: str | None = None
@@ -322,7 +424,7 @@ class _Whole(Struct):
 
 class _Response(Struct):
     status: Any = None
-    output: list[_Whole] | None = None
+    output: list[dict[str, Any]] | None = None
     usage: dict[str, Any] | None = None
     incomplete_details: dict[str, Any] | None = None
     error: Any = None
@@ -336,8 +438,11 @@ class _Event(_Response):
     output_index: int | None = None
     item_id: str | None = None
     summary_index: int | None = None
-    item: _Whole | None = None
+    content_index: int | None = None
+    item: dict[str, Any] | None = None
     arguments: Any = None
+    input: Any = None
+    annotation: Any = None
     response: _Response | None = None
     code: Any = None
     message: Any = None
@@ -347,15 +452,18 @@ _EVENTS = msgspec.json.Decoder(_Event)
 
 _MESSAGE = "message"
 _CALL = "function_call"
+_CUSTOM = "custom_tool_call"
 _REASONING = "reasoning"
-_KINDS = frozenset({_MESSAGE, _CALL, _REASONING})
+_KINDS = frozenset({_MESSAGE, _CALL, _CUSTOM, _REASONING})
 
 
 class _Item:
     """An item of the answer while it comes."""
 
     __slots__ = (
+        "annotations",
         "announced",
+        "begin",
         "call_id",
         "id",
         "index",
@@ -377,6 +485,8 @@ class _Item:
         self.phase: str | None = None
         self.announced = ""  # the arguments of a call, if they came with its announcement
         self.pieces: list[str] = []
+        self.begin: dict[int, int] = {}  # where the text of each part begins in all that has come
+        self.annotations: dict[int, int] = {}  # how many of each part have come
         self.is_done = False
 
     @property
@@ -416,18 +526,30 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._named: dict[str | None, _Item] = {}
         self._newest: dict[str, _Item] = {}
         self._thought: tuple[_Item, int | None] | None = None  # whose reasoning was told last
+        # The items of the provider alone, by kind and id.
+        self._kept: set[tuple[str | None, str | None]] = set()
 
     def _event(self, event: _Event) -> None:
         match event.type:
             case "response.output_text.delta" | "response.refusal.delta":
-                self._text(self._item_of(_MESSAGE, event), event.delta)
+                item = self._item_of(_MESSAGE, event)
+                item.begin.setdefault(event.content_index or 0, self._answer.heard)
+                self._text(item, event.delta)
+            case "response.output_text.annotation.added":
+                item = self._item_of(_MESSAGE, event)
+                self._annotate(item, event.content_index or 0, [event.annotation])
+            case "response.custom_tool_call_input.delta":
+                self._custom_input(self._item_of(_CUSTOM, event), event.delta)
+            case "response.custom_tool_call_input.done":
+                item = self._item_of(_CUSTOM, event)
+                self._custom_input(item, item.rest(_spelled(event.input)))
             case "response.function_call_arguments.delta":
                 self._arguments(self._item_of(_CALL, event), event.delta)
             case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
                 self._reasoning(self._item_of(_REASONING, event), event.delta, event.summary_index)
             case "response.function_call_arguments.done":
                 item = self._item_of(_CALL, event)
-                self._arguments(item, item.rest(_json_text(event.arguments)))
+                self._arguments(item, item.rest(_spelled(event.arguments)))
             case "response.output_item.added" if event.item is not None:
                 self._added(event.item, event.output_index)
             case "response.output_item.done" if event.item is not None:
@@ -487,7 +609,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
 
     # --- items ----------------------------------------------------------------------------------
 
-    def _added(self, whole: _Whole, index: int | None) -> None:
+    def _added(self, item_as_sent: dict[str, Any], index: int | None) -> None:
+        whole = _read(item_as_sent)
         kind = whole.type
         if kind is None or kind not in _KINDS:
             return
@@ -496,12 +619,17 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             item = self._begin(kind, index, whole.id)
         item.phase = whole.phase
         if kind == _CALL:
-            item.announced = _json_text(whole.arguments)
+            item.announced = _spelled(whole.arguments)
+            self._call(item, whole)
+        elif kind == _CUSTOM:
+            item.announced = _spelled(whole.input)
             self._call(item, whole)
 
-    def _done(self, whole: _Whole, index: int | None) -> None:
+    def _done(self, item_as_sent: dict[str, Any], index: int | None) -> None:
+        whole = _read(item_as_sent)
         kind = whole.type
         if kind is None or kind not in _KINDS:
+            self._keep(item_as_sent, whole)
             return
         item = self._find(kind, index, whole.id)
         if item is None:
@@ -517,10 +645,15 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         item.is_done = True
         if item.kind == _MESSAGE:
             item.phase = item.phase or whole.phase
+            begin = item.begin.get(0, self._answer.heard)
             self._text(item, item.rest("".join(_texts(whole.content))))
+            self._annotate_parts(item, whole.content, begin)
         elif item.kind == _CALL:
             self._call(item, whole)
-            self._arguments(item, item.rest(_json_text(whole.arguments)))
+            self._arguments(item, item.rest(_spelled(whole.arguments)))
+        elif item.kind == _CUSTOM:
+            self._call(item, whole)
+            self._custom_input(item, item.rest(_spelled(whole.input)))
         else:
             if not item.pieces:
                 readable = _texts(whole.summary) or _texts(whole.content)
@@ -541,13 +674,17 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             self._cut_off((response.incomplete_details or {}).get("reason"))
         self.is_complete = True
 
-    def _fill(self, output: Sequence[_Whole]) -> None:
+    def _fill(self, output: Sequence[dict[str, Any]]) -> None:
         """Complete what was begun; of a kind of which nothing has come, take everything."""
         unfinished = [item for item in self._items if not item.is_done]
         came = {item.kind for item in self._items if item.has_come}
-        for index, whole in enumerate(output):
+        kept = {kind for kind, _ in self._kept}
+        for index, item_as_sent in enumerate(output):
+            whole = _read(item_as_sent)
             kind = whole.type
             if kind is None or kind not in _KINDS:
+                if whole.id or kind not in kept:
+                    self._keep(item_as_sent, whole)
                 continue
             begun = (item for item in unfinished if item.is_whole_in(whole))
             if (item := next(begun, None)) is not None:
@@ -557,7 +694,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
                 self._complete(self._begin(kind, index, whole.id), whole)
         for item in unfinished:
             if not item.pieces:
-                self._arguments(item, item.announced)
+                tell = self._custom_input if item.kind == _CUSTOM else self._arguments
+                tell(item, item.announced)
 
     def _cut_off(self, reason: Any) -> None:
         is_full = reason in (None, "max_output_tokens", "max_tokens", "length")
@@ -590,7 +728,50 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         item.name += name
         if call_id or name:
             self._thought = None
-            self._answer.call(item.key, call_id, name)
+            tell = self._answer.custom_call if item.kind == _CUSTOM else self._answer.call
+            tell(item.key, call_id, name)
+
+    def _custom_input(self, item: _Item, delta: Any) -> None:
+        if type(delta) is str and delta:
+            self._thought = None
+            item.pieces.append(delta)
+            self._answer.custom_call(item.key, text=delta)
+
+    def _keep(self, item: dict[str, Any], whole: _Whole) -> None:
+        """An item of the provider alone; what it made is shown."""
+        kind, known = whole.type, (whole.type, whole.id)
+        if not isinstance(item.get("type"), str) or (whole.id is not None and known in self._kept):
+            return
+        self._kept.add(known)
+        self._thought = None
+        if kind == _PICTURE and isinstance(data := item.get("result"), str) and data:
+            self._picture({name: value for name, value in item.items() if name != "result"}, data)
+        else:
+            self._answer.block(ProviderContent(_PROVIDER, item), is_answer=kind in _WAITING)
+
+    def _picture(self, item: dict[str, Any], data: str) -> None:
+        self._answer.block(ProviderContent(_PROVIDER, item))
+        form, prompt = item.get("output_format"), item.get("revised_prompt")
+        media_type = f"image/{form if isinstance(form, str) else 'png'}"
+        alt = prompt if isinstance(prompt, str) else None
+        self._answer.block(ImageContent(f"data:{media_type};base64,{data}", media_type, alt))
+
+    def _annotate_parts(self, item: _Item, parts: Any, begin: int) -> None:
+        """The sources of a whole message, less those that have come already."""
+        for number, part in enumerate(parts if isinstance(parts, list) else ()):
+            if isinstance(part, dict):
+                notes, text = part.get("annotations"), part.get("text")
+                item.begin.setdefault(number, begin)
+                begin += len(text) if isinstance(text, str) else 0
+                if isinstance(notes, list):
+                    self._annotate(item, number, notes[item.annotations.get(number, 0) :])
+
+    def _annotate(self, item: _Item, part: int, notes: Sequence[Any]) -> None:
+        begin = item.begin.get(part, self._answer.heard)
+        for note in notes:
+            item.annotations[part] = item.annotations.get(part, 0) + 1
+            if isinstance(note, dict):
+                self._answer.annotate(openai_annotation(note, begin))
 
     def _arguments(self, item: _Item, delta: Any) -> None:
         if type(delta) is str and delta:
@@ -625,6 +806,47 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._answer.reasoning_details([kept])
 
 
+def _read(item: dict[str, Any]) -> _Whole:
+    """The item, as far as we know it."""
+    whole: _Whole = fitted(item, _Whole)
+    return whole
+
+
+_NOTED = {
+    "url_citation": "url",
+    "file_citation": "file",
+    "container_file_citation": "file",
+    "file_path": "file",
+    "file": "file",
+}
+
+
+def openai_annotation(note: dict[str, Any], begin: int = 0) -> Annotation:
+    """A source in OpenAI's words, whose places are counted from ``begin``."""
+    kind = note.get("type")
+    inner = note.get(kind) if isinstance(kind, str) else None
+    told: dict[str, Any] = inner if isinstance(inner, dict) else note
+
+    def text(*names: str) -> str | None:
+        values = [told.get(name) for name in names]
+        return next((value for value in values if isinstance(value, str)), None)
+
+    def place(name: str) -> int | None:
+        value = told.get(name)
+        return begin + value if type(value) is int and value >= 0 else None
+
+    return Annotation(
+        _NOTED.get(str(kind), "other"),
+        url=text("url"),
+        title=text("title", "filename", "name"),
+        quote=text("content", "quote"),
+        start=place("start_index"),
+        end=place("end_index"),
+        provider=_PROVIDER,
+        data=note,
+    )
+
+
 def _error_of(event: _Event) -> Any:
     """The error in an event: flat, as it is documented, or nested, as it is sent."""
     flat = {"code": event.code, "message": event.message}
@@ -642,10 +864,10 @@ def _texts(parts: Any) -> list[str]:
     return [text for text in texts if isinstance(text, str)]
 
 
-def _json_text(arguments: Any) -> str:
+def _spelled(arguments: Any) -> str:
     if arguments is None or isinstance(arguments, str):
         return arguments or ""
-    return msgspec.json.encode(arguments).decode()  # some servers send the object itself
+    return json_text(arguments)  # some servers send the object itself
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:

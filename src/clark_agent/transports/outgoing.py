@@ -6,33 +6,41 @@
   (`clark_agent.history.repair_history`);
 - an assistant message that was cut off by a failure, or that has nothing to say, is left out;
 - thoughts go back into the text, between the tags they came in;
-- signed reasoning that has lost its signature is an error here, not one from the server.
+- signed reasoning that has lost its signature is an error here, not one from the server;
+- so is a file that the provider does not take: nothing is left out in silence.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from hashlib import sha256
+from mimetypes import guess_type
 from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import msgspec
 
 from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import repair_history
 from clark_agent.reasoning import ReplayContract, audit_replay, parse_items
+from clark_agent.transcript import MessageView
 from clark_agent.transports.handover import ReplayTarget, convert_history
 from clark_agent.types import (
     AgentMessage,
     AssistantBlock,
     AssistantMessage,
     CustomMessage,
+    FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningDetailsContent,
     StopReason,
     TextContent,
     ThinkingContent,
     ToolCall,
+    ToolResultMessage,
     UserBlock,
     UserMessage,
     detect_arg_parse_error,
@@ -41,22 +49,37 @@ from clark_agent.types import (
 __all__ = [
     "arguments_object",
     "arguments_text",
+    "custom_input",
+    "custom_tools",
+    "inline_data",
+    "media_type_of",
     "merged",
     "safe_id",
     "safe_name",
     "sendable",
+    "stable_part",
     "with_extras",
     "woven_text",
 ]
 
+_BROKEN = (StopReason.ERROR, StopReason.ABORTED)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def sendable(messages: Iterable[AgentMessage], target: ReplayTarget) -> Sequence[AgentMessage]:
+def sendable(
+    messages: Iterable[AgentMessage],
+    target: ReplayTarget,
+    *,
+    provider: str = "the provider",
+    takes_file: Callable[[FileContent], bool] = lambda file: False,
+) -> Sequence[AgentMessage]:
     """The messages that a provider should see, in a form that it will take.
 
-    Raises `ReplayRefused` when the reasoning of an open tool round has lost its signatures.
+    Raises `ReplayRefused` when the reasoning of an open tool round has lost its signatures, and
+    `TransportError` for a file that the provider does not take.
     """
+    messages = tuple(messages)
+    _check_files(messages, provider, takes_file)
     kept = [(place, m) for place, m in enumerate(messages) if _is_for_models(m)]
     converted = convert_history([message for _, message in kept], target)
     _audit(converted, [place for place, _ in kept])
@@ -67,7 +90,10 @@ def _is_for_models(message: AgentMessage) -> bool:
     if isinstance(message, CustomMessage):
         return False
     if isinstance(message, AssistantMessage):
-        return message.stop_reason not in (StopReason.ERROR, StopReason.ABORTED)
+        # The user has seen what was said before a stop; half a call, or half a failure, is nothing.
+        is_said = bool(message.plain_text.strip()) and not message.tool_calls
+        was_stopped = message.stop_reason is StopReason.ABORTED
+        return (was_stopped and is_said) or message.stop_reason not in _BROKEN
     return True
 
 
@@ -81,7 +107,82 @@ def _says_something(message: AgentMessage) -> bool:
 def _holds_something(block: AssistantBlock | UserBlock) -> bool:
     if isinstance(block, ReasoningDetailsContent):
         return bool(block.details)
-    return isinstance(block, (ToolCall, ImageContent)) or bool(block.text)
+    whole = (ToolCall, ImageContent, FileContent, ProviderContent)
+    return isinstance(block, whole) or bool(block.text)
+
+
+def _check_files(
+    messages: Iterable[AgentMessage], provider: str, takes_file: Callable[[FileContent], bool]
+) -> None:
+    for place, message in enumerate(messages):
+        if not isinstance(message, (UserMessage, ToolResultMessage)):
+            continue
+        if isinstance(message.content, str):
+            continue
+        for number, block in enumerate(message.content):
+            if isinstance(block, FileContent) and not takes_file(block):
+                name = f" {block.name!r}" if block.name else ""
+                how = "inside the request" if inline_data(block.source) else "by its address"
+                raise TransportError(
+                    f"{provider} takes no file of type {media_type_of(block) or 'unknown'} {how}: "
+                    f"block {number} of message {place} ({message.role}){name}"
+                )
+
+
+def media_type_of(block: FileContent | ImageContent) -> str:
+    """What the block says that it is, else what its name or address looks like, else nothing."""
+    told = block.source.removeprefix("data:").partition(",")[0].partition(";")[0]
+    if not block.source.startswith("data:") or not told:
+        name = block.name if isinstance(block, FileContent) else None
+        address = "" if block.source.startswith("data:") else block.source
+        told = block.media_type or _guessed(name or "") or _guessed(address) or ""
+    return told.lower().replace("image/jpg", "image/jpeg")
+
+
+def _guessed(address: str) -> str | None:
+    try:
+        return guess_type(urlsplit(address).path)[0]
+    except ValueError:  # the model, or the host, wrote an address that is none
+        return None
+
+
+def inline_data(source: str) -> str | None:
+    """What a ``data:`` URL holds, in base64; None for any other address."""
+    head, comma, data = source.partition(",")
+    if not head.startswith("data:") or not comma:
+        return None
+    if head.endswith(";base64"):
+        return data
+    return b64encode(unquote_to_bytes(data)).decode()
+
+
+def stable_part(
+    view: Sequence[AgentMessage], messages: Sequence[AgentMessage]
+) -> Sequence[AgentMessage]:
+    """The messages that the next request will begin with too: all but those for this one alone."""
+    tail = view.tail if isinstance(view, MessageView) else ()
+    passing = [message for message in tail if not isinstance(message, CustomMessage)]
+    return messages[: max(0, len(messages) - len(passing))]
+
+
+def custom_tools(extras: Any) -> frozenset[str]:
+    """The names of the tools among the host's own that take plain text, as OpenAI's may."""
+    tools = extras.get("tools") if isinstance(extras, Mapping) else None
+    names = [
+        tool.get("name") or (tool.get("custom") or {}).get("name")
+        for tool in (tools if isinstance(tools, (list, tuple)) else ())
+        if isinstance(tool, Mapping) and tool.get("type") == "custom"
+    ]
+    return frozenset([name for name in names if isinstance(name, str)])
+
+
+def custom_input(call: ToolCall, custom: Set[str]) -> str | None:
+    """The plain text that a call passed to one of those tools."""
+    arguments = call.arguments
+    if call.name not in custom or not isinstance(arguments, dict) or len(arguments) != 1:
+        return None
+    text: object = arguments.get("input")
+    return text if isinstance(text, str) else None
 
 
 def _audit(messages: Sequence[AgentMessage], places: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ class _Call(Struct, frozen=True, omit_defaults=True):
 
 # --- the request, as far as the model sees it -------------------------------------------------
 
-_UNSEEN = frozenset({"timestamp", "usage", "error_message", "narration", "details"})
+_UNSEEN = frozenset({"timestamp", "usage", "error_message", "annotations", "narration", "details"})
 
 
 def _seen(request: StreamRequest) -> dict[str, Any]:

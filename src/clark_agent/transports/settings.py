@@ -1,16 +1,19 @@
-"""How long a transport waits and how often it tries: the same for every provider."""
+"""How long a transport waits, how often it tries, how long prompts are kept: for every provider."""
 
 from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
 from clark_agent.errors import ConfigError
 
-__all__ = ["RetryPolicy", "Timeouts"]
+__all__ = ["CacheTime", "RetryPolicy", "Timeouts", "cache_mark", "checked_cache"]
+
+CacheTime: TypeAlias = Literal["5m", "1h"]
+"""How long a provider keeps a prompt in its cache: five minutes or one hour."""
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
@@ -61,6 +64,18 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
             return retry_after
         longest = min(self.max_delay, self.first_delay * 2.0 ** min(attempt - 1, 62))
         return longest * random.uniform(0.5, 1.0)
+
+
+def checked_cache(given: Any) -> CacheTime | bool:
+    """The setting, if it is one. Raises `ConfigError`."""
+    if not isinstance(given, bool) and given not in get_args(CacheTime):
+        raise ConfigError(f"cache must be '5m', '1h', True or False, not {given!r}")
+    return given  # type: ignore[no-any-return]
+
+
+def cache_mark(cache: CacheTime | bool) -> dict[str, str]:
+    """What marks a block up to which the prompt is to be kept, in Anthropic's words."""
+    return {"type": "ephemeral", **({"ttl": cache} if isinstance(cache, str) else {})}
 
 
 def _is_number(value: object) -> bool:

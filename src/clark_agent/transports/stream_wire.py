@@ -246,14 +246,16 @@ def decode_call(data: bytes) -> StreamCall:
         return decode_json(encode_json(plain), StreamCall)
 
 
-_INTEGERS = frozenset({"max_output_tokens", "timestamp", *Usage.__struct_fields__})
+_INTEGERS = frozenset({"max_output_tokens", "timestamp", "start", "end", *Usage.__struct_fields__})
 
 
 def _with_integers(call: Any) -> list[dict[str, Any]]:
     """The objects inside a call that have fields for integers."""
     messages: Any = call.get("messages") if isinstance(call, dict) else None
     objects: list[Any] = [call, *(messages if isinstance(messages, list) else ())]
-    objects += [part.get("usage") for part in objects if isinstance(part, dict)]
+    for part in [part for part in objects if isinstance(part, dict)]:
+        notes = part.get("annotations")
+        objects += [part.get("usage"), *(notes if isinstance(notes, list) else ())]
     return [part for part in objects if isinstance(part, dict)]
 
 
