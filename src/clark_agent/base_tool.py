@@ -180,6 +180,8 @@ class ToolContext:
     """Whether listeners are being told of the tool's progress."""
     when_reported: Callable[[], object] | None = None
     """What to do as soon as they are."""
+    failure_below: Exception | None = None
+    """Why the run must end, whatever the tool makes of it: a run below could not be logged."""
 
     def __init__(
         self,

@@ -148,13 +148,13 @@ class Batch:
                 await self._run.emit_closing(self._end(pending))
         return self.results()
 
-    def stop(self, why: str) -> None:
-        """Make every call that runs end, and start no other."""
+    def stop(self, why: str, *, but: PendingCall | None = None) -> None:
+        """Make every call that runs end, except one, and start no other."""
         self._stopped = why
         for tool_run in tuple(self._running.values()):
             tool_run.stop(why)
         for pending, task in self._tasks.items():
-            if pending not in self._running:  # in a hook, or not begun
+            if pending not in self._running and pending is not but:  # in a hook, or not begun
                 task.cancel()
 
     def recall(self) -> bool:
@@ -407,6 +407,8 @@ class Batch:
                 if alone:
                     self._take_interrupts()
                 result = await tool_run
+            if context.failure_below is not None:
+                raise context.failure_below
             pending.result = accept_result(result, f"the tool {tool.name!r}")
             pending.has_run = True
             if not alone and run.log is not None and run.hooks.after_tool_call:
@@ -428,9 +430,17 @@ class Batch:
         if tool_run is not None and tool_run.cancelled_from_outside:
             raise cancelled or asyncio.CancelledError
 
+    def _is_over(self, pending: PendingCall) -> bool:
+        """Whether the run is. Who notices stops all other calls here and now: where they are does
+        not depend on when the event loop comes round.
+        """
+        if self._stopped is None and self._run.is_cancelled():
+            self.stop("aborted", but=pending)
+        return self._stopped is not None
+
     def _comes_too_late(self, pending: PendingCall) -> bool:
         """Whether the call must not start any more; then it has its result."""
-        if self._stopped is not None or self._run.is_cancelled():
+        if self._is_over(pending):
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
         elif self._run.can_intervene and self._is_held_back(pending):
             pass
@@ -480,7 +490,8 @@ class Batch:
                 pending.raised, pending.raised_text = "fatal", text
             case RunLogError():  # of a child: what happens below is not written down any more
                 self._fail(RunLogError(f"in the tool {tool.name!r}: {error}"), error)
-                pending.result = ToolResult.error(f"The run log could not be written: {error}")
+                pending.result = ToolResult.error(f"The run was stopped: {error}")
+                pending.is_unresolved = True
             case ToolContractError():
                 logger.error("a bug in the tool %r: %s", tool.name, error, exc_info=error)
                 pending.exception = error
@@ -501,12 +512,12 @@ class Batch:
 
     def _finalize(self, pending: PendingCall) -> Awaitable[None]:
         """Let the hooks see the outcome, and tell that the call is over."""
-        if self._run.hooks.after_tool_call and not pending.was_logged:
+        if self._run.hooks.after_tool_call and not (pending.was_logged or pending.is_unresolved):
             return self._finalize_with_hooks(pending)
         return self._run.emit(self._end(pending))
 
     async def _finalize_with_hooks(self, pending: PendingCall) -> None:
-        if self._stopped is None and not self._run.is_cancelled():
+        if not self._is_over(pending):
             await self._ask_hooks(pending)
         await self._run.emit(self._end(pending))
 
@@ -549,7 +560,10 @@ class Batch:
         if result is None:
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
         elif self._run.hooks.after_tool_call and not (
-            pending.checked or pending.was_logged or pending.by_runtime is not None
+            pending.checked
+            or pending.was_logged
+            or pending.is_unresolved
+            or pending.by_runtime is not None
         ):
             pending.answer_ourselves((ToolResult.error(_UNCHECKED), RuntimeResult("unchecked")))
         result = pending.result
@@ -558,7 +572,7 @@ class Batch:
             pending.given = pending.given or result
             result = _with_decisions(result, pending.decisions)
         pending.result = result
-        if self._run.log is not None and not pending.was_logged:
+        if self._run.log is not None and not (pending.was_logged or pending.is_unresolved):
             self._log_end(self._run.log, pending, result)
         pending.ended = True  # only now: if it could not be written the call has not ended
         event = ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)
@@ -584,6 +598,11 @@ class Batch:
             ),
             returned=pending.returned,
         )
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the log may say how every call has ended."""
+        return not any(pending.is_unresolved for pending in self._calls)
 
     def positions(self) -> tuple[int, ...]:
         """Which calls the results answer, in the order of the results."""

@@ -31,6 +31,7 @@ from clark_agent.errors import (
     InvalidContinuationError,
     LoopError,
     RunAborted,
+    RunLogError,
     StreamError,
 )
 from clark_agent.events import EventSink
@@ -214,7 +215,9 @@ async def start(
                 state.log.is_closing = True
             state.carry(failure, await _closed(state, error))
             if state.log is not None:
-                if not state.log.has_ended:
+                # A run that ended because of its log, or of one below, has not ended there: what is
+                # written can be resumed.
+                if not state.log.has_ended and not isinstance(failure, RunLogError):
                     state.log.write(_failed(failure))
                 await state.log.settle(config.cancel_grace if state.is_cancelled() else None)
             ending = _ending(state.exit or error, failure, state)

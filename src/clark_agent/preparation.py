@@ -76,6 +76,8 @@ class PendingCall(Struct, eq=False):
     """Whether another process has begun it, and left no result."""
     was_logged: bool = False
     """Whether the result was given, and written to the run log, by another process."""
+    is_unresolved: bool = False
+    """Whether the log must not say how it ended: what happened below it is not written down."""
     was_intervened: bool = False
     """Whether somebody has intervened before it could."""
     ended: bool = False

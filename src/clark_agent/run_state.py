@@ -185,6 +185,11 @@ class OpenBatch(Protocol):
         """One message per call."""
         ...
 
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the log may say how every call has ended."""
+        ...
+
     def positions(self) -> tuple[int, ...]:
         """Which calls the results answer, in the order of the results."""
         ...
@@ -1000,7 +1005,7 @@ class Run:
         if self.batch is not None:
             batch, self.batch = self.batch, None
             self.turn_results = await batch.settle()
-            if self.log is not None:
+            if self.log is not None and batch.is_resolved:
                 self.log.batch_ended(batch.positions(), self.turn_results)
             if self.emitter.deadline is not None:  # the tools have had their grace first
                 self._limit_listeners()

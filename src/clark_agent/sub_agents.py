@@ -79,7 +79,11 @@ async def run_child(
             await asyncio.wait([task])
         except asyncio.CancelledError:
             task.cancel()  # and wait for it, as long as the call itself is waited for
-    outcome = task.result()
+    try:
+        outcome = task.result()
+    except RunLogError as error:
+        ctx.failure_below = error
+        raise
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

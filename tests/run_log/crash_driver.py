@@ -359,6 +359,8 @@ class Life:
         if isinstance(details, dict) and details.get("kind") == "tool_call_uncertain":
             assert name != "again", "it could have been run again"
             return
+        if details == {"kind": "tool_call_stopped", "reason": "aborted", "still_running": False}:
+            return  # beside a helper whose log could not be written
         assert not message.is_error, message
         if name != "helper":
             assert here.get(call_id, 0) >= 1, (call_id, "is said to have happened")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from clark_agent import (
     CancellationToken,
     ChannelSteering,
     LoopConfig,
+    LoopError,
     RunAborted,
     RunIdentity,
     RunLogError,
@@ -43,6 +44,7 @@ from clark_agent.trajectory import (
     RunStoreError,
     SqliteStore,
     fold,
+    replay,
     resume,
 )
 from clark_agent.wire import encode_json
@@ -446,7 +448,18 @@ def a_tool_of_the_host(config: LoopConfig) -> AgentTool:
     return helper
 
 
-@pytest.mark.parametrize("make", [a_helper, a_tool_of_the_host])
+def a_tool_that_goes_on(config: LoopConfig) -> AgentTool:
+    @tool
+    async def helper(task: str, ctx: ToolContext) -> ToolResult:
+        """Helps."""
+        with suppress(LoopError):
+            await run_child(ctx, task, config)
+        return ToolResult.text("as if nothing had happened")
+
+    return helper
+
+
+@pytest.mark.parametrize("make", [a_helper, a_tool_of_the_host, a_tool_that_goes_on])
 @pytest.mark.parametrize("calls", [1, 2])
 async def test_a_child_whose_log_cannot_be_written_ends_the_runs_above(
     make: Callable[[LoopConfig], AgentTool], calls: int
@@ -466,4 +479,11 @@ async def test_a_child_whose_log_cannot_be_written_ends_the_runs_above(
     assert len(asked) == 1
     kinds = [type(message) for message in failure.value.messages]
     assert kinds == [UserMessage, AssistantMessage, *[ToolResultMessage] * calls]
-    assert isinstance(store.load("r").records[-1].entry, RunFailed)
+    assert isinstance(store.load("r").records[-1].entry, ToolStarted)
+    # What was not written down is not known when the run goes on.
+    config = LoopConfig(stream=ScriptedStream(["So be it."]), tools=[make(below)])
+    result = await resume(store, "r", config)
+    results = [m for m in result.messages if isinstance(m, ToolResultMessage)]
+    assert [m.details["kind"] for m in results] == ["tool_call_uncertain"] * calls
+    assert result.text == "So be it."
+    assert (await replay(store, "r", config)).is_identical

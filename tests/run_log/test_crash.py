@@ -66,7 +66,7 @@ def test_a_full_disk_stops_a_run_that_can_go_on_later_in_files() -> None:
 
 def test_a_full_disk_stops_a_run_that_can_go_on_later_in_a_database() -> None:
     counted = drive(
-        "--stores", "sqlite", "--full-disk", 150_000, 4_000_000, 4_000_000 // DISK_STEPS
+        "--stores", "sqlite", "--full-disk", 150_000, 1_600_000, 1_450_000 // DISK_STEPS
     )
     assert counted["sqlite-resumed"] > 2
     assert counted["sqlite-done"] > 0

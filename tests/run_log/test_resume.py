@@ -40,6 +40,7 @@ from clark_agent.run_log.records import (
     Answered,
     Asked,
     Record,
+    RunBegan,
     RunEnded,
     RunFailed,
     RunResumed,
@@ -578,8 +579,19 @@ async def test_a_log_cannot_pass_for_that_of_another_run(tmp_path: Path) -> None
         with suppress(LoopError):
             await run("go", AgentContext(identity=RunIdentity.root(name)), config)
     before = store.path_of("yours").read_bytes()
-    path = store.path_of("mine")
-    path.write_text(path.read_text().replace('"run_id":"mine"', '"run_id":"yours"'))
-    with pytest.raises(DecodeError, match="says that it is that of 'yours'"):
-        await resume(store, "mine", LoopConfig(stream=ScriptedStream(["done"])))
-    assert store.path_of("yours").read_bytes() == before
+    path, records = store.path_of("mine"), store.load("mine").records
+    began = records[0].entry
+    assert isinstance(began, RunBegan)
+    renamed = replace(records[0], entry=replace(began, identity=RunIdentity.root("yours")))
+    lines = [renamed, *records[1:]]
+    seal_all(lines)  # by somebody who knows how: every checksum is right
+    for data, reason in (
+        (before, "is a record of the run 'yours'"),
+        (path.read_bytes().replace(b'"run_id":"mine"', b'"run_id":"yours"'), "checksum is wrong"),
+        (b"".join([encode_json(line) + b"\n" for line in lines]), "it is that of 'yours'"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(DecodeError, match=reason):
+            await resume(store, "mine", LoopConfig(stream=ScriptedStream(["done"])))
+        assert path.read_bytes() == data
+        assert store.path_of("yours").read_bytes() == before

@@ -197,7 +197,7 @@ class Committer:
             with suppress(Exception):  # what is wrong is told to those who write
                 if _Order.CHECKPOINT in orders:
                     self._connections.checkpoint()
-                if _Order.STOP not in orders:
+                if self._queue is queue:  # otherwise it was stopped, perhaps by letting go above
                     self._connections.open_hasty()
 
     def _commit(self, writers: Sequence[Writer]) -> None:

@@ -464,6 +464,8 @@ class Script:
         why = None if ended is None else ended.by_runtime
         if why is not None and why.kind == "stopped" and why.reason == "timeout":
             return await self._run_too_long(tool, given, ctx, ended)
+        if end is None and not self._started_by(ctx.tool_call_id):
+            await self._never()  # the log ends before that of the agent begins
         own = await tool.execute(given, ctx)
         await self._reach(self._part.stop if end is None else end)
         return own
