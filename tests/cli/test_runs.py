@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from clark_agent.cli.setup import state_folder
+from clark_agent.run_log._checksums import seal_all
+from clark_agent.run_log.records import Record
+from clark_agent.wire import decode_json, encode_json
 from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
 from tests.transports.wires_chat import bodies
 
@@ -65,7 +68,10 @@ async def test_what_is_intact_of_a_damaged_log_can_be_forked(tmp_path: Path) -> 
         path = run.store.path_of(logged.run_id)
         path.write_bytes(path.read_bytes().replace(b"2+3", b"2+8"))
         refused, forked = await run.each(
-            [("resume", "last"), ("fork", logged.run_id, "--before", "2", "Once more.")]
+            [
+                ("resume", "last"),
+                ("fork", logged.run_id, "--before", "2", "-t", "calculator", "Once more."),
+            ]
         )
     assert refused.code == 1
     assert "is damaged: its checksum is wrong (at line 3, byte " in refused.err
@@ -120,7 +126,10 @@ def moved(run: CommandLine, root: str) -> str:
     """Do what a command of the agent could do: rewrite the root in the log."""
     (logged,) = run.store.runs()
     path = run.store.path_of(logged.run_id)
-    path.write_text(path.read_text().replace(f'"root":"{run.root}"', f'"root":"{root}"'))
+    text = path.read_text().replace(f'"root":"{run.root}"', f'"root":"{root}"')
+    records = [decode_json(line, Record) for line in text.splitlines()]
+    seal_all(records)
+    path.write_bytes(b"".join([encode_json(record) + b"\n" for record in records]))
     return logged.run_id
 
 

@@ -46,6 +46,7 @@ from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
 from clark_agent.events import AgentEvent
 from clark_agent.loop import RunResult, check_continuation, start
 from clark_agent.running import Starter
+from clark_agent.trajectory import fold
 from clark_agent.trajectory import fork as fork_run
 from clark_agent.trajectory import resume as resume_run
 from clark_agent.types import AgentContext, RunIdentity, Usage
@@ -114,6 +115,7 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
     Calls that have their result are not run again.
     """
     found = find_run(log, run_id)
+    fold(log.store.load(found))  # a damaged log is refused before anything is asked
     settings = _again("resume", given, log, found, approvals)
     stage = Stage(as_json, log)
     config = stage.agent(settings, approvals).config
