@@ -1,4 +1,4 @@
-"""Which tests are left out of `make test-fast`, stay together on one core, or grow in `make soak`.
+"""Which tests are left out of `make test-fast`, or grow in `make soak`.
 
 A pytest plugin. Paths are relative to ``tests/``; a folder stands for all that is in it.
 """
@@ -10,8 +10,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test
 
-__all__ = ["OUTSIDE", "SOAK", "TOGETHER"]
+__all__ = ["OUTSIDE", "SOAK", "UNCOUNTED"]
 
 OUTSIDE = (
     "cli",
@@ -54,14 +55,16 @@ INSIDE = (
 )
 """Exceptions to these."""
 
-TOGETHER = {
-    "transports/test_local.py": "local model",
-    "transports/test_local_end_to_end.py": "local model",
-    "transports/test_live_servers.py": "live servers",
-    "transports/test_moving.py": "moving",
-    "test_package.py": "package",
-}
-"""Files whose tests share something dear: a loaded model, a server, a build."""
+UNCOUNTED = (
+    "model",
+    "transports/test_gateway_load.py",
+    "transports/test_local.py",
+    "transports/test_local_end_to_end.py",
+    "transports/test_misbehaviours.py",
+    "transports/test_moving.py",
+    "transports/test_odd_events.py",
+)
+"""Families that walk the same lines again and again. To count them takes as long as they do."""
 
 SOAK = (
     "model/test_random.py",
@@ -84,7 +87,6 @@ _STARTS = frozenset(
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_cover: coverage is not measured here")
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
-    config.addinivalue_line("markers", "xdist_group(name): runs in one process with its group")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if config.getoption("--fast") and runs_tests:
         sys.addaudithook(_refuse)
@@ -112,8 +114,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     fast: list[pytest.Item] = []
     for item in items:
         path = item.path.relative_to(_ROOT).as_posix()
-        if path in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(TOGETHER[path]))
+        if path.startswith(UNCOUNTED) or "_at_every_" in item.name or _is_made_up(item):
+            item.add_marker(pytest.mark.no_cover)
         if path in SOAK:
             item.add_marker(pytest.mark.soak)
         if path in INSIDE or not path.startswith(OUTSIDE):
@@ -121,3 +123,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--fast"):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
         items[:] = fast
+
+
+def _is_made_up(item: pytest.Item) -> bool:
+    """Whether hypothesis makes up what the test is given."""
+    return isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
