@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -38,7 +39,7 @@ from clark_agent.events import (
     TurnEnd,
     TurnStart,
 )
-from clark_agent.intake import accept_messages, accept_result
+from clark_agent.intake import accept_chunks, accept_messages, accept_result
 from clark_agent.pace import current_pace
 from clark_agent.plugin import BeforeToolDecision, TransformContext, plugin_name
 from clark_agent.plugins.channel_steering import ChannelSteering
@@ -249,7 +250,9 @@ class Run:
         self.pace = current_pace()
         """Lets others run."""
         self.pace.begin()
-        self.emitter = Emitter(audience, config.hook_timeout, self.grace)
+        self.loop = asyncio.get_running_loop()
+        eager = self.loop.get_task_factory() is not None
+        self.emitter = Emitter(audience, config.hook_timeout, self.grace, eager=eager)
         self.emit = self.emitter.emit
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
@@ -306,7 +309,6 @@ class Run:
         """Stops what is in flight, while there is something that can be stopped."""
         self.was_told_to_wrap_up = False
         self._timers: tuple[asyncio.TimerHandle, ...] = ()
-        self.loop = asyncio.get_running_loop()
         self.thread = get_ident()
         self.meters: tuple[Meter, ...] = self._meters(() if parent is None else parent.meters)
         self.channels = tuple([p for p in self.hooks.plugins if isinstance(p, ChannelSteering)])
@@ -662,12 +664,11 @@ class Run:
     def begin_turn(self) -> Awaitable[None]:
         """Open a turn (the first is open already) and put pending messages first."""
         self.iterations += 1
-        for meter in self.meters:
-            meter.begin_turn()
-        self.turn_message = None
+        self.turn_message = self._discarded = None
         self.turn_results = []
-        self._discarded = None
         if self.pending or self.meters:
+            for meter in self.meters:
+                meter.begin_turn()
             return self._begin_turn_with_messages()
         if self._turn_open:
             return FINISHED
@@ -781,6 +782,8 @@ class Run:
             return AssistantMessage(
                 told.content, stop_reason, why, now, annotations=told.annotations
             )
+        with suppress(TypeError):  # where it stops to make sense, the answer is broken off
+            accept_chunks(self.chunks)
         assembler = MessageAssembler(self.clock.new_id)
         for chunk in self.chunks:
             assembler.feed(chunk)
