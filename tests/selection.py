@@ -10,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import is_hypothesis_test
+from hypothesis import is_hypothesis_test, settings
 
 __all__ = ["OUTSIDE", "SOAK", "UNCOUNTED"]
 
@@ -37,17 +37,16 @@ OUTSIDE = (
     "test_readme.py",
     "test_running.py",
     "test_sub_agents.py",
+    "test_threads.py",
     "test_typing.py",
 )
 """What needs processes, servers or a model, or tries so much that it takes its time."""
 
 INSIDE = (
-    "toolkit/test_approval.py",
     "toolkit/test_ask.py",
     "toolkit/test_calculator.py",
     "toolkit/test_finish.py",
     "transports/test_answer.py",
-    "transports/test_failures.py",
     "transports/test_local_arguments.py",
     "transports/test_local_prompts.py",
     "transports/test_outgoing.py",
@@ -75,7 +74,7 @@ SOAK = (
     "transports/test_gateway_load.py",
     "transports/test_sse.py",
 )
-"""Files whose sizes stand in `tests.sizes`."""
+"""Files whose sizes stand in `tests.sizes`, besides all that hypothesis makes up."""
 
 _ROOT = Path(__file__).parent
 
@@ -89,6 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if config.getoption("--fast") and runs_tests:
+        settings.load_profile("few")
         sys.addaudithook(_refuse)
 
 
@@ -109,20 +109,23 @@ def _refuse(event: str, arguments: object) -> None:
         raise RuntimeError(f"{event} in a fast test: list its file in tests.selection.OUTSIDE")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a fast run the modules of slow tests are not even imported."""
+    if not config.getoption("--fast") or collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(_ROOT).as_posix()
+    return True if path.startswith(OUTSIDE) and path not in INSIDE else None
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    fast: list[pytest.Item] = []
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(_ROOT).as_posix()
-        if path.startswith(UNCOUNTED) or "_at_every_" in item.name or _is_made_up(item):
+        is_made_up = _is_made_up(item)
+        if is_made_up or path.startswith(UNCOUNTED) or "_at_every_" in item.name:
             item.add_marker(pytest.mark.no_cover)
-        if path in SOAK:
+        if is_made_up or path in SOAK:
             item.add_marker(pytest.mark.soak)
-        if path in INSIDE or not path.startswith(OUTSIDE):
-            fast.append(item)
-    if config.getoption("--fast"):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
-        items[:] = fast
 
 
 def _is_made_up(item: pytest.Item) -> bool:
