@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from clark_agent import pace
 from clark_agent._text import well_formed
-from tests import event_loops
+from tests import event_loops, sizes
 
 pytest_plugins = ["tests.no_skips", "tests.selection"]
 
@@ -21,8 +21,8 @@ os.environ.setdefault("CLARK_AGENT_CACHE", str(Path(__file__).resolve().parent.p
 # dev looks for new counterexamples on every run. ci repeats the same examples, so a red
 # build is red again when it is run again; the printed blob reproduces it locally.
 # pytest --hypothesis-profile=NAME overrides the choice.
-settings.register_profile("dev", deadline=None, print_blob=True)
-settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, database=None)
+settings.register_profile("dev", deadline=None, print_blob=True, max_examples=sizes.EXAMPLES)
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, database=None)
 # few is for the same tests on yet another Python or event loop.
 settings.register_profile("few", settings.get_profile("ci"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Where a run pauses for others depends on how fast the machine is, and some tests count at what
 # points a run waits. Tests of the pauses themselves put the clock back.
-vars(pace)["monotonic"] = lambda: 0.0
+vars(pace)["monotonic"] = lambda: -1.0
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""Which tests are left out of `make test-fast`, stay together on one core, or grow in `make soak`.
+"""Which tests are left out of `make test-fast`, or grow in `make soak`.
 
 A pytest plugin. Paths are relative to ``tests/``; a folder stands for all that is in it.
 """
@@ -10,8 +10,9 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test, settings
 
-__all__ = ["OUTSIDE", "SOAK", "TOGETHER"]
+__all__ = ["OUTSIDE", "SOAK", "UNCOUNTED"]
 
 OUTSIDE = (
     "cli",
@@ -36,17 +37,16 @@ OUTSIDE = (
     "test_readme.py",
     "test_running.py",
     "test_sub_agents.py",
+    "test_threads.py",
     "test_typing.py",
 )
 """What needs processes, servers or a model, or tries so much that it takes its time."""
 
 INSIDE = (
-    "toolkit/test_approval.py",
     "toolkit/test_ask.py",
     "toolkit/test_calculator.py",
     "toolkit/test_finish.py",
     "transports/test_answer.py",
-    "transports/test_failures.py",
     "transports/test_local_arguments.py",
     "transports/test_local_prompts.py",
     "transports/test_outgoing.py",
@@ -54,14 +54,16 @@ INSIDE = (
 )
 """Exceptions to these."""
 
-TOGETHER = {
-    "transports/test_local.py": "local model",
-    "transports/test_local_end_to_end.py": "local model",
-    "transports/test_live_servers.py": "live servers",
-    "transports/test_moving.py": "moving",
-    "test_package.py": "package",
-}
-"""Files whose tests share something dear: a loaded model, a server, a build."""
+UNCOUNTED = (
+    "model",
+    "transports/test_gateway_load.py",
+    "transports/test_local.py",
+    "transports/test_local_end_to_end.py",
+    "transports/test_misbehaviours.py",
+    "transports/test_moving.py",
+    "transports/test_odd_events.py",
+)
+"""Families that walk the same lines again and again. To count them takes as long as they do."""
 
 SOAK = (
     "model/test_random.py",
@@ -72,7 +74,7 @@ SOAK = (
     "transports/test_gateway_load.py",
     "transports/test_sse.py",
 )
-"""Files whose sizes stand in `tests.sizes`."""
+"""Files whose sizes stand in `tests.sizes`, besides all that hypothesis makes up."""
 
 _ROOT = Path(__file__).parent
 
@@ -84,9 +86,9 @@ _STARTS = frozenset(
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_cover: coverage is not measured here")
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
-    config.addinivalue_line("markers", "xdist_group(name): runs in one process with its group")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if config.getoption("--fast") and runs_tests:
+        settings.load_profile("few")
         sys.addaudithook(_refuse)
 
 
@@ -107,17 +109,25 @@ def _refuse(event: str, arguments: object) -> None:
         raise RuntimeError(f"{event} in a fast test: list its file in tests.selection.OUTSIDE")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In a fast run the modules of slow tests are not even imported."""
+    if not config.getoption("--fast") or collection_path.suffix != ".py":
+        return None
+    path = collection_path.relative_to(_ROOT).as_posix()
+    return True if path.startswith(OUTSIDE) and path not in INSIDE else None
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    fast: list[pytest.Item] = []
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(_ROOT).as_posix()
-        if path in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(TOGETHER[path]))
-        if path in SOAK:
+        is_made_up = _is_made_up(item)
+        if is_made_up or path.startswith(UNCOUNTED) or "_at_every_" in item.name:
+            item.add_marker(pytest.mark.no_cover)
+        if is_made_up or path in SOAK:
             item.add_marker(pytest.mark.soak)
-        if path in INSIDE or not path.startswith(OUTSIDE):
-            fast.append(item)
-    if config.getoption("--fast"):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(fast)])
-        items[:] = fast
+
+
+def _is_made_up(item: pytest.Item) -> bool:
+    """Whether hypothesis makes up what the test is given."""
+    return isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)

@@ -11,6 +11,7 @@ import os
 __all__ = [
     "CONFUSING_BYTES",
     "DISK_STEPS",
+    "EXAMPLES",
     "GATEWAY_DELTAS",
     "GATEWAY_ROUNDS",
     "GATEWAY_STREAMS",
@@ -29,6 +30,8 @@ def _times(floor: int) -> int:
     return max(1, int(floor * FACTOR))
 
 
+EXAMPLES = _times(50)
+"""What hypothesis makes up for a test that does not say how much."""
 LIVES = _times(600)
 """Random lives of an agent, each with a random end (tests/model/test_random.py)."""
 STEERED_LIVES = _times(150)

@@ -120,9 +120,21 @@ def play(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """Run once, because a real model takes its time."""
+    folder = tmp_path_factory.mktemp("demo")
+    return play("demo.py", folder), folder
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) -> None:
-    ran = play(name, tmp_path)
+def test_an_example_runs_and_prints_what_it_promises(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if name == "demo.py":
+        ran, tmp_path = request.getfixturevalue("demo")
+    else:
+        ran = play(name, tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout
     if name in EXPECTED:
@@ -130,8 +142,10 @@ def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []  # it leaves nothing lying about
 
 
-def test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right(tmp_path: Path) -> None:
-    shown = play("demo.py", tmp_path).stdout.splitlines()
+def test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right(
+    demo: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    shown = demo[0].stdout.splitlines()
     assert [line for line in shown if line.startswith(("→", "←"))] == [
         "→ read_file {'path': 'beans.txt'}",
         "← There are 42 beans in the jar.",

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 _FAILURES = (Exception, asyncio.CancelledError, GeneratorExit)
 
 
-class Listener(Struct, frozen=True):
+class Listener(Struct, frozen=True, eq=False):
     """A sink or an observer, with the event classes that it wants; None: all."""
 
     name: str
@@ -38,13 +38,14 @@ class Listener(Struct, frozen=True):
 Listeners: TypeAlias = tuple[Listener, ...]
 
 
-class Audience:
+class Audience(dict[type[AgentEvent], Listeners]):
     """Who wants which events: the sink, a reader of ours, the observers in order.
 
-    Shared by the runs of a config, as long as none has listeners of its own.
+    Asked with the class of an event. Shared by the runs of a config, as long as none has listeners
+    of its own.
     """
 
-    __slots__ = ("_by_kind", "listeners", "only")
+    __slots__ = ("listeners", "only")
 
     def __init__(
         self,
@@ -57,19 +58,16 @@ class Audience:
             listeners.append(Listener("reader", reader, is_hook=False))
         listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
         self.listeners = tuple(listeners)
-        self._by_kind: dict[type, Listeners] = {}
         self.only: Callable[[AgentEvent], Any] | None = None
         """The one listener to everything, if there is no other, as in most runs."""
         if len(listeners) == 1 and listeners[0].observes is None:
             self.only = listeners[0].call
 
-    def to(self, kind: type[AgentEvent]) -> Listeners:
-        """Those who want events of a class."""
-        found = self._by_kind.get(kind)
-        if found is None:
-            found = self._by_kind[kind] = tuple(
-                [x for x in self.listeners if x.observes is None or kind in x.observes]
-            )
+    def __missing__(self, kind: type[AgentEvent]) -> Listeners:
+        """Found once for each class, and kept."""
+        found = self[kind] = tuple(
+            [x for x in self.listeners if x.observes is None or kind in x.observes]
+        )
         return found
 
 
@@ -84,10 +82,20 @@ class Emitter:
 
     __slots__ = ("_audience", "_grace", "_listen", "_timeout", "_waiting", "deadline", "is_sending")
 
-    def __init__(self, audience: Audience, timeout: float | None = None, grace: float = 0) -> None:
+    def __init__(
+        self,
+        audience: Audience,
+        timeout: float | None = None,
+        grace: float = 0,
+        *,
+        eager: bool = False,
+    ) -> None:
+        """``eager``: tasks begin as soon as they are made, so that a listener may start one that
+        emits before the listener has returned.
+        """
         self._audience = audience
         self._grace = grace
-        self._listen = audience.only
+        self._listen = None if eager else audience.only
         self._timeout = timeout
         self.deadline: float | None = None
         """When listeners have had their time, by the event loop's clock; None: they may take it."""
@@ -97,7 +105,7 @@ class Emitter:
 
     def listeners(self, kind: type[AgentEvent]) -> Listeners:
         """Those who want events of a class."""
-        return self._audience.to(kind)
+        return self._audience[kind]
 
     def emit(self, event: AgentEvent) -> Awaitable[None]:
         """Give the event to each listener, whatever the others do. Await the rest of it.
@@ -106,30 +114,23 @@ class Emitter:
         """
         listen = self._listen
         if listen is None or self.is_sending:
-            listeners = self._audience.to(type(event))
+            listeners = self._audience[type(event)]
             return self._send(event, listeners) if listeners else FINISHED
-        self.is_sending = True  # a listener may start an eager task that emits, too
         try:
             pending = listen(event)
         except _FAILURES:
             _log_failure(self._audience.listeners[0], event)
-            pending = None
-        except BaseException:
-            self._pass_on_turn()
-            raise
-        if pending is not None:
-            return self._send_the_rest(event, self._audience.listeners, pending)
-        if self._waiting:
-            self._pass_on_turn()
-        else:
-            self.is_sending = False
-        return FINISHED
+            return FINISHED
+        if pending is None:
+            return FINISHED
+        self.is_sending = True
+        return self._send_the_rest(event, self._audience.listeners, pending)
 
     def _send(self, event: AgentEvent, listeners: Listeners) -> Awaitable[None]:
         if self.is_sending:
             return self._send_in_turn(event, listeners)
         self.is_sending = True
-        for number, listener in enumerate(listeners):
+        for listener in listeners:
             try:
                 pending = listener.call(event)
             except _FAILURES:
@@ -138,8 +139,9 @@ class Emitter:
             except BaseException:
                 self._pass_on_turn()
                 raise
-            if pending is not None and isawaitable(pending):
-                return self._send_the_rest(event, listeners[number:], pending)
+            if pending is not None:
+                rest = listeners[listeners.index(listener) :]
+                return self._send_the_rest(event, rest, pending)
         self._pass_on_turn()
         return FINISHED
 

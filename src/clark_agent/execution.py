@@ -33,14 +33,14 @@ from clark_agent.errors import (
 )
 from clark_agent.events import ToolExecutionEnd, ToolExecutionStart, note_exception
 from clark_agent.hooks import call_hook
-from clark_agent.intake import accept_result
+from clark_agent.intake import accept_result, is_plain_result
 from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
 from clark_agent.preparation import PendingCall, accept, prepare
 from clark_agent.run_log.log import RunWriter
 from clark_agent.run_log.records import RuntimeResult, ToolEnded, ToolStarted
 from clark_agent.run_state import Run
 from clark_agent.steering import SteerWhen
-from clark_agent.supervised import as_coroutine, step
+from clark_agent.supervised import as_coroutine
 from clark_agent.tool_run import ToolLeftBehindError, ToolRun
 from clark_agent.tools import AgentTool, ToolContext, ToolResult
 from clark_agent.turn import ModelAnswer
@@ -167,10 +167,10 @@ class Batch:
 
     def _pending(self, calls: Sequence[ToolCall]) -> list[PendingCall]:
         find = self._run.registry.find
-        pending = [PendingCall(call, find(call.name), call.arguments) for call in calls]
-        for position, call in enumerate(pending):
-            call.position = position
-        return pending
+        return [
+            PendingCall(call, find(call.name), call.arguments, position)
+            for position, call in enumerate(calls)
+        ]
 
     def _normalize(self) -> None:
         """Take the policy's repairs to the names and arguments of the calls."""
@@ -386,13 +386,18 @@ class Batch:
         context.position = pending.position
         tool_run: ToolRun | None = None
         cancelled: asyncio.CancelledError | None = None
-        due = self._due(tool)
+        timeout = run.config.tool_timeout if tool.timeout is None else tool.timeout
+        due = None if timeout is None else run.loop.time() + timeout  # the first step included
         try:
-            coroutine = as_coroutine(_awaitable(tool, tool.execute(pending.input, context)))
+            coroutine: Any = tool.execute(pending.input, context)
+            if type(coroutine) is not CoroutineType:
+                coroutine = as_coroutine(_awaitable(tool, coroutine))
             try:
-                awaited = step(coroutine, None)
+                awaited = coroutine.send(None)
             except StopIteration as done:  # it had nothing to wait for
                 result = done.value
+            except GeneratorExit as error:
+                raise RuntimeError("GeneratorExit was raised") from error
             else:
                 tool_run = self._running[pending] = ToolRun(
                     coroutine,
@@ -409,7 +414,9 @@ class Batch:
                 result = await tool_run
             if context.failure_below is not None:
                 raise context.failure_below
-            pending.result = accept_result(result, f"the tool {tool.name!r}")
+            if not is_plain_result(result):
+                result = accept_result(result, f"the tool {tool.name!r}")
+            pending.result = result
             pending.has_run = True
             if not alone and run.log is not None and run.hooks.after_tool_call:
                 pending.returned = run.log.place
@@ -450,11 +457,6 @@ class Batch:
 
     def _timeout(self, tool: AgentTool) -> float | None:
         return self._run.config.tool_timeout if tool.timeout is None else tool.timeout
-
-    def _due(self, tool: AgentTool) -> float | None:
-        """When a call that begins now has had its time, its first step included."""
-        timeout = self._timeout(tool)
-        return None if timeout is None else self._run.loop.time() + timeout
 
     def _give_error(
         self,
@@ -719,7 +721,7 @@ def _stopped(why: str | None, timeout: float | None, *, still_running: bool = Fa
 
 def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:
     """What ``execute`` returned, if it can be awaited."""
-    if type(work) is CoroutineType or isawaitable(work):
+    if isawaitable(work):
         return work
     raise ToolContractError(
         f"execute of the tool {tool.name!r} must be an 'async def', and returned "

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from operator import attrgetter
 from typing import Any, get_args
 
 import msgspec
@@ -55,10 +57,13 @@ from clark_agent.wire import encode_json, jsonable
 __all__ = [
     "accept_answer",
     "accept_chunk",
+    "accept_chunks",
     "accept_json",
     "accept_message",
     "accept_messages",
     "accept_result",
+    "is_plain_answer",
+    "is_plain_result",
 ]
 
 logger = logging.getLogger(__name__)
@@ -265,8 +270,6 @@ def accept_answer(message: Any) -> AssistantMessage:
     """The assistant message, safe to keep. Raises `TypeError` if it is none."""
     if not isinstance(message, AssistantMessage):
         raise TypeError(f"an AssistantMessage is needed, not {_shown(message)}")
-    if _is_fine(message):
-        return message
     accepted: AssistantMessage = _changed(
         message,
         content=_blocks(message.content, _ASSISTANT_BLOCKS),
@@ -279,33 +282,32 @@ def accept_answer(message: Any) -> AssistantMessage:
     return accepted
 
 
-def _is_fine(message: AssistantMessage) -> bool:
-    """Whether there is nothing to repair, as a glance tells of most answers: every turn has one."""
-    content, usage = message.content, message.usage
+def is_plain_answer(message: Any) -> bool:
+    """Whether an answer can be kept as it is, as a glance tells of most: every turn has one."""
     if (
-        type(content) is not tuple
+        type(message) is not AssistantMessage
+        or type(message.content) is not tuple
         or type(message.stop_reason) is not StopReason
         or message.error_message is not None
-        or message.annotations != ()
+        or message.annotations
     ):
         return False
-    for block in content:
+    for block in message.content:
         if type(block) is ToolCall:
             if type(block.name) is not str or type(block.id) is not str:
                 return False
-            try:
-                _encode(block)
-            except Exception:
-                return False
-        elif (
-            type(block) is not TextContent
-            or type(block.text) is not str
-            or (not block.text.isascii() and well_formed(block.text) is not block.text)
-        ):
+        elif type(block) is not TextContent or type(block.text) is not str:
             return False
-    return (message.timestamp is None or type(message.timestamp) is int) and (
-        usage is None or _usage(usage) is usage
-    )
+    usage = message.usage
+    if usage is not None and _usage(usage) is not usage:
+        return False
+    try:
+        _encode(
+            message
+        )  # fails where there is half a character, or arguments that JSON cannot hold
+    except Exception:
+        return False
+    return message.timestamp is None or type(message.timestamp) is int
 
 
 def _accept_system(message: SystemMessage) -> AgentMessage:
@@ -377,7 +379,7 @@ def accept_messages(value: object, known: Iterable[AgentMessage] = ()) -> Sequen
     Those in ``known`` have been accepted already and are not looked at again; nor is a view, which
     is made of accepted messages only.
     """
-    if isinstance(value, MessageView):
+    if isinstance(value, MessageView) or (type(value) is list and not value):
         return value
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f"messages are needed, not {type(value).__name__}")
@@ -396,21 +398,28 @@ def accept_result(result: Any, owner: str) -> ToolResult:
     ``owner`` says who returned it.
     """
     if type(result) is ToolResult:
-        content = result.content
-        if type(content) is tuple and result.details is None and result.narration is None:
-            for block in content:
-                if type(block) is not TextContent or type(block.text) is not str:
-                    break
-                if not block.text.isascii() and well_formed(block.text) is not block.text:
-                    break
-            else:
-                return result
         return _accept_result(result, owner)
     hint = ""
     if hasattr(result, "__await__"):
         hint = " (an 'await' is missing)"
         getattr(result, "close", lambda: None)()  # so that nobody is warned of it a second time
     raise ToolContractError(f"{owner} must return a ToolResult, not {_shown(result)}{hint}")
+
+
+def is_plain_result(result: Any) -> bool:
+    """Whether a tool's result is text that can be kept as it is, as most are."""
+    if type(result) is not ToolResult or result.details is not None or result.narration is not None:
+        return False
+    content = result.content
+    if type(content) is not tuple:
+        return False
+    for block in content:
+        if type(block) is not TextContent:
+            return False
+        text = block.text
+        if type(text) is not str or not (text.isascii() or well_formed(text) is text):
+            return False
+    return True
 
 
 def _accept_result(result: ToolResult, owner: str) -> ToolResult:
@@ -458,3 +467,22 @@ def accept_chunk(chunk: Any) -> StreamChunk:
         names = " or ".join([each.__name__ for each in get_args(StreamChunk)])
         raise TypeError(f"a Chunk holds a {names}, not {_shown(chunk)}")
     return accepted
+
+
+_delta = attrgetter("delta")
+
+
+def accept_chunks(chunks: list[StreamChunk]) -> None:
+    """Make sure, in place, that all are chunks.
+
+    Raises `TypeError` at the first that is none; it and those behind it are dropped.
+    """
+    with suppress(TypeError, AttributeError):
+        "".join(map(_delta, chunks))  # text alone, as a rule
+        return
+    for place, chunk in enumerate(chunks):
+        try:
+            chunks[place] = accept_chunk(chunk)
+        except TypeError:
+            del chunks[place:]
+            raise

@@ -48,10 +48,10 @@ class PendingCall(Struct, eq=False):
     tool: AgentTool | None
     args: Any
     """The arguments as hooks see them."""
+    position: int
+    """Which call of the message it is."""
     input: Any = None
     """What the tool has made of them."""
-    position: int = 0
-    """Which call of the message it is."""
     decisions: list[dict[str, Any]] = []
     result: ToolResult | None = None
     given: ToolResult | None = None

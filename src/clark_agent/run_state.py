@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -39,7 +40,7 @@ from clark_agent.events import (
     TurnEnd,
     TurnStart,
 )
-from clark_agent.intake import accept_messages, accept_result
+from clark_agent.intake import accept_chunks, accept_messages, accept_result
 from clark_agent.pace import current_pace
 from clark_agent.plugin import (
     BeforeToolDecision,
@@ -301,7 +302,9 @@ class Run:
         self.pace = current_pace()
         """Lets others run."""
         self.pace.begin()
-        self.emitter = Emitter(audience, config.hook_timeout, self.grace)
+        self.loop = asyncio.get_running_loop()
+        eager = self.loop.get_task_factory() is not None
+        self.emitter = Emitter(audience, config.hook_timeout, self.grace, eager=eager)
         self.emit = self.emitter.emit if self.run_log is None else self._emit
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
@@ -367,7 +370,6 @@ class Run:
         self._purposes: dict[int, Purpose] = {}
         """The same for messages that wait, by their identity, where a plugin has said it."""
         self._timers: tuple[asyncio.TimerHandle, ...] = ()
-        self.loop = asyncio.get_running_loop()
         self.thread = get_ident()
         self.meters: tuple[Meter, ...] = self._meters(() if parent is None else parent.meters)
         if self.meters:
@@ -824,12 +826,11 @@ class Run:
     def begin_turn(self) -> Awaitable[None]:
         """Open a turn (the first is open already) and put pending messages first."""
         self.iterations += 1
-        for meter in self.meters:
-            meter.begin_turn()
-        self.turn_message = None
+        self.turn_message = self._discarded = None
         self.turn_results = []
-        self._discarded = None
         if self.pending or self.meters:
+            for meter in self.meters:
+                meter.begin_turn()
             return self._begin_turn_with_messages()
         if self._turn_open:
             return FINISHED
@@ -950,6 +951,8 @@ class Run:
             return AssistantMessage(
                 told.content, stop_reason, why, now, annotations=told.annotations
             )
+        with suppress(TypeError):  # where it stops to make sense, the answer is broken off
+            accept_chunks(self.chunks)
         assembler = MessageAssembler(self.clock.new_id)
         for chunk in self.chunks:
             assembler.feed(chunk)

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, NoReturn, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._finished import FINISHED
 from clark_agent._text import describe, well_formed
 from clark_agent.cancel_scope import is_cancelled
 from clark_agent.errors import ContextOverflowError, HookError, RunAborted, StreamError
@@ -32,7 +33,14 @@ from clark_agent.events import (
 )
 from clark_agent.gates import GateDecision, compose_gates
 from clark_agent.hooks import call_hook
-from clark_agent.intake import accept_answer, accept_chunk, accept_json, accept_messages
+from clark_agent.intake import (
+    accept_answer,
+    accept_chunk,
+    accept_chunks,
+    accept_json,
+    accept_messages,
+    is_plain_answer,
+)
 from clark_agent.plugin import GateHook, ToolGateContext
 from clark_agent.protocol import ZERO_OUTPUT_RECOVERY
 from clark_agent.run_state import Run
@@ -265,15 +273,15 @@ def _names(allow: Any) -> frozenset[str]:
 class _Reading:
     """The reading of one stream. Calling it breaks the reading off; a listener at work goes on."""
 
-    __slots__ = ("_run", "is_due", "is_over", "was_cancelled")
+    is_due = False
+    """Whether somebody has intervened."""
+    is_over = False
+    """Whether nothing counts that still comes: the stream may have been left behind."""
+    was_cancelled = False
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.is_due = False
-        """Whether somebody has intervened."""
-        self.is_over = False
-        """Whether nothing counts that still comes: the stream may have been left behind."""
-        self.was_cancelled = False
+        self.emit: Callable[[MessageUpdate], Awaitable[None]] = run.emit
 
     def __call__(self) -> None:
         self.is_due = True
@@ -284,10 +292,15 @@ class _Reading:
     def end(self) -> None:
         """The stream is over, one way or another; the task goes on."""
         self.is_over = True
+        self.emit = _not_told
         if self._run.break_off is self:
             self._run.break_off = None
             if self.was_cancelled:
                 self._run.scope.take_back()
+
+
+def _not_told(event: MessageUpdate) -> Awaitable[None]:
+    return FINISHED
 
 
 async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failure | None:
@@ -326,7 +339,10 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
 async def _read(
     run: Run, events: AsyncIterator[Any], reading: _Reading
 ) -> AssistantMessage | _Failure | None:
-    """Read to the end, or until somebody intervenes. Chunks before `Start` are ignored."""
+    """Read to the end, or until somebody intervenes. Chunks before `Start` are ignored.
+
+    A chunk is checked before anybody hears of it: if nobody listens, together with its neighbours.
+    """
     placeholder: AssistantMessage | None = None
     tells_deltas = run.tells_deltas
     keep = run.chunks.append
@@ -338,13 +354,13 @@ async def _read(
                 if placeholder is None:
                     continue
                 chunk = event.chunk
-                if type(chunk) is not TextChunk or type(chunk.delta) is not str:
-                    chunk = accept_chunk(chunk)
-                keep(chunk)
                 if tells_deltas:
-                    if reading.is_over:
-                        break
-                    await run.emit(MessageUpdate(placeholder, chunk))
+                    if type(chunk) is not TextChunk or type(chunk.delta) is not str:
+                        chunk = accept_chunk(chunk)
+                    keep(chunk)
+                    await reading.emit(MessageUpdate(placeholder, chunk))
+                else:
+                    keep(chunk)
                 until_pause -= 1
                 if not until_pause:
                     until_pause = _CHUNKS_BETWEEN_PAUSES
@@ -361,13 +377,18 @@ async def _read(
                     await run.begin_answer(placeholder, details)
                     keep = run.chunks.append
             elif kind is Done:
-                return accept_answer(event.message)
+                if run.chunks and not tells_deltas:
+                    accept_chunks(run.chunks)
+                message = event.message
+                return message if is_plain_answer(message) else accept_answer(message)
             elif kind is Error:
+                accept_chunks(run.chunks)
                 return _failed(run, event)
             else:
                 raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
             if reading.is_due:
                 break
+        accept_chunks(run.chunks)
     except GeneratorExit as error:
         if not run.scope.is_running():
             raise

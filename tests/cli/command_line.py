@@ -18,6 +18,7 @@ import pytest
 from msgspec import Struct
 
 from clark_agent.trajectory import JsonlStore
+from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 from tests.transports.wires_chat import DONE, chunk, piece, stream, usage
 
@@ -58,11 +59,12 @@ class Said(Struct, frozen=True):
 class CommandLine:
     """Starts ``clark-agent`` in a folder, with a log and an environment of its own."""
 
-    def __init__(self, home: Path, model: str | None = None) -> None:
+    def __init__(self, home: Path, model: str | None = None, *, counts: bool = True) -> None:
         self.root = home / "root"
         self.root.mkdir(exist_ok=True)
         self.store = JsonlStore(home / "clark-agent" / "runs")
         kept = {name: os.environ[name] for name in ("PATH", "SSL_CERT_FILE") if name in os.environ}
+        kept |= counted_environment() if counts else {}
         self.env = {**kept, "XDG_STATE_HOME": str(home), "HOME": str(home), "LC_ALL": "C.UTF-8"}
         if model is not None:
             self.env["CLARK_AGENT_MODEL"] = model

@@ -22,6 +22,7 @@ from clark_agent.cli.view import Style
 from clark_agent.trajectory import JsonlStore
 from clark_agent.types import AgentContext
 from tests.cli.command_line import calls, calls_all, hangs, says
+from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import bodies
 
@@ -49,7 +50,7 @@ class Terminal:
         self._socket = home / "tmux"
 
     async def open(self) -> None:
-        env = {**ENV, "XDG_STATE_HOME": str(self.home)}
+        env = {**ENV, **counted_environment(), "XDG_STATE_HOME": str(self.home)}
         if "SSL_CERT_FILE" in os.environ:
             env["SSL_CERT_FILE"] = os.environ["SSL_CERT_FILE"]
         given = [word for name, value in env.items() for word in ("-e", f"{name}={value}")]
@@ -59,7 +60,7 @@ class Terminal:
     async def start(self, *options: str) -> None:
         options = options or ("-m", f"{self.url}/v1#m", "-t", "default,shell,ask_user")
         await self.command("chat", *options)
-        await self.sees("/help helps")
+        await self.sees("· ready")  # the line above it may be broken anywhere
 
     async def command(self, *words: str) -> None:
         line = subprocess.list2cmdline([sys.executable, "-m", "clark_agent.cli", *words])
@@ -69,7 +70,9 @@ class Terminal:
     async def tmux(self, *words: str) -> str:
         command = ("tmux", "-f", os.devnull, "-S", str(self._socket), *words)
         # Said outright: a readline in this process may have put COLUMNS where Python does not look.
-        env = dict(os.environ)
+        env = {
+            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
+        }
         process = await asyncio.create_subprocess_exec(
             *command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
         )

@@ -24,6 +24,10 @@ SCENARIOS: dict[str, Scenario] = {
     "a tool that cleans up": Scenario((("cleans_up",), "ok")),
     "a tool that waits for its signal": Scenario((("waits_on_signal", "slow"), "ok")),
     "a tool that keeps its handle": Scenario((("keeps_handle",), "ok")),
+    "tools that hand in garbage": Scenario(
+        (("returns_garbage", "returns_odd_text", "slow"), ("raises_unspeakably",), "ok")
+    ),
+    "a tool that closes itself": Scenario((("closes_itself", "slow"), ("closes_itself",), "ok")),
     "a vote to end": Scenario((("terminal",), "never said")),
     "a failure that stops siblings": Scenario(
         (("slow", "error", "hangs"), "ok"), aborting_siblings=True
@@ -52,6 +56,6 @@ SCENARIOS: dict[str, Scenario] = {
     **{
         f"a hook {hook} that {temper}": Scenario((("slow", "fast"), "ok"), {hook: temper})
         for hook in HOOKS
-        for temper in ("acts", "raises", "waits", "hangs")
+        for temper in ("acts", "raises", "waits", "hangs", "deaf", "garbage")
     },
 }

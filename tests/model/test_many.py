@@ -9,14 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import clark_agent as ca
 from clark_agent import supervised
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from tests.model.world import GRACE, Scenario, World
-
-pytestmark = pytest.mark.no_cover
 
 
 class Work(ca.AgentTool):

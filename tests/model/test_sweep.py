@@ -11,8 +11,6 @@ import clark_agent as ca
 from tests.model.scenarios import SCENARIOS
 from tests.model.world import Cancel, live
 
-pytestmark = pytest.mark.no_cover
-
 
 def test_there_is_enough_to_sweep() -> None:
     assert len(SCENARIOS) >= 30

@@ -22,6 +22,7 @@ from collections.abc import (
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import clark_agent as ca
@@ -35,6 +36,18 @@ GRACE = 0.01
 PATIENCE = 0.005
 EMPTY = ca.AssistantMessage((), ca.StopReason.OTHER)
 HALF = ca.AssistantMessage.from_text("half a ")
+
+GARBAGE: Any = object()
+
+
+class UnspeakableError(Exception):
+    """Not even its text can be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
 
 Temper = Literal[
     "fast",
@@ -54,6 +67,10 @@ Temper = Literal[
     "cancels_itself",
     "times_out",
     "cleans_up",
+    "returns_garbage",
+    "returns_odd_text",
+    "raises_unspeakably",
+    "closes_itself",
 ]
 TEMPERS: tuple[Temper, ...] = Temper.__args__  # type: ignore[attr-defined]
 
@@ -76,13 +93,21 @@ Fault = Literal[
     "swallows_cancel",
     "ends_on_cancel",
     "cleans_up_late",
+    "deaf",
+    "garbage_event",
+    "garbage_chunk",
+    "garbage_start",
+    "garbage_answer",
+    "raises_unspeakably",
 ]
 FAULTS: tuple[Fault, ...] = Fault.__args__  # type: ignore[attr-defined]
 
 When = Literal["after_batch", "before_next_tool", "now", "follow_up"]
 WHEN: tuple[When, ...] = When.__args__  # type: ignore[attr-defined]
 
-HookTemper = Literal["none", "passes", "acts", "raises", "waits", "hangs"]
+HookTemper = Literal[
+    "none", "passes", "acts", "raises", "waits", "hangs", "deaf", "garbage", "raises_unspeakably"
+]
 HOOK_TEMPERS: tuple[HookTemper, ...] = HookTemper.__args__  # type: ignore[attr-defined]
 
 
@@ -177,7 +202,7 @@ class World:
     def config(self, sink: ca.EventSink) -> ca.LoopConfig:
         scenario = self.scenario
         settings: dict[str, Any] = {"cancel_grace": GRACE, **scenario.settings}
-        plugins: list[Any] = [Hooks(scenario.hooks), Steering(scenario.steering)]
+        plugins: list[Any] = [Hooks(scenario.hooks, self.wait_deaf), Steering(scenario.steering)]
         plugins.append(ca.UniqueToolCallIds())
         if scenario.steers:
             plugins.append(self.line.channel)
@@ -189,6 +214,12 @@ class World:
             clock=FakeClock(),
             **settings,
         )
+
+    async def wait_deaf(self) -> None:
+        """Wait for the end of the world, whoever cancels that."""
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await self.release.wait()
 
     def stream(self) -> st.StreamFn:
         calls = iter(enumerate(self.scenario.script))
@@ -245,10 +276,28 @@ class World:
             return
         if fault == "raises":
             raise OSError("the wire is cut")
+        if fault == "raises_unspeakably":
+            raise UnspeakableError
         if fault == "hangs":
             await asyncio.Event().wait()
+        if fault == "garbage_start":
+            yield st.Start(GARBAGE)
         yield st.Start(EMPTY)
         yield st.Chunk(st.TextChunk("half a "))
+        if fault == "deaf":
+            await self.wait_deaf()
+        await asyncio.sleep(0)
+        match fault:
+            case "garbage_event":
+                yield GARBAGE
+            case "garbage_chunk":
+                yield st.Chunk(GARBAGE)
+                yield st.Chunk(st.TextChunk(GARBAGE))
+                await asyncio.Event().wait()
+            case "garbage_answer":
+                yield st.Done(ca.AssistantMessage(GARBAGE, GARBAGE, GARBAGE))
+            case _:
+                pass
         if fault == "raises_late":
             raise OSError("the wire is cut in mid-word")
         if fault.endswith(("_cancel", "_late")):
@@ -261,7 +310,7 @@ class World:
         elif fault == "error_message":
             yield st.Done(ca.AssistantMessage((call,), ca.StopReason.ERROR, "it broke"))
         else:
-            yield st.Error(HALF, kinds[fault], f"a {fault} failure")
+            yield st.Error(HALF, kinds.get(fault, GARBAGE), f"a {fault} failure")
 
     async def hang(self, fault: Fault) -> AsyncGenerator[st.StreamEvent, None]:
         """Wait for good, and take a cancellation in a way of its own."""
@@ -332,11 +381,21 @@ class Tool(ca.AgentTool):
         return ca.ToolResult.text("I was asked to stop, and did")
 
     async def swallows(self, ctx: ca.ToolContext) -> None:
-        while not self.world.release.is_set():
-            try:
-                await self.world.release.wait()
-            except asyncio.CancelledError:
-                continue
+        await self.world.wait_deaf()
+
+    async def returns_garbage(self, ctx: ca.ToolContext) -> Any:
+        return GARBAGE
+
+    async def returns_odd_text(self, ctx: ca.ToolContext) -> ca.ToolResult:
+        details = {"a\udc80": Path("\udc80"), "cause": UnspeakableError()}
+        return ca.ToolResult((ca.TextContent("half a \ud83d"),), details=details)
+
+    async def raises_unspeakably(self, ctx: ca.ToolContext) -> None:
+        await asyncio.sleep(0)
+        raise UnspeakableError
+
+    async def closes_itself(self, ctx: ca.ToolContext) -> None:
+        raise GeneratorExit
 
     async def cleans_up(self, ctx: ca.ToolContext) -> None:
         try:
@@ -379,12 +438,23 @@ class Hooks:
     name = "hooks"
     tool_gate_class = ca.ToolGateClass.ADVISORY
 
-    def __init__(self, tempers: dict[str, HookTemper]) -> None:
+    def __init__(
+        self,
+        tempers: dict[str, HookTemper],
+        wait_deaf: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
         self.tempers = tempers
+        self.wait_deaf = wait_deaf
 
-    async def mood(self, hook: str) -> bool:
-        """Whether the hook should act."""
+    async def mood(self, hook: str) -> Any:
+        """Whether the hook should act; garbage, if that is what it should return."""
         match self.tempers.get(hook, "none"):
+            case "garbage":
+                return GARBAGE
+            case "deaf":
+                await self.wait_deaf()
+            case "raises_unspeakably":
+                raise UnspeakableError
             case "raises":
                 raise RuntimeError(f"{hook} is in a mood")
             case "waits":
@@ -397,31 +467,36 @@ class Hooks:
                 pass
         return False
 
-    async def on_before_tool_call(
-        self, ctx: ca.BeforeToolCallContext
-    ) -> ca.BeforeToolDecision | None:
-        return ca.Block("not today") if await self.mood("before") else None
+    async def on_before_tool_call(self, ctx: ca.BeforeToolCallContext) -> Any:
+        mood = await self.mood("before")
+        if mood is GARBAGE:
+            return GARBAGE
+        return ca.Block("not today") if mood else None
 
-    async def on_after_tool_call(self, ctx: ca.AfterToolCallContext) -> ca.AfterToolDecision | None:
-        if await self.mood("after"):
-            return ca.AfterToolDecision(ca.ToolResult.text("changed"))
-        return None
+    async def on_after_tool_call(self, ctx: ca.AfterToolCallContext) -> Any:
+        mood = await self.mood("after")
+        if mood is GARBAGE:
+            return GARBAGE
+        return ca.AfterToolDecision(ca.ToolResult.text("changed")) if mood else None
 
     async def transform_context(
         self, messages: Sequence[ca.AgentMessage], ctx: ca.TransformContext
     ) -> Sequence[ca.AgentMessage]:
-        return list(messages)[-50:] if await self.mood("transform") else messages
+        mood = await self.mood("transform")
+        if mood is GARBAGE:
+            return [*messages, GARBAGE]
+        return list(messages)[-50:] if mood else messages
 
     async def next_turn_tool_allowlist(self, ctx: ca.ToolGateContext) -> set[str] | None:
-        return {"fast", "slow"} if await self.mood("gate") else None
+        mood = await self.mood("gate")
+        return {GARBAGE} if mood is GARBAGE else {"fast", "slow"} if mood else None
 
     async def on_event(self, event: ca.AgentEvent) -> None:
         if isinstance(event, (ca.events.MessageEnd, ca.events.ToolExecutionStart)):
             await self.mood("observer")
 
     async def next_follow_up_messages(self) -> list[ca.AgentMessage]:
-        await self.mood("follow_up")
-        return []
+        return [GARBAGE] if await self.mood("follow_up") is GARBAGE else []
 
 
 class Steering:
@@ -712,7 +787,7 @@ async def check_nothing_left(
     world: World, sink: RecordingSink, before: set[asyncio.Task[Any]]
 ) -> None:
     """No stream is open, no task or timer is left, and late progress is dropped."""
-    assert world.open_streams == 0
+    assert world.open_streams <= world.scenario.script.count("deaf")
     told = len(sink.events)
     for handle in world.handles:
         await handle.update("too late")
@@ -725,6 +800,7 @@ async def check_nothing_left(
     for _ in range(2):  # their last callbacks
         await asyncio.sleep(0)
     assert supervised.left_behind() == 0
+    assert world.open_streams == 0
     left = asyncio.all_tasks() - before
     assert not left, left
     loop: Any = asyncio.get_running_loop()
@@ -735,7 +811,7 @@ async def check_nothing_left(
 
 async def check_config_still_works(world: World, config: ca.LoopConfig) -> None:
     """The next run on the same config knows nothing of this one."""
-    if "hangs" in world.scenario.hooks.values():
+    if {"hangs", "deaf"} & set(world.scenario.hooks.values()):
         return
     scenario = world.scenario
     fresh = World(Scenario((), scenario.hooks, scenario.settings, scenario.steering))

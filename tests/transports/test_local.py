@@ -172,7 +172,7 @@ async def _leaves_nothing_behind() -> AsyncGenerator[None, None]:
 @pytest.mark.parametrize("with_tools", [False, True], ids=["text", "tools"])
 async def test_it_conforms(either: LocalModel, with_tools: bool) -> None:
     tools = ((weather.schema,) if either.is_taught else SCHEMAS) if with_tools else ()
-    request = asking(OSLO, tools=tools, max_output_tokens=30, temperature=0.0)
+    request = asking(OSLO, tools=tools, max_output_tokens=16, temperature=0.0)
     report = await check_stream_fn(
         either, request, cancel_within=PATIENCE / 2, answer_within=PATIENCE
     )

@@ -134,5 +134,4 @@ async def test_the_loop_goes_on_while_the_model_works(model: LocalModel) -> None
         if isinstance(event, (Chunk, Done))
     ]
     ticking.cancel()
-    assert len(between) > 2
-    assert len(set(between)) == len(between)  # something happened between any two
+    assert len(set(between)) > 2  # and not one number, as if nothing else had happened meanwhile
