@@ -47,6 +47,7 @@ SDIST = [
     "tests/*.json",
     "tests/*.jsonl",
     "tests/*.py",
+    "tests/*.sql",
     ".gitignore",
     "CHANGELOG.md",
     "CONTRIBUTING.md",

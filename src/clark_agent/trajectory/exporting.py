@@ -40,8 +40,9 @@ def to_openai_messages(
     """The conversation as Chat Completions takes it.
 
     It is what `clark_agent.transports.OpenAIChat` would send: calls and results in pairs, images of
-    results in a user's message behind them. Reasoning, custom messages and answers that were cut
-    off by a failure are left out.
+    results, and those that the model made, in a user's message behind them. Reasoning, items of a
+    provider, custom messages and answers that were cut off by a failure are left out. Raises
+    `clark_agent.errors.TransportError` for a file that the API does not take.
     """
     return chat_messages(_request(messages, system_prompt), OPENAI, model="", target=ReplayTarget())
 
@@ -51,8 +52,9 @@ def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, An
     turns.
 
     It is what `clark_agent.transports.Anthropic` would send, except that all system messages become
-    a user's, in tags. Reasoning, custom messages and answers that were cut off by a failure are
-    left out.
+    a user's, in tags. Reasoning, items of a provider, custom messages and answers that were cut off
+    by a failure are left out. Raises `clark_agent.errors.TransportError` for a file that the API
+    does not take.
     """
     writer = MessagesWriter(frozenset())
     writer.write_all(_request(messages), ReplayTarget(), "")
