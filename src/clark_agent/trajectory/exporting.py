@@ -1,4 +1,8 @@
-"""A conversation in the forms that others read: OpenAI's and Anthropic's messages, and Markdown."""
+"""A conversation in the forms that others read: OpenAI's and Anthropic's messages, and Markdown.
+
+The transports write those of providers. They are loaded when they are needed: who keeps a log need
+not have one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,6 @@ from typing import Any, assert_never
 import msgspec
 
 from clark_agent.stream import StreamRequest
-from clark_agent.transports.anthropic_messages import MessagesWriter
-from clark_agent.transports.dialects import OPENAI
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.openai_chat import chat_messages
 from clark_agent.types import (
     AgentMessage,
     Annotation,
@@ -44,6 +44,10 @@ def to_openai_messages(
     provider, custom messages and answers that were cut off by a failure are left out. Raises
     `clark_agent.errors.TransportError` for a file that the API does not take.
     """
+    from clark_agent.transports.dialects import OPENAI
+    from clark_agent.transports.handover import ReplayTarget
+    from clark_agent.transports.openai_chat import chat_messages
+
     return chat_messages(_request(messages, system_prompt), OPENAI, model="", target=ReplayTarget())
 
 
@@ -56,6 +60,9 @@ def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, An
     by a failure are left out. Raises `clark_agent.errors.TransportError` for a file that the API
     does not take.
     """
+    from clark_agent.transports.anthropic_messages import MessagesWriter
+    from clark_agent.transports.handover import ReplayTarget
+
     writer = MessagesWriter(frozenset())
     writer.write_all(_request(messages), ReplayTarget(), "")
     written = writer.messages
