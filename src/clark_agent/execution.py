@@ -302,6 +302,7 @@ class Batch:
         for task in self._tasks.values():
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+        self._run.check_cancelled()
 
     async def _call_and_finalize(self, pending: PendingCall) -> None:
         try:
@@ -346,6 +347,7 @@ class Batch:
             held = _uncertain() if pending.has_begun else _not_executed(why, _HELD_BACK[why])
             pending.answer_ourselves(held)
             pending.was_intervened = True
+            self._run.passes()
         return why is not None
 
     async def _tasks_done(self) -> None:
@@ -467,14 +469,16 @@ class Batch:
     ) -> None:
         """The result of a call whose tool gave none."""
         why = None if tool_run is None else tool_run.stopped
+        if isinstance(error, asyncio.CancelledError) and tool_run is not None:
+            why = "aborted" if tool_run.cancelled_from_outside else why
+        if why is not None and self._run.replays is not None:
+            why = self._run.replays.why_stopped(pending.position, why)
         match error:
             case ToolLeftBehindError():
                 logger.warning("the tool %r did not stop and was left behind", tool.name)
                 result = _stopped(why, self._timeout(tool), still_running=True)
                 pending.answer_ourselves(result)
             case asyncio.CancelledError():
-                if tool_run is not None and tool_run.cancelled_from_outside:
-                    why = "aborted"
                 left = why is not None and tool.runs_in_thread
                 if left:
                     logger.warning("the thread of the tool %r was left behind", tool.name)

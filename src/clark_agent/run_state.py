@@ -174,6 +174,18 @@ class ReplayScript(Protocol):
         """Why the result that was recorded for a call of the newest answer was the runtime's."""
         ...
 
+    def why_stopped(self, position: int, why: str) -> str:
+        """Why a call was stopped from outside, which has happened now for this reason."""
+        ...
+
+    def abort_reason(self, reason: str | None) -> str | None:
+        """What whoever cancelled the run said, which has happened now with this reason."""
+        ...
+
+    def passed(self) -> None:
+        """The run has made a step for which it does not wait."""
+        ...
+
 
 class OpenBatch(Protocol):
     """A tool batch whose calls are not all answered yet."""
@@ -631,6 +643,13 @@ class Run:
         self.clock.steps += 1
         return FINISHED if self.replays is None else self.replays.answered()
 
+    def passes(self) -> None:
+        """A decision was made that depends on what others have done."""
+        if isinstance(self.clock, LoggedClock):
+            self.clock.steps += 1
+            if self.replays is not None:
+                self.replays.passed()
+
     @property
     def steps_since_record(self) -> int:
         """How many steps it has made since the newest record."""
@@ -926,12 +945,18 @@ class Run:
         self.note_cancelled()  # whoever asks acts on it
         return True
 
+    @property
+    def abort_reason(self) -> str | None:
+        """What whoever cancelled the run said."""
+        reason = self.signal.reason
+        return reason if self.replays is None else self.replays.abort_reason(reason)
+
     def check_cancelled(self) -> None:
         """Raise if the run was cancelled, also when somebody has swallowed that."""
         if self.is_cancelled():
             if self.scope.cancelled_from_outside:
                 raise asyncio.CancelledError
-            raise RunAborted(self.signal.reason)
+            raise RunAborted(self.abort_reason)
 
     def failed_message(self, error: BaseException) -> AssistantMessage:
         """The assistant message for one that did not come, with what has been streamed of it."""

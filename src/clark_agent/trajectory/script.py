@@ -293,6 +293,7 @@ class Script:
 
     def _act(self) -> bool:
         """Do what others have done here. Whether the run is to be stopped."""
+        was_stopped = self._was_stopped
         while (cue := self._due()) is not None:
             # Whoever acts here may stop the runs below: these have to come to where they were.
             self._is_held = bool(self._expected) or any(c._must_go_on for c in self._below)
@@ -302,9 +303,8 @@ class Script:
                 self._send(cue)
             else:
                 self._interrupted += 1
-                if self._stop(cue):
-                    return True
-        return False
+                self._stop(cue)
+        return self._was_stopped and not was_stopped
 
     def _due(self) -> SteeringAccepted | str | None:
         """What others have done behind the newest step: they sent a message, or stopped the run."""
@@ -324,22 +324,21 @@ class Script:
         """Whether the run is neither over nor where it was stopped."""
         return not (self._waits_to_be_stopped or self._has_left or self._is_over)
 
-    def _stop(self, why: str) -> bool:
-        """The run is cancelled here, or out of time. Whether it is to end."""
+    def _stop(self, why: str) -> None:
+        """The run is cancelled here, or out of time."""
         run = self.run
         assert run is not None
         if why == "out_of_time":
             self._is_out_of_time = True
             # From the event loop, as a timer does: the tool that is about to start has started.
             asyncio.get_running_loop().call_soon(run.run_out_of_time)
-            return False
+            return
         self._was_stopped = True
         if self._parent is not None and not self._parent._is_free:
             self._waits_to_be_stopped = True  # whoever has stopped it is above
             self._parent._moved()
         elif not run.signal.cancelled:
             run.signal.cancel(None if self._failure is None else self._failure.reason)
-        return True
 
     def _send(self, accepted: SteeringAccepted) -> None:
         at, handle = self._at, self._handle
@@ -432,6 +431,22 @@ class Script:
         why = None if ended is None or self._has_left else ended.by_runtime
         return None if why is None or why.kind == "unchecked" else why  # that is found out again
 
+    def why_stopped(self, position: int, why: str) -> str:
+        """Why a call was stopped by others: as it was, if it was."""
+        ended = self._end_of_call(position)
+        recorded = None if ended is None or self._has_left else _why_stopped(ended.by_runtime)
+        return recorded if recorded in _STOPPED and why in _STOPPED else why
+
+    def abort_reason(self, reason: str | None) -> str | None:
+        """What whoever stopped the run said: as it was, if it was."""
+        is_as_it_was = self._was_stopped and not self._has_left and self._failure is not None
+        return self._failure.reason if self._failure is not None and is_as_it_was else reason
+
+    def passed(self) -> None:
+        """The replay has made a step for which it does not wait."""
+        _wake(self._waiting.pop(_STEP, ()))
+        self._act()
+
     def _end_of_call(self, position: int) -> ToolEnded | None:
         call = self._calls.get((self._answered, position))
         if call is None or call.end is None or call.end >= self._part.stop:
@@ -468,6 +483,8 @@ class Script:
             await self._never()  # the log ends before that of the agent begins
         own = await tool.execute(given, ctx)
         await self._reach(self._part.stop if end is None else end)
+        if _why_stopped(why) is not None and ctx.signal.cancelled and not self._has_left:
+            raise asyncio.CancelledError  # it was stopped before it had its result
         return own
 
     async def _run_too_long(
