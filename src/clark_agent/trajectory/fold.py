@@ -43,7 +43,7 @@ class FoldedRun(Struct):
     began: RunBegan
     transcript: list[AgentMessage]
     """What the model would see now, before the transforms: history and messages, with what an
-    overflow recovery changed for good."""
+    overflow recovery or a repair changed for good."""
     messages: list[AgentMessage]
     """What the run has added."""
     turns: int = 0

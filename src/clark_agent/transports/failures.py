@@ -25,6 +25,7 @@ __all__ = ["classify", "failure_from_response", "failure_of_sdk", "failure_told"
 
 _FATAL = StreamErrorKind.FATAL
 _OVERFLOW = StreamErrorKind.CONTEXT_OVERFLOW
+_HISTORY = StreamErrorKind.INCONSISTENT_TOOL_HISTORY
 _LIMITED = StreamErrorKind.PROVIDER_RATE_LIMITED
 _TRANSIENT = StreamErrorKind.TRANSIENT
 
@@ -89,6 +90,31 @@ _RULES = (
             "overloaded_error engine_overloaded_error server_is_overloaded resource_exhausted "
             "model_capacity_exhausted token_quota_exceeded request_quota_exceeded 1302 1305 "
             "insufficient_system_resource"
+        ),
+    ),
+    # Calls and results of the conversation do not match. Ids and roles alone, or thoughts that are
+    # missing, are other mistakes: pairing calls and results does not mend them.
+    _Rule(
+        _HISTORY,
+        text=_any_of(
+            r"tool_use`? ids (were found without|must be unique)",
+            r"unexpected `?tool_use_id`? found in",
+            r"each `?tool_use`? must have a single result",
+            r"did not find \d+ `?tool_result`? block",
+            r"number of toolresult blocks .{0,80}exceeds the number of tooluse",
+            r"expected toolresult blocks at",
+            r"message with ['\"]tool_calls['\"] must be followed by tool messages",
+            r"role ['\"]tool['\"] must be a response to a prece+ding message",
+            r"duplicate value for 'tool_call_id'",
+            r"no tool (output|call) found for [\w ]{1,30}call",
+            r"number of function response parts .{0,20}equal to",
+            r"function (call|response) turn comes immediately after",
+            r"not the same number of function calls and responses",
+            r"unexpected tool call id .{0,80}in tool results",
+            r"unexpected role (roleenum\.tool|'tool')",
+            r"tool result's tool id ?\(.{0,80}\) not found",
+            r"tool call (result does not follow tool call|and result not match)",
+            r"tool_call_id +is not found",
         ),
     ),
     # Something is too large, but not the conversation.
