@@ -367,7 +367,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         self._counts: dict[str, int] = {}
         self._container: dict[str, Any] = {}
 
-    def _event(self, event: _Event) -> None:
+    def _event(self, event: _Event) -> bool:
         if event.error:
             raise ProviderFailure(failure_told(event.error))
         index = event.index or 0
@@ -395,7 +395,8 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             case "message":
                 self._whole(event)
             case _:
-                pass  # a ping, or what is yet to be invented
+                return event.type is not None and "error" not in event.type.lower()
+        return True
 
     def _whole(self, event: _Event) -> None:
         for index, block in enumerate(event.content or ()):

@@ -21,7 +21,14 @@ from clark_agent.errors import ClarkAgentError, StreamTimeout
 from clark_agent.stream import StreamErrorKind
 from clark_agent.transports.answer import Failure
 
-__all__ = ["classify", "failure_from_response", "failure_of_sdk", "failure_told", "not_understood"]
+__all__ = [
+    "classify",
+    "failure_from_response",
+    "failure_of_sdk",
+    "failure_told",
+    "no_stream",
+    "not_understood",
+]
 
 _FATAL = StreamErrorKind.FATAL
 _OVERFLOW = StreamErrorKind.CONTEXT_OVERFLOW
@@ -296,6 +303,13 @@ def not_understood(payload: bytes, error: Exception) -> Failure:
     """The failure of a server that sends what is no event."""
     start = payload[:200].decode(errors="replace")
     return Failure(_TRANSIENT, f"the server sent an event that cannot be read ({error}): {start}")
+
+
+def no_stream(body: bytes) -> Failure:
+    """The failure of a server that answers with something else: a page of a proxy, a plain text."""
+    text = _message(body[:_LONGEST_READ]) or "nothing that can be read"
+    told = f"the server did not send a stream of events, but: {text}"
+    return Failure(StreamErrorKind.EMPTY, told)
 
 
 def failure_of_sdk(error: Exception, address: str = "") -> Failure:

@@ -470,11 +470,13 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         self._said: list[str] = []
         self._sources: dict[str, Any] = {}  # kept until the text that they speak of is there
 
-    def _event(self, event: _Chunk | list[_Chunk]) -> None:
-        for chunk in event if isinstance(event, list) else (event,):
-            self._chunk(chunk)
+    def _event(self, event: _Chunk | list[_Chunk]) -> bool:
+        if isinstance(event, list):
+            known = [self._chunk(chunk) for chunk in event]
+            return all(known)
+        return self._chunk(event)
 
-    def _chunk(self, chunk: _Chunk) -> None:
+    def _chunk(self, chunk: _Chunk) -> bool:
         if chunk.error:
             raise ProviderFailure(failure_told(chunk.error))
         if chunk.usage_metadata:
@@ -488,6 +490,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._candidate(candidate)
+        known = (chunk.candidates, feedback, chunk.usage_metadata)
+        return any(part is not None for part in known)
 
     def _candidate(self, candidate: _Candidate) -> None:
         if candidate.content is not None:

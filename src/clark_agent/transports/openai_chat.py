@@ -584,7 +584,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
         self._dialect = dialect
         self._model = model
 
-    def _event(self, event: _Chunk) -> None:
+    def _event(self, event: _Chunk) -> bool:
         if event.error:
             raise ProviderFailure(failure_told(event.error))
         if event.usage:
@@ -592,6 +592,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
         for choice in event.choices or ():
             if not choice.index:
                 self._choice(choice)
+        return event.choices is not None or event.usage is not None
 
     def _choice(self, choice: _Choice) -> None:
         if choice.error:
