@@ -95,6 +95,7 @@ class Answer:
         cap: int | None = None,
         thinking_tags: ThinkingTags = "leading",
         new_id: Callable[[], str] | None = None,
+        clean: Callable[[Any], Any] | None = None,
     ) -> None:
         self.usage: Usage | None = None
         self.finish: StopReason | None = None
@@ -109,6 +110,7 @@ class Answer:
         self._cap = cap
         self._tags: ThinkingTags = thinking_tags
         self._new_id = new_id
+        self._clean = clean  # takes secrets out of what is not the model's own words
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
         self._splitter = ThoughtSplitter(thinking_tags) if thinking_tags != "off" else None
@@ -127,7 +129,9 @@ class Answer:
         Several can be made, until one of them has told something: what a failed one was told does
         not show in the next.
         """
-        more = Answer(cap=self._cap, thinking_tags=self._tags, new_id=self._new_id)
+        more = Answer(
+            cap=self._cap, thinking_tags=self._tags, new_id=self._new_id, clean=self._clean
+        )
         more.heard, more._said = self.heard, self._said
         more._assembler = self._assembler  # fed with nothing but what is told
         more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
@@ -214,11 +218,11 @@ class Answer:
         self._let_go()
         if is_answer or isinstance(block, ImageContent):
             self._is_usable = True
-        self._tell(BlockChunk(block))
+        self._tell(BlockChunk(block if self._clean is None else self._clean(block)))
 
     def annotate(self, annotation: Annotation) -> None:
         """A source. Its places are counted in all the text that has come, as by `heard`."""
-        self._annotations.append(annotation)
+        self._annotations.append(annotation if self._clean is None else self._clean(annotation))
         if self._splitter is None:
             self._tell_annotations()
 

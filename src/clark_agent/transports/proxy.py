@@ -33,6 +33,8 @@ from clark_agent.errors import (
     TransportError,
 )
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     Chunk,
     Done,
     Error,
@@ -296,6 +298,8 @@ class _Attempt:
             raise ProviderFailure(failure) from None
         self._has_begun = True
         if isinstance(event, Chunk):
+            if isinstance(event.chunk, (AnnotationChunk, BlockChunk)):
+                event = Chunk(self._proxy._redactor.chunk(event.chunk))
             self._assembler.feed(event.chunk)
             return event
         # A gateway of somebody else may quote our token, in any place.
