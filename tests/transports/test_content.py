@@ -803,6 +803,36 @@ class TestFiles:
         assert error.message.startswith(f"{transport.provider} takes no file")
         assert "block 1 of message 1 (user)" in error.message
 
+    @pytest.mark.parametrize("who", EVERYBODY)
+    @pytest.mark.parametrize(
+        "source", ["", "a.pdf", "/etc/passwd", "file:///etc/passwd", "https://"]
+    )
+    async def test_what_nobody_could_fetch_is_refused(self, who: str, source: str) -> None:
+        request = asking(UserMessage((FileContent(source, "application/pdf"),)))
+        [error] = [e async for e in EVERYBODY[who]()(request, CancellationToken())]
+        assert isinstance(error, Error)
+        assert error.kind is StreamErrorKind.FATAL
+        assert "block 0 of message 0 (user)" in error.message
+
+    @pytest.mark.parametrize("who", EVERYBODY)
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "data:application/pdf;base64,SGk/",
+            "data:application/pdf;BASE64,SGk/",
+            "DATA:Application/PDF;base64,SGk/",
+            "data:application/pdf;base64,SGk%2F",
+            "data:application/pdf;charset=x;base64,SGk/",
+            "data:application/pdf,Hi%3F",
+        ],
+    )
+    def test_a_data_url_may_be_spelled_in_every_way(self, who: str, source: str) -> None:
+        file = FileContent("data:application/pdf;base64,SGk/", name="a.pdf")
+        plain = goes_back(EVERYBODY[who](), UserMessage((file,)))
+        assert (
+            goes_back(EVERYBODY[who](), UserMessage((FileContent(source, name="a.pdf"),))) == plain
+        )
+
     @pytest.mark.parametrize("who", ["anthropic", "chat", "gemini"])
     async def test_an_address_that_is_none_has_no_type(self, who: str) -> None:
         request = asking(UserMessage((FileContent("http://[a.pdf"),)))
