@@ -41,7 +41,7 @@ from clark_agent.transports.anthropic_messages import (
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
+from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk, posted
 from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
@@ -241,6 +241,7 @@ def _address(given: str | None, client: Any) -> Address:
 
 
 def _key(url: str, given: str | None, base_url: str | None) -> str | None:
+    given = given_key(given)
     if _is_anthropic(url):
         return api_key_from(given, _KEY_VARIABLES, "Anthropic")
     if given is None and base_url is None:  # those in the environment go with the address in it

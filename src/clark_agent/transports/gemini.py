@@ -32,7 +32,7 @@ from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, 
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk
 from clark_agent.transports.decoding import JsonEventDecoder, json_text
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import (
@@ -220,6 +220,7 @@ class Gemini(Transport[bytes]):
 
 
 def _key_for(given: str | None, base_url: str | None) -> str | None:
+    given = given_key(given)
     host = urlsplit(base_url).hostname or "" if base_url else "googleapis.com"
     if not given and not f".{host}".endswith(".googleapis.com"):
         return None

@@ -33,7 +33,15 @@ from clark_agent.stream import (
 from clark_agent.transports.answer import Failure
 from clark_agent.types import AssistantMessage, ImageContent, ProviderContent
 
-__all__ = ["Address", "Redactor", "is_secret", "secrets_in", "secrets_of", "without_credentials"]
+__all__ = [
+    "Address",
+    "Redactor",
+    "address_parts",
+    "is_secret",
+    "secrets_in",
+    "secrets_of",
+    "without_credentials",
+]
 
 _ITEMS = (ImageContent, ProviderContent)
 
@@ -62,6 +70,8 @@ def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
     """
     found: list[str] = []
     for name, value in (headers or {}).items():
+        if not isinstance(value, str):
+            raise ConfigError(f"the header {name!r} is a text, not {type(value).__name__}")
         shortest = 4 if is_secret(name) else 8
         found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
     return found
@@ -90,6 +100,21 @@ def _without_value(found: re.Match[str]) -> str:
     return f"{mark}{name}={_REDACTED}" if is_secret(name) else found[0]
 
 
+def address_parts(url: Any, what: str = "base_url", example: str = "/v1") -> SplitResult:
+    """The parts of a server's address. Raises `ConfigError` for what is none."""
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        is_http = parts is not None and parts.scheme in ("http", "https")
+        if parts is not None and is_http and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # brackets that are not closed, or a port that there is not
+        pass
+    shown = without_credentials(f"{url!r}")
+    raise ConfigError(
+        f"{what} is the address of a server, as in http://localhost:8080{example}, not {shown}"
+    )
+
+
 class Address(Struct, frozen=True):
     """Where a server is, and what the address says besides, which nobody should see.
 
@@ -103,11 +128,10 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str, *, has_query: bool = False) -> Address:
-        """Take an address apart. Raises `ConfigError` for one with a query or a fragment."""
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise ConfigError(f"{without_credentials(url)!r} is no address") from None
+        """Take an address apart. Raises `ConfigError` for one with a query or a fragment, and for
+        what is no address of a server.
+        """
+        parts = urlsplit(url) if has_query else address_parts(url)
         if (parts.query or parts.fragment) and not has_query:
             raise ConfigError(
                 "the address of a server (base_url) has no query and no fragment: pass what goes "
