@@ -134,6 +134,7 @@ FOUND = {
     "content": [{"type": "web_search_result", "url": "https://a", "encrypted_content": "e=="}],
     "caller": {"type": "direct"},
 }
+SO = {"type": "text", "text": "So."}
 CITED = {
     "type": "web_search_result_location",
     "url": "https://a",
@@ -218,6 +219,23 @@ class TestAnthropic:
         open_call = said(items[0], ToolCall("a", "look", {}))
         back = goes_back(claude(), HI, open_call, ToolResultMessage("a", "look", ()))
         assert back[1]["content"][0] == SEARCH, "the server answers it in the next turn"
+
+    def test_a_result_on_the_server_without_its_call_is_left_out(self) -> None:
+        search, found = (ProviderContent("anthropic", item) for item in (SEARCH, FOUND))
+        so = TextContent("So.")
+        only = AssistantMessage((found, so), StopReason.END_TURN)
+        reversed_ = AssistantMessage((found, search, so), StopReason.END_TURN)
+        for message in (only, reversed_):
+            assert goes_back(claude(), HI, message, HI)[1]["content"] == [SO]
+
+    def test_a_result_on_the_server_may_come_in_the_turn_after_its_call(self) -> None:
+        search, found = (ProviderContent("anthropic", item) for item in (SEARCH, FOUND))
+        asks = AssistantMessage((search, ToolCall("a", "look", {})), StopReason.TOOL_USE)
+        result = ToolResultMessage("a", "look", (TextContent("Here"),))
+        then = AssistantMessage((found, TextContent("So.")), StopReason.END_TURN)
+        turns = goes_back(claude(), HI, asks, result, then, HI)
+        assert turns[1]["content"][0] == SEARCH
+        assert turns[3]["content"] == [FOUND, SO]
 
     def test_input_that_is_cut_off_is_kept(self) -> None:
         message = heard(
@@ -832,6 +850,18 @@ class TestFiles:
         assert (
             goes_back(EVERYBODY[who](), UserMessage((FileContent(source, name="a.pdf"),))) == plain
         )
+
+    async def test_what_is_no_base64_is_an_error_and_no_exception(self) -> None:
+        for data, is_fine in (("SGk", True), ("SGk=", True), ("S", False)):
+            file = FileContent(f"data:text/plain;base64,{data}")
+            if is_fine:
+                [turn] = goes_back(claude(), UserMessage((file,)))
+                assert turn["content"][0]["source"]["data"] == "Hi"
+            else:
+                request = asking(UserMessage((file,)))
+                [error] = [e async for e in claude()(request, CancellationToken())]
+                assert isinstance(error, Error)
+                assert error.message == "a file of type text/plain is no base64"
 
     @pytest.mark.parametrize("who", ["anthropic", "chat", "gemini"])
     async def test_an_address_that_is_none_has_no_type(self, who: str) -> None:
