@@ -484,6 +484,24 @@ class TestChat:
         pieces = [self.wire.chunk(**delta) for delta in deltas]
         return heard(chat(**settings), *pieces, self.wire.chunk(finish))
 
+    def test_sources_of_the_whole_answer(self) -> None:
+        """Perplexity repeats them with every event; xAI has addresses alone, at the end."""
+        found = [{"title": "A", "url": "https://a", "date": None}, {"url": 7}, 7]
+        pieces = [
+            self.wire.event({"choices": [{"index": 0, "delta": {"content": "It"}}], **more})
+            for more in (
+                {"search_results": found, "citations": ["https://a"]},
+                {"search_results": found, "citations": ["https://a", "https://b", None]},
+                {"search_results": {}, "citations": "https://c"},
+            )
+        ]
+        message = heard(chat(), *pieces, self.wire.chunk("stop"))
+        assert message.plain_text == "ItItIt"
+        assert [(a.kind, a.url, a.title, a.data) for a in message.annotations] == [
+            ("url", "https://a", "A", found[0]),
+            ("url", "https://b", None, "https://b"),
+        ]
+
     def test_pictures_and_sources(self) -> None:
         url = {"type": "url_citation", "url_citation": {**URL, "content": "in full"}}
         message = self.answer(

@@ -110,6 +110,7 @@ class Answer:
         self._cap = cap
         self._tags: ThinkingTags = thinking_tags
         self._new_id = new_id
+        self._has_items = False
         self._clean = clean  # takes secrets out of what is not the model's own words
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
@@ -135,7 +136,7 @@ class Answer:
         more.heard, more._said = self.heard, self._said
         more._assembler = self._assembler  # fed with nothing but what is told
         more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
-        more._is_usable = self._is_usable
+        more._is_usable, more._has_items = self._is_usable, self._has_items
         more._usage_before = self._total_usage()
         if self._splitter is None:
             more._splitter = None
@@ -216,6 +217,7 @@ class Answer:
     def block(self, block: ImageContent | ProviderContent, *, is_answer: bool = False) -> None:
         """A whole block. ``is_answer``: the answer can be used even if nothing else comes."""
         self._let_go()
+        self._has_items = True
         if is_answer or isinstance(block, ImageContent):
             self._is_usable = True
         self._tell(BlockChunk(block if self._clean is None else self._clean(block)))
@@ -375,7 +377,9 @@ class Answer:
         if self.withheld is not None:
             return Failure(StreamErrorKind.FATAL, self.withheld)
         text = "neither text nor a tool call came"
-        if not self._assembler.empty:
+        if self._has_items:
+            text += ", only items of the provider's own tools"
+        elif not self._assembler.empty:
             text += ", only reasoning"
         return Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text)
 
