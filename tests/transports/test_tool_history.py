@@ -10,7 +10,6 @@ import pytest
 from clark_agent import (
     AgentContext,
     AssistantMessage,
-    CancellationToken,
     LoopConfig,
     StopReason,
     StreamError,
@@ -19,11 +18,7 @@ from clark_agent import (
     UserMessage,
     run,
 )
-from clark_agent.stream import Error
-from clark_agent.testing import ScriptedStream
-from clark_agent.transports import FirstOf
 from clark_agent.transports.misbehaviours import End, Finish, Say
-from clark_agent.transports.stream_wire import decode_event, encode_event
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import stream
@@ -110,25 +105,3 @@ async def test_a_second_refusal_ends_the_run(name: str) -> None:
     assert told.value.kind is StreamErrorKind.INCONSISTENT_TOOL_HISTORY
     assert [message.plain_text for message in told.value.messages] == ["Go on."]
     assert len(server.requests) == 2
-
-
-def test_the_kind_survives_the_way_through_a_gateway() -> None:
-    kind = StreamErrorKind.INCONSISTENT_TOOL_HISTORY
-    event = Error(AssistantMessage((), StopReason.ERROR), kind, "no match")
-    again = decode_event(encode_event(event))
-    assert isinstance(again, Error)
-    assert again.kind is kind
-
-
-async def test_it_is_no_outage_that_another_transport_could_help_with() -> None:
-    kind = StreamErrorKind.INCONSISTENT_TOOL_HISTORY
-    nothing = AssistantMessage((), StopReason.ERROR)
-    other = ScriptedStream(["unheard"])
-    first = FirstOf([ScriptedStream([[Error(nothing, kind, "no match")]]), other])
-    config = LoopConfig(stream=first)
-    request = ScriptedStream(["x"])
-    await run("Hi.", AgentContext(), LoopConfig(stream=request))
-    [told] = [event async for event in config.stream(request.requests[0], CancellationToken())]
-    assert isinstance(told, Error)
-    assert told.kind is kind
-    assert other.requests == []
