@@ -495,7 +495,7 @@ async def _recover(run: Run, iteration: int, failure: _Failure, attempts: _Attem
         case StreamErrorKind.CONTEXT_OVERFLOW if await _shrink(run, iteration, attempts):
             # The recovery starts the turn's request afresh.
             attempts.cap, attempts.reasoning = run.config.max_output_tokens, run.config.reasoning
-            attempts.note = None
+            attempts.note, attempts.is_repaired = None, False
             attempts.empty = attempts.escalations = 0
         case StreamErrorKind.INCONSISTENT_TOOL_HISTORY if not attempts.is_repaired:
             attempts.is_repaired = True

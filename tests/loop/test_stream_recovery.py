@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clark_agent import (
     AgentContext,
@@ -487,6 +488,19 @@ async def test_what_a_transform_has_parted_is_repaired_behind_it() -> None:
     applied = [e.plugin for e in sink.of(ev.ContextTransformApplied)]
     assert applied.count("repair_history") == 2
     assert not repair_history(result.messages).changes
+
+
+async def test_what_an_overflow_recovery_has_parted_may_be_repaired_again() -> None:
+    class LastTwo:
+        def recover(self, messages: Any, ctx: Any) -> Any:
+            return messages[-2:]
+
+    done = ToolResultMessage("c1", "work", (TextContent("done" * 50),))
+    context = replace(LEFT_OPEN, messages=(*LEFT_OPEN.messages[:2], done))
+    stream = ScriptedStream([MISMATCH, failing("context_overflow"), MISMATCH, "ok"])
+    result, _ = await completed(stream, context=context, overflow_recovery=LastTwo())
+    assert result.text == "ok"
+    assert outline(stream.requests[-1].messages) == ["user: go"]
 
 
 async def test_every_turn_may_be_repaired_once() -> None:
