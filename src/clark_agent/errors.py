@@ -274,6 +274,10 @@ _ADVICE = {
         "overflow_recovery that shrinks the transcript. If it has one, the task and the newest "
         "turn alone are too large."
     ),
+    StreamErrorKind.INCONSISTENT_TOOL_HISTORY: (
+        "What to do: look at how the transcript, or a context transform, pairs tool calls and "
+        "results; repairing it did not help."
+    ),
     StreamErrorKind.PROVIDER_RATE_LIMITED: "What to do: wait, then go on with run_continue.",
     StreamErrorKind.TRANSIENT: "What to do: go on with run_continue; the messages are still valid.",
     StreamErrorKind.EMPTY: "What to do: look at what the provider sends; it keeps saying nothing.",

@@ -251,7 +251,8 @@ AgentEvent: TypeAlias = (
     attempt := context_transform_applied* tool_gate_applied* [tool_gate_conflict_resolved]
             provider_request_prepared message_start message_update* message_end
             and, when the loop asks again: message_discarded
-            [output_tokens_escalation | context_transform_applied by the overflow recovery]
+            [output_tokens_escalation | context_transform_applied by the overflow recovery or
+            repair_history]
     (message_start message_end)*follow-up notes at the cap
     agent_end
 

@@ -953,7 +953,8 @@ class Run:
 
     def check_cancelled(self) -> None:
         """Raise if the run was cancelled, also when somebody has swallowed that."""
-        if self.is_cancelled():
+        if self.scope.is_cancelled():
+            self.note_cancelled()
             if self.scope.cancelled_from_outside:
                 raise asyncio.CancelledError
             raise RunAborted(self.abort_reason)

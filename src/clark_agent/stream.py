@@ -177,6 +177,8 @@ class StreamErrorKind(StrEnum):
     """The caller cancelled."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The request is larger than the model's window."""
+    INCONSISTENT_TOOL_HISTORY = "inconsistent_tool_history"
+    """The provider refuses the transcript: tool calls and results in it do not match."""
 
 
 class Start(Struct, frozen=True):

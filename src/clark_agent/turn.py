@@ -6,6 +6,7 @@ answer  := attempt, asked again while
              the connection broke      once, with a note and less thinking
              it was cut off            with a larger cap, as the recovery allows
              the transcript is too big with a smaller one, as the recovery allows
+             calls and results differ  once, with a repaired transcript
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from clark_agent.events import (
     ToolGateConflictResolved,
 )
 from clark_agent.gates import GateDecision, compose_gates
+from clark_agent.history import repair_history
 from clark_agent.hooks import call_hook
 from clark_agent.intake import (
     accept_answer,
@@ -109,6 +111,7 @@ class _Attempts(Struct):
     empty: int = 0
     escalations: int = 0
     overflows: int = 0
+    is_repaired: bool = False
 
 
 async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
@@ -124,6 +127,8 @@ async def ask_model(run: Run, iteration: int) -> ModelAnswer | None:
         messages = run.transcript.view(() if attempts.note is None else (attempts.note,))
         if hooks.context_transform:
             messages = await _transformed(run, iteration, messages)
+            if attempts.is_repaired:  # a transform may be what has parted calls and results
+                messages = await _repaired(run, iteration, messages)
         tools: Sequence[ToolSchema] = run.registry.schemas
         gate_context: ToolGateContext | None = None
         allowlist: frozenset[str] | None = None
@@ -518,8 +523,14 @@ async def _recover(run: Run, iteration: int, failure: _Failure, attempts: _Attem
         case StreamErrorKind.CONTEXT_OVERFLOW if await _shrink(run, iteration, attempts):
             # The recovery starts the turn's request afresh.
             attempts.cap, attempts.reasoning = run.config.max_output_tokens, run.config.reasoning
-            attempts.note = None
+            attempts.note, attempts.is_repaired = None, False
             attempts.empty = attempts.escalations = 0
+        case StreamErrorKind.INCONSISTENT_TOOL_HISTORY if not attempts.is_repaired:
+            attempts.is_repaired = True
+            before = run.transcript.view()
+            after = await _repaired(run, iteration, before, is_lasting=True)
+            if after is not before:
+                run.replace_transcript(after)
         case StreamErrorKind.EMPTY:
             text = f"no answer in {_EMPTY_ATTEMPTS} attempts; the last: {failure.text}"
             raise _with_partial(StreamError(failure.kind, text), failure)
@@ -574,3 +585,20 @@ async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
         await run.emit(ContextTransformApplied(iteration, name, before, after))
         run.replace_transcript(after)
     return smaller
+
+
+async def _repaired(
+    run: Run, iteration: int, messages: Sequence[AgentMessage], *, is_lasting: bool = False
+) -> Sequence[AgentMessage]:
+    """The messages with every call answered once, in its place; themselves if they are so."""
+    repaired = repair_history(messages)
+    if not repaired.changes:
+        return messages
+    name, after = repair_history.__name__, repaired.messages
+    logger.warning(
+        "the provider refused the history of tool calls: %d repairs", len(repaired.changes)
+    )
+    if run.log is not None:
+        run.log.edited(name, messages, after, is_lasting=is_lasting)
+    await run.emit(ContextTransformApplied(iteration, name, messages, after))
+    return after

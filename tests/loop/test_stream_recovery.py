@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clark_agent import (
+    AgentContext,
     AgentMessage,
     AssistantMessage,
     CancellationToken,
@@ -28,10 +30,13 @@ from clark_agent import (
     StreamRequest,
     SystemMessage,
     TextContent,
+    ToolCall,
     ToolGateContext,
+    ToolResultMessage,
     TransformContext,
     Usage,
     UserMessage,
+    repair_history,
 )
 from clark_agent import events as ev
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
@@ -418,6 +423,90 @@ async def test_an_overflow_after_a_larger_cap_starts_afresh() -> None:
     _, sink = await completed(stream, prompts=LONG, overflow_recovery=Shrink(1), **ladder())
     assert [request.max_output_tokens for request in stream.requests] == [100, 200, 100, 200]
     assert [e.attempt for e in sink.of(ev.OutputTokensEscalation)] == [1, 1]
+
+
+# --- calls and results do not match -------------------------------------------------------------
+
+LEFT_OPEN = AgentContext(
+    "You are under test.",
+    (
+        UserMessage("look"),
+        AssistantMessage((ToolCall("c1", "work", {}),), StopReason.TOOL_USE),
+        ToolResultMessage("c0", "work", (TextContent("of another call"),)),
+    ),
+)
+MISMATCH = failing("inconsistent_tool_history", "c1 has no result")
+
+
+async def test_an_inconsistent_history_is_repaired_and_asked_again() -> None:
+    clock, stream = FakeClock(), ScriptedStream([MISMATCH, call("work"), "ok"])
+    result, sink = await completed(stream, Work(), context=LEFT_OPEN, clock=clock)
+    first, second, third = [request.messages for request in stream.requests]
+    assert tuple(second) == repair_history(first).messages
+    assert isinstance(second[2], ToolResultMessage)
+    assert second[2].tool_call_id == "c1"
+    assert tuple(third[: len(second)]) == tuple(second), "the repair lasts"
+    assert clock.sleeps == []
+    assert [e.reason for e in sink.of(ev.MessageDiscarded)] == ["inconsistent_tool_history"]
+    (applied,) = sink.of(ev.ContextTransformApplied)
+    assert (applied.plugin, applied.before, applied.after) == ("repair_history", first, second)
+    assert result.text == "ok"
+    assert outline(result.messages)[0] == "user: go", "the messages of the run stay as they are"
+
+
+async def test_an_inconsistent_history_that_stays_so_ends_the_run() -> None:
+    stream = ScriptedStream([MISMATCH] * 3)
+    error, sink = await failed(StreamError, stream, context=LEFT_OPEN)
+    assert (error.kind, error.message) == ("inconsistent_tool_history", "c1 has no result")
+    assert outline(error.messages) == ["user: go"]
+    assert error.partial is not None
+    assert "pairs tool calls and results" in "".join(error.__notes__)
+    assert len(stream.requests) == 2
+    assert len(sink.of(ev.ContextTransformApplied)) == 1
+
+
+async def test_a_history_without_a_mistake_is_asked_again_as_it_is() -> None:
+    """Behind a router the second request may reach another server."""
+    stream = ScriptedStream([MISMATCH, "ok"])
+    _, sink = await completed(stream)
+    first, second = stream.requests
+    assert first.messages == second.messages
+    assert sink.of(ev.ContextTransformApplied) == []
+
+
+async def test_what_a_transform_has_parted_is_repaired_behind_it() -> None:
+    def forget(messages: Sequence[AgentMessage], ctx: TransformContext) -> Sequence[AgentMessage]:
+        return [m for m in messages if not isinstance(m, ToolResultMessage)]
+
+    stream = ScriptedStream([call("work"), MISMATCH, call("work"), MISMATCH, "ok"])
+    result, sink = await completed(
+        stream, Work(), plugins=[FunctionPlugin("context_transform", forget, name="forget")]
+    )
+    assert [bool(repair_history(r.messages).changes) for r in stream.requests] == [
+        False, True, False, True, False
+    ]  # fmt: skip
+    applied = [e.plugin for e in sink.of(ev.ContextTransformApplied)]
+    assert applied.count("repair_history") == 2
+    assert not repair_history(result.messages).changes
+
+
+async def test_what_an_overflow_recovery_has_parted_may_be_repaired_again() -> None:
+    class LastTwo:
+        def recover(self, messages: Any, ctx: Any) -> Any:
+            return messages[-2:]
+
+    done = ToolResultMessage("c1", "work", (TextContent("done" * 50),))
+    context = replace(LEFT_OPEN, messages=(*LEFT_OPEN.messages[:2], done))
+    stream = ScriptedStream([MISMATCH, failing("context_overflow"), MISMATCH, "ok"])
+    result, _ = await completed(stream, context=context, overflow_recovery=LastTwo())
+    assert result.text == "ok"
+    assert outline(stream.requests[-1].messages) == ["user: go"]
+
+
+async def test_every_turn_may_be_repaired_once() -> None:
+    stream = ScriptedStream([MISMATCH, call("work"), MISMATCH, "ok"])
+    result, _ = await completed(stream, Work(), context=LEFT_OPEN)
+    assert result.text == "ok"
 
 
 # --- everything else ends the run ---------------------------------------------------------------

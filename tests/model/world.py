@@ -80,6 +80,7 @@ Fault = Literal[
     "zero_output",
     "transient",
     "overflow",
+    "mismatch",
     "aborted",
     "raises",
     "raises_late",
@@ -268,6 +269,7 @@ class World:
             "zero_output": st.StreamErrorKind.ZERO_OUTPUT_TRANSPORT,
             "transient": st.StreamErrorKind.TRANSIENT,
             "overflow": st.StreamErrorKind.CONTEXT_OVERFLOW,
+            "mismatch": st.StreamErrorKind.INCONSISTENT_TOOL_HISTORY,
             "aborted": st.StreamErrorKind.ABORTED,
         }
         call = ca.ToolCall("cut", "fast", {})

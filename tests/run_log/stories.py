@@ -30,6 +30,7 @@ from clark_agent import (
     ChannelSteering,
     Double,
     ExecutionMode,
+    FunctionPlugin,
     LoopConfig,
     LoopError,
     MaxTokensRecovery,
@@ -58,6 +59,7 @@ from clark_agent import (
     UserMessage,
     agent_tool,
     finish_tool,
+    repair_history,
     run,
     run_continue,
     tool,
@@ -728,6 +730,38 @@ def overflows(s: Story) -> None:
         fits(call("read")),
         fits("Read."),
     )
+
+
+def _strict(then: Step) -> Callable[[StreamRequest], Any]:
+    """A provider that takes no history whose calls and results do not match."""
+
+    def asked(request: StreamRequest) -> Any:
+        if repair_history(request.messages).changes:
+            kind = StreamErrorKind.INCONSISTENT_TOOL_HISTORY
+            return [Start(EMPTY), Error(EMPTY, kind, "calls and results do not match")]
+        return then
+
+    return asked
+
+
+@story
+def calls_without_results(s: Story) -> None:
+    left_open = AssistantMessage((ToolCall("old", "read", {}),), StopReason.TOOL_USE)
+    s.context = AgentContext("You are in a story.", (UserMessage("Read."), left_open))
+    s.deed("read", "read")
+    s.model(
+        _strict([call("read"), call("read")]), _strict(call("read")), _strict("Read."), history=1
+    )
+
+
+@story
+def a_transform_parts_calls_and_results(s: Story) -> None:
+    def forget(messages: Sequence[AgentMessage], ctx: TransformContext) -> Sequence[AgentMessage]:
+        return [m for m in messages if not isinstance(m, ToolResultMessage)]
+
+    s.deed("read", "read")
+    s.settings["plugins"] = [FunctionPlugin("context_transform", forget, name="forget")]
+    s.model([call("read"), call("read")], _strict(call("read")), _strict("Read."))
 
 
 @story

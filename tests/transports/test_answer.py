@@ -15,6 +15,7 @@ from clark_agent import (
     AssistantBlock,
     AssistantMessage,
     MessageAssembler,
+    ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
     StopReason,
@@ -381,6 +382,14 @@ def test_a_thought_alone_cannot_be_used() -> None:
     failure = failure_of(told)
     assert failure.kind is StreamErrorKind.ZERO_OUTPUT_TRANSPORT
     assert failure.message == "neither text nor a tool call came, only reasoning"
+
+
+def test_an_item_of_a_provider_alone_cannot_be_used_either() -> None:
+    told = answer()
+    told.block(ProviderContent("p", {"type": "search"}))
+    failure = failure_of(told)
+    assert failure.kind is StreamErrorKind.ZERO_OUTPUT_TRANSPORT
+    assert failure.message.endswith("came, only items of the provider's own tools")
 
 
 def test_nothing_but_cut_off_is_an_answer() -> None:

@@ -134,6 +134,7 @@ FOUND = {
     "content": [{"type": "web_search_result", "url": "https://a", "encrypted_content": "e=="}],
     "caller": {"type": "direct"},
 }
+SO = {"type": "text", "text": "So."}
 CITED = {
     "type": "web_search_result_location",
     "url": "https://a",
@@ -218,6 +219,23 @@ class TestAnthropic:
         open_call = said(items[0], ToolCall("a", "look", {}))
         back = goes_back(claude(), HI, open_call, ToolResultMessage("a", "look", ()))
         assert back[1]["content"][0] == SEARCH, "the server answers it in the next turn"
+
+    def test_a_result_on_the_server_without_its_call_is_left_out(self) -> None:
+        search, found = (ProviderContent("anthropic", item) for item in (SEARCH, FOUND))
+        so = TextContent("So.")
+        only = AssistantMessage((found, so), StopReason.END_TURN)
+        reversed_ = AssistantMessage((found, search, so), StopReason.END_TURN)
+        for message in (only, reversed_):
+            assert goes_back(claude(), HI, message, HI)[1]["content"] == [SO]
+
+    def test_a_result_on_the_server_may_come_in_the_turn_after_its_call(self) -> None:
+        search, found = (ProviderContent("anthropic", item) for item in (SEARCH, FOUND))
+        asks = AssistantMessage((search, ToolCall("a", "look", {})), StopReason.TOOL_USE)
+        result = ToolResultMessage("a", "look", (TextContent("Here"),))
+        then = AssistantMessage((found, TextContent("So.")), StopReason.END_TURN)
+        turns = goes_back(claude(), HI, asks, result, then, HI)
+        assert turns[1]["content"][0] == SEARCH
+        assert turns[3]["content"] == [FOUND, SO]
 
     def test_input_that_is_cut_off_is_kept(self) -> None:
         message = heard(
@@ -465,6 +483,24 @@ class TestChat:
     def answer(self, *deltas: dict[str, Any], finish: str = "stop", **settings: Any) -> Any:
         pieces = [self.wire.chunk(**delta) for delta in deltas]
         return heard(chat(**settings), *pieces, self.wire.chunk(finish))
+
+    def test_sources_of_the_whole_answer(self) -> None:
+        """Perplexity repeats them with every event; xAI has addresses alone, at the end."""
+        found = [{"title": "A", "url": "https://a", "date": None}, {"url": 7}, 7]
+        pieces = [
+            self.wire.event({"choices": [{"index": 0, "delta": {"content": "It"}}], **more})
+            for more in (
+                {"search_results": found, "citations": ["https://a"]},
+                {"search_results": found, "citations": ["https://a", "https://b", None]},
+                {"search_results": {}, "citations": "https://c"},
+            )
+        ]
+        message = heard(chat(), *pieces, self.wire.chunk("stop"))
+        assert message.plain_text == "ItItIt"
+        assert [(a.kind, a.url, a.title, a.data) for a in message.annotations] == [
+            ("url", "https://a", "A", found[0]),
+            ("url", "https://b", None, "https://b"),
+        ]
 
     def test_pictures_and_sources(self) -> None:
         url = {"type": "url_citation", "url_citation": {**URL, "content": "in full"}}
@@ -802,6 +838,48 @@ class TestFiles:
         assert error.kind is StreamErrorKind.FATAL
         assert error.message.startswith(f"{transport.provider} takes no file")
         assert "block 1 of message 1 (user)" in error.message
+
+    @pytest.mark.parametrize("who", EVERYBODY)
+    @pytest.mark.parametrize(
+        "source", ["", "a.pdf", "/etc/passwd", "file:///etc/passwd", "https://"]
+    )
+    async def test_what_nobody_could_fetch_is_refused(self, who: str, source: str) -> None:
+        request = asking(UserMessage((FileContent(source, "application/pdf"),)))
+        [error] = [e async for e in EVERYBODY[who]()(request, CancellationToken())]
+        assert isinstance(error, Error)
+        assert error.kind is StreamErrorKind.FATAL
+        assert "block 0 of message 0 (user)" in error.message
+
+    @pytest.mark.parametrize("who", EVERYBODY)
+    @pytest.mark.parametrize(
+        "source",
+        [
+            "data:application/pdf;base64,SGk/",
+            "data:application/pdf;BASE64,SGk/",
+            "DATA:Application/PDF;base64,SGk/",
+            "data:application/pdf;base64,SGk%2F",
+            "data:application/pdf;charset=x;base64,SGk/",
+            "data:application/pdf,Hi%3F",
+        ],
+    )
+    def test_a_data_url_may_be_spelled_in_every_way(self, who: str, source: str) -> None:
+        file = FileContent("data:application/pdf;base64,SGk/", name="a.pdf")
+        plain = goes_back(EVERYBODY[who](), UserMessage((file,)))
+        assert (
+            goes_back(EVERYBODY[who](), UserMessage((FileContent(source, name="a.pdf"),))) == plain
+        )
+
+    async def test_what_is_no_base64_is_an_error_and_no_exception(self) -> None:
+        for data, is_fine in (("SGk", True), ("SGk=", True), ("S", False)):
+            file = FileContent(f"data:text/plain;base64,{data}")
+            if is_fine:
+                [turn] = goes_back(claude(), UserMessage((file,)))
+                assert turn["content"][0]["source"]["data"] == "Hi"
+            else:
+                request = asking(UserMessage((file,)))
+                [error] = [e async for e in claude()(request, CancellationToken())]
+                assert isinstance(error, Error)
+                assert error.message == "a file of type text/plain is no base64"
 
     @pytest.mark.parametrize("who", ["anthropic", "chat", "gemini"])
     async def test_an_address_that_is_none_has_no_type(self, who: str) -> None:

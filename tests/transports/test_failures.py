@@ -36,6 +36,7 @@ from clark_agent.transports.failures import (
 from tests.transports.servers.bytes_server import Answer, ByteServer
 
 FATAL = StreamErrorKind.FATAL
+HISTORY = StreamErrorKind.INCONSISTENT_TOOL_HISTORY
 LIMITED = StreamErrorKind.PROVIDER_RATE_LIMITED
 OVERFLOW = StreamErrorKind.CONTEXT_OVERFLOW
 TRANSIENT = StreamErrorKind.TRANSIENT
@@ -81,7 +82,8 @@ def test_a_response_that_was_seen_means_what_it_meant(row: Row) -> None:
 
 def test_the_collection_has_every_kind_inside_a_stream_and_outside() -> None:
     seen = {(row.kind, row.in_stream) for row in ROWS}
-    assert seen == {(kind, b) for kind in (FATAL, LIMITED, OVERFLOW, TRANSIENT) for b in (0, 1)}
+    kinds = (FATAL, HISTORY, LIMITED, OVERFLOW, TRANSIENT)
+    assert seen == {(kind, in_stream) for kind in kinds for in_stream in (False, True)}
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 520, 599, 408, 409])

@@ -363,6 +363,63 @@ def test_a_whole_event_may_be_anything(wire: str, other: Any) -> None:
         check(wire, events, -1, b"".join((*events[:number], spoilt, *events[number:])))
 
 
+# --- errors of other servers --------------------------------------------------------------------
+
+TOLD = "This model's maximum context length is 10 tokens"
+# As vLLM, DashScope, FastAPI, an API gateway and Google tell it in the middle of a stream.
+ERRORS: dict[str, Any] = {
+    "object": {"object": "error", "message": TOLD, "type": "BadRequestError", "code": 400},
+    "flat": {"code": "InvalidParameter", "message": TOLD, "request_id": "r"},
+    "typed": {"type": "error", "message": TOLD},
+    "detail": {"detail": TOLD},
+    "detail list": {"detail": [{"loc": ["body"], "msg": TOLD}]},
+    "several": {"errors": [{"message": TOLD}]},
+    "nested": {"error": {"message": TOLD}},
+    "text": {"error": TOLD},
+    "list": [{"error": {"message": TOLD, "code": 400}}],
+}
+
+
+@every_wire
+@pytest.mark.parametrize("shape", ERRORS)
+def test_an_error_of_another_shape_ends_the_answer(wire: str, shape: str) -> None:
+    events = [written(event) for event in TRANSPORTS[wire][1]]
+    for number in (0, 5, len(events) - 1):
+        body = b"".join((*events[:number], written(ERRORS[shape]), written("[DONE]")))
+        outcome = heard(wire, body)
+        assert isinstance(outcome, tuple), "what is cut off by an error is not whole"
+        assert TOLD in outcome[0].message
+        assert outcome[0].kind is not StreamErrorKind.EMPTY
+
+
+@every_wire
+@pytest.mark.parametrize("shape", ERRORS)
+def test_an_error_instead_of_a_stream_is_told(wire: str, shape: str) -> None:
+    outcome = heard(wire, json.dumps(ERRORS[shape]).encode())
+    assert isinstance(outcome, tuple)
+    assert TOLD in outcome[0].message
+
+
+@every_wire
+@pytest.mark.parametrize(
+    "news", [{"type": "warning", "message": "soon"}, {"message": {"a": 1}}, {}]
+)
+def test_what_is_no_error_is_none(wire: str, news: Any) -> None:
+    events = [written(event) for event in TRANSPORTS[wire][1]]
+    outcome = heard(wire, b"".join((*events[:4], written(news), *events[4:])))
+    assert isinstance(outcome, AssistantMessage)
+    assert outcome.plain_text == "alpha beta gamma "
+
+
+@every_wire
+@pytest.mark.parametrize("page", [b"<html><p>Please log in.</p>", b"Please log in.\n"])
+def test_what_is_no_stream_is_quoted(wire: str, page: bytes) -> None:
+    outcome = heard(wire, page)
+    assert isinstance(outcome, tuple)
+    assert outcome[0].kind is StreamErrorKind.EMPTY
+    assert outcome[0].message.endswith("but: Please log in.")
+
+
 # --- half a character ---------------------------------------------------------------------------
 
 

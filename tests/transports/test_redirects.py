@@ -135,6 +135,19 @@ async def test_a_redirect_that_would_lose_the_request_is_not_followed(way: str) 
 
 
 @every_way
+async def test_a_redirect_to_nowhere_is_not_repeated(way: str) -> None:
+    make, _ = WAYS[way]
+    async with ByteServer(lambda _: Answer(status=307)) as server:
+        transport = make(server.url)
+        [told] = await ask(transport)
+        await closed(transport)
+    assert isinstance(told, Error)
+    assert told.kind is StreamErrorKind.FATAL
+    assert "the server answered 307" in told.message
+    assert len(server.requests) == 1
+
+
+@every_way
 async def test_redirects_in_a_circle_end(way: str) -> None:
     make, _ = WAYS[way]
     async with ByteServer(lambda r: Answer(status=307, headers={"location": r.path})) as server:

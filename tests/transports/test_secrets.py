@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import traceback
 from base64 import b64encode
@@ -18,9 +19,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clark_agent import AssistantMessage, ConfigError, StopReason, TextContent, ToolCall
+from clark_agent import (
+    Annotation,
+    AssistantMessage,
+    ConfigError,
+    ProviderContent,
+    StopReason,
+    TextContent,
+    ToolCall,
+)
 from clark_agent.errors import TransportError
-from clark_agent.stream import Chunk, Done, Error, Start, StreamErrorKind, TextChunk
+from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamErrorKind,
+    TextChunk,
+)
 from clark_agent.testing import FakeClock
 from clark_agent.transports import (
     Anthropic,
@@ -35,6 +53,7 @@ from clark_agent.transports import (
 from clark_agent.transports.redaction import Address, Redactor
 from clark_agent.transports.stream_wire import encode_event
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request
+from tests.transports.test_odd_events import TRANSPORTS, written
 from tests.transports.wires_chat import ask, stream
 
 TWICE = RetryPolicy(attempts=2)
@@ -185,6 +204,33 @@ async def test_no_secret_leaves_a_transport(
 
 
 @pytest.mark.parametrize("wire", MAKERS)
+async def test_a_password_that_is_not_ascii_is_known_in_all_its_forms(wire: str) -> None:
+    make, model, path = MAKERS[wire]
+    secret = "zq9-geheim:/@ü"
+    async with ByteServer(lambda request: in_error(request, secret)) as server:
+        url = with_user(f"{server.url}{path}", f"me:{quote(secret, safe='')}")
+        transport = make(model, base_url=url)
+        text = await told_by(transport)
+        await transport.aclose()
+    assert_hidden(secret, text)
+
+
+@pytest.mark.parametrize("wire", MAKERS)
+async def test_no_secret_comes_in_a_source_or_an_item_of_a_provider(wire: str) -> None:
+    """What else stands in them goes back as it came, keys of strangers included."""
+    make, model, path = MAKERS[wire]
+    key, others = "zq9-key-of-ours", "https://a.example/b?sig=abcdef"
+    recorded = json.dumps(TRANSPORTS[wire][1]).replace('"u"', json.dumps(f"{others}&k={key}"))
+    body = [written(event) for event in json.loads(recorded)]
+    async with ByteServer([stream(*body)]) as server:
+        transport = make(model, base_url=f"{server.url}{path}", api_key=key)
+        text = await told_by(transport)
+        await transport.aclose()
+    assert_hidden(key, text)
+    assert f"{others}&k=[redacted]" in text
+
+
+@pytest.mark.parametrize("wire", MAKERS)
 async def test_a_user_in_the_address_is_sent_as_a_header(wire: str) -> None:
     make, model, path = MAKERS[wire]
     async with ByteServer([Answer(status=400)]) as server:
@@ -248,6 +294,8 @@ def lying_events(secret: str) -> list[list[Any]]:
         StopReason.ERROR,
         error_message=f"not {secret}",
     )
+    item = ProviderContent("p", {"a": [{secret: f"{secret}!"}]})
+    source = Annotation("url", f"https://a.example/{secret}", data={"key": secret})
     cause = TransportError(f"because of {secret}")
     fatal = StreamErrorKind.FATAL
     return [
@@ -256,6 +304,12 @@ def lying_events(secret: str) -> list[list[Any]]:
         [Error(said, fatal, "no")],
         [Error(empty, fatal, f"not {secret}", cause)],
         [Start(empty), Done(AssistantMessage((), StopReason.ERROR, f"not {secret}"))],
+        [
+            Start(empty),
+            Chunk(BlockChunk(item)),
+            Chunk(AnnotationChunk(source)),
+            Done(AssistantMessage((item,), StopReason.END_TURN, annotations=(source,))),
+        ],
     ]
 
 

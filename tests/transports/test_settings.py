@@ -1,4 +1,4 @@
-"""Time limits and retries: what makes no sense is refused, and pauses keep within their bounds."""
+"""Settings: what makes no sense is refused, and pauses keep within their bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clark_agent import ConfigError
-from clark_agent.transports import RetryPolicy, Timeouts
+from clark_agent.transports import (
+    Anthropic,
+    Gemini,
+    OpenAIChat,
+    OpenAIResponses,
+    ProxyStream,
+    RetryPolicy,
+    Timeouts,
+    connect,
+)
 
 NO_NUMBERS = [True, False, "5", b"5", [5], object(), math.nan, Decimal(5), 5j]
 
@@ -108,3 +117,42 @@ def test_by_default_the_longest_pause_is_shorter_than_all_of_them_may_take() -> 
     policy = RetryPolicy()
     assert policy.first_delay < policy.max_delay < policy.max_elapsed
     assert policy.attempts > 1
+
+
+# --- where and as whom ------------------------------------------------------------------------
+
+EVERYBODY: list[Any] = [OpenAIChat, OpenAIResponses, Anthropic, Gemini]
+NO_ADDRESSES = ["localhost:8000/v1", "ftp://h/v1", "h", "http://", "http://[::1", "http://h:99999"]
+
+
+@pytest.mark.parametrize("make", EVERYBODY)
+@pytest.mark.parametrize("url", NO_ADDRESSES)
+def test_what_is_no_address_is_refused_when_the_transport_is_made(make: Any, url: str) -> None:
+    with pytest.raises(ConfigError, match="base_url is the address of a server, as in http"):
+        make("m", base_url=url, api_key="k")
+
+
+@pytest.mark.parametrize("url", NO_ADDRESSES)
+def test_what_is_no_address_of_a_gateway(url: str) -> None:
+    with pytest.raises(ConfigError, match="address of a server"):
+        ProxyStream(url)
+
+
+@pytest.mark.parametrize("model", ["http://[::1#m", "http://h:99999#m", "gateway+http://[#m"])
+def test_a_string_with_an_address_that_is_none(model: str) -> None:
+    with pytest.raises(ConfigError):
+        connect(model)
+
+
+@pytest.mark.parametrize("make", EVERYBODY)
+@pytest.mark.parametrize("key", [7, b"secret"])
+def test_a_key_is_a_text(make: Any, key: Any) -> None:
+    with pytest.raises(ConfigError, match="a key is a text, not ") as told:
+        make("m", base_url="http://localhost:1", api_key=key)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("make", EVERYBODY)
+def test_a_header_is_a_text(make: Any) -> None:
+    with pytest.raises(ConfigError, match="the header 'x' is a text, not int"):
+        make("m", base_url="http://localhost:1", api_key="k", headers={"x": 7})

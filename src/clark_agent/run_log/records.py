@@ -126,7 +126,8 @@ class ContextEdited(_Entry, frozen=True, kw_only=True, tag="context_edited"):
     """What the model sees differs from the transcript otherwise than it did before.
 
     The edits turn what the plugin gave last time, with what the transcript has grown by since, into
-    what it gave now. ``is_lasting``: an overflow recovery changed the transcript itself.
+    what it gave now. ``is_lasting``: an overflow recovery or a repair
+    changed the transcript itself.
     """
 
     plugin: str

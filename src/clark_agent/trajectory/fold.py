@@ -46,7 +46,7 @@ class FoldedRun(Struct):
     """The last record."""
     transcript: list[AgentMessage]
     """What the model would see now, before the transforms: history and messages, with what an
-    overflow recovery changed for good."""
+    overflow recovery or a repair changed for good."""
     messages: list[AgentMessage]
     """What the run has added."""
     turns: int = 0

@@ -95,6 +95,7 @@ class Answer:
         cap: int | None = None,
         thinking_tags: ThinkingTags = "leading",
         new_id: Callable[[], str] | None = None,
+        clean: Callable[[Any], Any] | None = None,
     ) -> None:
         self.usage: Usage | None = None
         self.finish: StopReason | None = None
@@ -109,6 +110,8 @@ class Answer:
         self._cap = cap
         self._tags: ThinkingTags = thinking_tags
         self._new_id = new_id
+        self._has_items = False
+        self._clean = clean  # takes secrets out of what is not the model's own words
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
         self._splitter = ThoughtSplitter(thinking_tags) if thinking_tags != "off" else None
@@ -127,11 +130,13 @@ class Answer:
         Several can be made, until one of them has told something: what a failed one was told does
         not show in the next.
         """
-        more = Answer(cap=self._cap, thinking_tags=self._tags, new_id=self._new_id)
+        more = Answer(
+            cap=self._cap, thinking_tags=self._tags, new_id=self._new_id, clean=self._clean
+        )
         more.heard, more._said = self.heard, self._said
         more._assembler = self._assembler  # fed with nothing but what is told
         more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
-        more._is_usable = self._is_usable
+        more._is_usable, more._has_items = self._is_usable, self._has_items
         more._usage_before = self._total_usage()
         if self._splitter is None:
             more._splitter = None
@@ -212,13 +217,14 @@ class Answer:
     def block(self, block: ImageContent | ProviderContent, *, is_answer: bool = False) -> None:
         """A whole block. ``is_answer``: the answer can be used even if nothing else comes."""
         self._let_go()
+        self._has_items = True
         if is_answer or isinstance(block, ImageContent):
             self._is_usable = True
-        self._tell(BlockChunk(block))
+        self._tell(BlockChunk(block if self._clean is None else self._clean(block)))
 
     def annotate(self, annotation: Annotation) -> None:
         """A source. Its places are counted in all the text that has come, as by `heard`."""
-        self._annotations.append(annotation)
+        self._annotations.append(annotation if self._clean is None else self._clean(annotation))
         if self._splitter is None:
             self._tell_annotations()
 
@@ -371,7 +377,9 @@ class Answer:
         if self.withheld is not None:
             return Failure(StreamErrorKind.FATAL, self.withheld)
         text = "neither text nor a tool call came"
-        if not self._assembler.empty:
+        if self._has_items:
+            text += ", only items of the provider's own tools"
+        elif not self._assembler.empty:
             text += ", only reasoning"
         return Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text)
 

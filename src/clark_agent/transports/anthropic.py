@@ -41,7 +41,7 @@ from clark_agent.transports.anthropic_messages import (
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
+from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk, posted
 from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.handover import ReplayTarget
@@ -241,6 +241,7 @@ def _address(given: str | None, client: Any) -> Address:
 
 
 def _key(url: str, given: str | None, base_url: str | None) -> str | None:
+    given = given_key(given)
     if _is_anthropic(url):
         return api_key_from(given, _KEY_VARIABLES, "Anthropic")
     if given is None and base_url is None:  # those in the environment go with the address in it
@@ -367,7 +368,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         self._counts: dict[str, int] = {}
         self._container: dict[str, Any] = {}
 
-    def _event(self, event: _Event) -> None:
+    def _event(self, event: _Event) -> bool:
         if event.error:
             raise ProviderFailure(failure_told(event.error))
         index = event.index or 0
@@ -395,7 +396,8 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             case "message":
                 self._whole(event)
             case _:
-                pass  # a ping, or what is yet to be invented
+                return event.type is not None and "error" not in event.type.lower()
+        return True
 
     def _whole(self, event: _Event) -> None:
         for index, block in enumerate(event.content or ()):

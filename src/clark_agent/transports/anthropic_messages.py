@@ -15,6 +15,7 @@ from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
 
+from clark_agent.errors import TransportError
 from clark_agent.reasoning import ReasoningEncrypted, ReasoningText, parse_items
 from clark_agent.stream import StreamRequest
 from clark_agent.transports.handover import ReplayTarget
@@ -82,6 +83,7 @@ class MessagesWriter:
         self._results: list[tuple[int, _Block]] = []  # by the position of the call
         self._positions: dict[str, int] = {}
         self._images: list[_Block] = []  # that the model made
+        self._server_calls: set[Any] = set()  # of tools on the server's side, by their ids
 
     def write_all(self, request: StreamRequest, target: ReplayTarget, provider: str) -> None:
         """The system prompt and the messages, and behind which of them the stable part ends."""
@@ -190,11 +192,24 @@ class MessagesWriter:
         return blocks
 
     def _assistant(self, message: AssistantMessage) -> None:
-        blocks = _answered(self.assistant_blocks(message))
+        blocks = _answered(self._with_calls(self.assistant_blocks(message)))
+        self._server_calls |= {b.get("id") for b in blocks if b["type"] in _SERVER_CALLS}
         calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
         self._positions = {call_id: position for position, call_id in enumerate(calls)}
         self._add("assistant", blocks)
         self._images += [_image(b) for b in message.content if isinstance(b, ImageContent)]
+
+    def _with_calls(self, blocks: list[_Block]) -> list[_Block]:
+        """Without the results of the server's tools whose calls are not before them: they are
+        refused.
+        """
+        called, kept = set(self._server_calls), []
+        for block in blocks:
+            if block["type"] in _SERVER_CALLS:
+                called.add(block.get("id"))
+            if "tool_use_id" not in block or block["tool_use_id"] in called:
+                kept.append(block)
+        return kept
 
     def _result(self, message: ToolResultMessage) -> None:
         call_id = safe_id(message.tool_call_id, 64)
@@ -336,7 +351,10 @@ def _file(file: FileContent) -> _Block | None:
     elif media_type == _PDF and file.source.startswith(("http://", "https://")):
         source = {"type": "url", "url": file.source}
     elif media_type.startswith("text/") and data is not None:
-        text = b64decode(data).decode(errors="replace")
+        try:
+            text = b64decode(f"{data}==").decode(errors="replace")  # too much padding does no harm
+        except ValueError:
+            raise TransportError(f"a file of type {media_type} is no base64") from None
         source = {"type": "text", "media_type": "text/plain", "data": text}
     else:
         return None

@@ -224,6 +224,7 @@ class Transport(ABC, Generic[T]):
             cap=request.max_output_tokens,
             thinking_tags=self.thinking_tags,
             new_id=self.clock.new_id,
+            clean=self._redactor.item,
         )
 
     def _delay(self, failure: Failure, attempt: int, began: int) -> float | None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from clark_agent.errors import ConfigError, TransportError
 from clark_agent.transports.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
-__all__ = ["LoopLocal", "MissingKeyError", "api_key_from", "load_sdk", "posted"]
+__all__ = ["LoopLocal", "MissingKeyError", "api_key_from", "given_key", "load_sdk", "posted"]
 
 T = TypeVar("T")
 
@@ -43,6 +43,13 @@ class MissingKeyError(ConfigError):
         super().__init__(f"{needed_by} needs a key: set {names}, or pass api_key")
         self.needed_by = needed_by
         self.variables = variables
+
+
+def given_key(key: Any) -> str | None:
+    """The key that the host passes, without blanks around it; None: none. Raises `ConfigError`."""
+    if key is not None and not isinstance(key, str):
+        raise ConfigError(f"a key is a text, not {type(key).__name__}")
+    return key and key.strip()
 
 
 def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) -> str:

@@ -98,8 +98,11 @@ def connect(
 def _split(given: str, *, needs_model: bool = True) -> tuple[str, str]:
     """The address and the model behind the ``#``."""
     address, name = [part.strip() for part in given.partition("#")[::2]]
-    parts = urlsplit(address)
-    if not parts.hostname:
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        parts = None
+    if parts is None or not parts.hostname:
         shown = without_credentials(given)
         raise ConfigError(f"{shown!r} names no host: write http://host:port/v1#model")
     if needs_model and not name:

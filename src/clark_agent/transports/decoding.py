@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.transports.answer import Answer, ProviderFailure
-from clark_agent.transports.failures import not_understood
+from clark_agent.transports.failures import failure_told, no_stream, not_understood
 from clark_agent.transports.sse import SseDecoder
 from clark_agent.wire import jsonable
 
@@ -46,8 +46,11 @@ class JsonEventDecoder(ABC, Generic[E]):
         self._sse = SseDecoder()
 
     @abstractmethod
-    def _event(self, event: E) -> None:
-        """Take an event. Raises `ProviderFailure`."""
+    def _event(self, event: E) -> bool:
+        """Take an event. False: it has nothing that events of this wire have.
+
+        Raises `ProviderFailure`.
+        """
 
     def feed(self, piece: bytes) -> None:
         """Take the next bytes."""
@@ -65,9 +68,12 @@ class JsonEventDecoder(ABC, Generic[E]):
         for payload in self._sse.end():
             if payload.startswith(b"[DONE]") or _json_in(payload) is not _BROKEN:
                 self._payload(payload)
-        if not self.is_complete and (stray := self._sse.stray) and _json_in(stray) is not _BROKEN:
+        stray = self._sse.stray
+        if not self.is_complete and stray and _json_in(stray) is not _BROKEN:
             self._payload(stray)
         self.is_complete = self.is_complete or self.may_end
+        if stray and not self.is_complete and self._answer.is_empty:
+            raise ProviderFailure(no_stream(stray))
 
     def _payload(self, payload: bytes) -> None:
         if payload.startswith(b"[DONE]"):
@@ -80,20 +86,26 @@ class JsonEventDecoder(ABC, Generic[E]):
         except (ValueError, RecursionError) as error:  # bad JSON, UTF-8 or types
             self._liberally(payload, error)
         else:
-            self._event(event)
+            if not self._event(event):
+                self._stranger(_json_in(payload))
 
     def _liberally(self, payload: bytes, error: Exception) -> None:
         """Take what can be read of an event that does not fit."""
         value = _json_in(payload)
         if value is not _BROKEN:
             event: E | None = fitted(value, self._type)
-            if event is not None:
-                self._event(event)
+            if event is None or not self._event(event):
+                self._stranger(value)
         elif b"\n" in payload:  # perhaps two events that lost the empty line between them
             for line in payload.split(b"\n"):
                 self._payload(line)
         else:
             self._unreadable(not_understood(payload, error))
+
+    def _stranger(self, value: Any) -> None:
+        """Take an event of another wire: the proxy or the server has failed, and says so."""
+        if (error := _error_in(value)) is not None:
+            raise ProviderFailure(failure_told(error))
 
     def _unreadable(self, failure: Any) -> None:
         if self._answer.is_empty:
@@ -111,6 +123,23 @@ def _json_in(payload: bytes) -> Any:
         return json.loads(payload.decode(errors="replace").strip(f"{_REPLACEMENT} \t\r\n"))
     except (ValueError, RecursionError):
         return _BROKEN
+
+
+def _error_in(value: Any) -> dict[str, Any] | None:
+    """The event, if it is an error as some server tells it; None: it is anything else."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, dict):
+        return None
+    if value.get("object") == "error":
+        return value
+    kind = value.get("type")
+    if isinstance(kind, str) and "error" not in kind.lower():
+        return None  # an event that is yet to be invented
+    told = [value.get(name) for name in ("error", "errors", "detail")]
+    if isinstance(value.get("message"), str):
+        told.append(value["message"])
+    return value if any(told) else None
 
 
 # --- JSON that does not fit its type ----------------------------------------------------------

@@ -21,10 +21,18 @@ from clark_agent.errors import ClarkAgentError, StreamTimeout
 from clark_agent.stream import StreamErrorKind
 from clark_agent.transports.answer import Failure
 
-__all__ = ["classify", "failure_from_response", "failure_of_sdk", "failure_told", "not_understood"]
+__all__ = [
+    "classify",
+    "failure_from_response",
+    "failure_of_sdk",
+    "failure_told",
+    "no_stream",
+    "not_understood",
+]
 
 _FATAL = StreamErrorKind.FATAL
 _OVERFLOW = StreamErrorKind.CONTEXT_OVERFLOW
+_HISTORY = StreamErrorKind.INCONSISTENT_TOOL_HISTORY
 _LIMITED = StreamErrorKind.PROVIDER_RATE_LIMITED
 _TRANSIENT = StreamErrorKind.TRANSIENT
 
@@ -89,6 +97,31 @@ _RULES = (
             "overloaded_error engine_overloaded_error server_is_overloaded resource_exhausted "
             "model_capacity_exhausted token_quota_exceeded request_quota_exceeded 1302 1305 "
             "insufficient_system_resource"
+        ),
+    ),
+    # Calls and results of the conversation do not match. Ids and roles alone, or thoughts that are
+    # missing, are other mistakes: pairing calls and results does not mend them.
+    _Rule(
+        _HISTORY,
+        text=_any_of(
+            r"tool_use`? ids (were found without|must be unique)",
+            r"unexpected `?tool_use_id`? found in",
+            r"each `?tool_use`? must have a single result",
+            r"did not find \d+ `?tool_result`? block",
+            r"number of toolresult blocks .{0,80}exceeds the number of tooluse",
+            r"expected toolresult blocks at",
+            r"message with ['\"]tool_calls['\"] must be followed by tool messages",
+            r"role ['\"]tool['\"] must be a response to a prece+ding message",
+            r"duplicate value for 'tool_call_id'",
+            r"no tool (output|call) found for [\w ]{1,30}call",
+            r"number of function response parts .{0,20}equal to",
+            r"function (call|response) turn comes immediately after",
+            r"not the same number of function calls and responses",
+            r"unexpected tool call id .{0,80}in tool results",
+            r"unexpected role (roleenum\.tool|'tool')",
+            r"tool result's tool id ?\(.{0,80}\) not found",
+            r"tool call (result does not follow tool call|and result not match)",
+            r"tool_call_id +is not found",
         ),
     ),
     # Something is too large, but not the conversation.
@@ -272,6 +305,13 @@ def not_understood(payload: bytes, error: Exception) -> Failure:
     return Failure(_TRANSIENT, f"the server sent an event that cannot be read ({error}): {start}")
 
 
+def no_stream(body: bytes) -> Failure:
+    """The failure of a server that answers with something else: a page of a proxy, a plain text."""
+    text = _message(body[:_LONGEST_READ]) or "nothing that can be read"
+    told = f"the server did not send a stream of events, but: {text}"
+    return Failure(StreamErrorKind.EMPTY, told)
+
+
 def failure_of_sdk(error: Exception, address: str = "") -> Failure:
     """The failure that an exception of an SDK, or of the HTTP library below it, means.
 
@@ -282,7 +322,7 @@ def failure_of_sdk(error: Exception, address: str = "") -> Failure:
         return Failure(_FATAL, str(error), cause=error)
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status_code", None)
-    if isinstance(status, int) and status >= 400:
+    if isinstance(status, int) and status >= 300:
         response = getattr(error, "response", None)
         headers = getattr(response, "headers", None)
         body = getattr(error, "body", None)

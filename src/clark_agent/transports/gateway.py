@@ -278,8 +278,8 @@ def _digest(secret: str) -> bytes:
 
 # What proxies add, and servers such as uvicorn believe when they say who the client is.
 _FORWARDING = re.compile(
-    rb"forwarded|x-forwarded-.*|x-real-ip|x-client-ip|x-cluster-client-ip|true-client-ip|"
-    rb"cf-connecting-ip|fastly-client-ip|via"
+    rb"(x-)?(original-)?forwarded(-.*)?|x-original-(host|url|uri)|x-real-ip|x-remote-(addr|ip)|"
+    rb"(.*-)?client-ip|.*-connecting-ip(v6)?|x-proxyuser-ip|x-envoy-.*|x-amzn-trace-id|via"
 )
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::[0-9]{1,5})?", re.IGNORECASE)
 

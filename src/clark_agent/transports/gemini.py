@@ -32,7 +32,7 @@ from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, 
 from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk
 from clark_agent.transports.decoding import JsonEventDecoder, json_text
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import (
@@ -220,6 +220,7 @@ class Gemini(Transport[bytes]):
 
 
 def _key_for(given: str | None, base_url: str | None) -> str | None:
+    given = given_key(given)
     host = urlsplit(base_url).hostname or "" if base_url else "googleapis.com"
     if not given and not f".{host}".endswith(".googleapis.com"):
         return None
@@ -470,11 +471,13 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         self._said: list[str] = []
         self._sources: dict[str, Any] = {}  # kept until the text that they speak of is there
 
-    def _event(self, event: _Chunk | list[_Chunk]) -> None:
-        for chunk in event if isinstance(event, list) else (event,):
-            self._chunk(chunk)
+    def _event(self, event: _Chunk | list[_Chunk]) -> bool:
+        if isinstance(event, list):
+            known = [self._chunk(chunk) for chunk in event]
+            return all(known)
+        return self._chunk(event)
 
-    def _chunk(self, chunk: _Chunk) -> None:
+    def _chunk(self, chunk: _Chunk) -> bool:
         if chunk.error:
             raise ProviderFailure(failure_told(chunk.error))
         if chunk.usage_metadata:
@@ -488,6 +491,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         for candidate in chunk.candidates or ():
             if not candidate.index:
                 self._candidate(candidate)
+        known = (chunk.candidates, feedback, chunk.usage_metadata)
+        return any(part is not None for part in known)
 
     def _candidate(self, candidate: _Candidate) -> None:
         if candidate.content is not None:

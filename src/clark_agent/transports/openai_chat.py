@@ -52,6 +52,7 @@ from clark_agent.transports.settings import (
 )
 from clark_agent.types import (
     AgentMessage,
+    Annotation,
     AssistantMessage,
     CustomMessage,
     FileContent,
@@ -550,6 +551,8 @@ class _Chunk(Struct):
     choices: list[_Choice] | None = None
     usage: dict[str, Any] | None = None
     error: Any = None
+    search_results: Any = None
+    citations: Any = None
 
 
 _CHUNKS = msgspec.json.Decoder(_Chunk)
@@ -583,15 +586,31 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
         super().__init__(answer, _CHUNKS)
         self._dialect = dialect
         self._model = model
+        self._cited: set[str] = set()
 
-    def _event(self, event: _Chunk) -> None:
+    def _event(self, event: _Chunk) -> bool:
         if event.error:
             raise ProviderFailure(failure_told(event.error))
         if event.usage:
             self._usage(event.usage)
+        if event.search_results or event.citations:
+            self._cite(event.search_results)
+            self._cite(event.citations)
         for choice in event.choices or ():
             if not choice.index:
                 self._choice(choice)
+        return event.choices is not None or event.usage is not None
+
+    def _cite(self, sources: Any) -> None:
+        """Sources of the whole answer, as Perplexity and xAI tell them, perhaps in every event."""
+        for source in sources if isinstance(sources, list) else ():
+            told = {"url": source} if isinstance(source, str) else fields_of(source)
+            url, title = told.get("url"), told.get("title")
+            if isinstance(url, str) and url not in self._cited:
+                self._cited.add(url)
+                title = title if isinstance(title, str) else None
+                note = Annotation("url", url, title, provider=_PROVIDER, data=source)
+                self._answer.annotate(note)
 
     def _choice(self, choice: _Choice) -> None:
         if choice.error:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from clark_agent.transports.base import checked
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk, posted
+from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk, posted
 from clark_agent.transports.dialects import ChatDialect, dialect_for
 from clark_agent.transports.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.settings import Timeouts
@@ -51,9 +51,9 @@ class OpenAIClients:
         self.url = address.url
         self.dialect = dialect or dialect_for(self.url)
         key = api_key if client is not None else self._key(api_key, base_url)
+        self.secrets = [*address.secrets, *secrets_in(headers), *secrets_of(client)]
         given: dict[str, Any] = {name: value.strip() for name, value in (headers or {}).items()}
         given = {**address.headers, **given}
-        self.secrets = [*address.secrets, *secrets_in(headers), *secrets_of(client)]
         self.secrets += [key] if key else []
         is_authorized = key or client or any(name.lower() == "authorization" for name in given)
         self._request_headers: dict[str, Any] = (
@@ -77,7 +77,7 @@ class OpenAIClients:
         self._kept = LoopLocal(make, lambda client: client.close())
 
     def _key(self, given: str | None, base_url: str | None) -> str | None:
-        given = given and given.strip()
+        given = given_key(given)
         variables = self.dialect.key_variables
         if variables and (given or dialect_for(self.url).key_variables == variables):
             return api_key_from(given, variables, f"{self.dialect.name} ({self.url})")

@@ -529,7 +529,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         # The items of the provider alone, by kind and id.
         self._kept: set[tuple[str | None, str | None]] = set()
 
-    def _event(self, event: _Event) -> None:
+    def _event(self, event: _Event) -> bool:
         match event.type:
             case "response.output_text.delta" | "response.refusal.delta":
                 item = self._item_of(_MESSAGE, event)
@@ -567,7 +567,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             case None if event.output is not None:
                 self._end(event)
             case _:
-                pass
+                return event.type is not None and "error" not in event.type.lower()
+        return True
 
     # --- which item is meant --------------------------------------------------------------------
 

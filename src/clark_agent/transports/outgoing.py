@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from hashlib import sha256
 from mimetypes import guess_type
 from typing import Any
-from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
 
@@ -64,6 +64,8 @@ __all__ = [
 
 _BROKEN = (StopReason.ERROR, StopReason.ABORTED)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
+# Google's models read from its storage too.
+_ADDRESS = re.compile(r"(https?|gs)://\S", re.IGNORECASE)
 
 
 def sendable(
@@ -120,21 +122,30 @@ def _check_files(
         if isinstance(message.content, str):
             continue
         for number, block in enumerate(message.content):
-            if isinstance(block, FileContent) and not takes_file(block):
-                name = f" {block.name!r}" if block.name else ""
+            if not isinstance(block, FileContent):
+                continue
+            name = f" {block.name!r}" if block.name else ""
+            where = f"block {number} of message {place} ({message.role}){name}"
+            if not _is_inline(block.source) and not _ADDRESS.match(block.source):
+                raise TransportError(
+                    f"a file comes as a data: URL, or by an address that {provider} can fetch: "
+                    f"{where}"
+                )
+            if not takes_file(block):
                 how = "inside the request" if inline_data(block.source) else "by its address"
                 raise TransportError(
                     f"{provider} takes no file of type {media_type_of(block) or 'unknown'} {how}: "
-                    f"block {number} of message {place} ({message.role}){name}"
+                    f"{where}"
                 )
 
 
 def media_type_of(block: FileContent | ImageContent) -> str:
     """What the block says that it is, else what its name or address looks like, else nothing."""
-    told = block.source.removeprefix("data:").partition(",")[0].partition(";")[0]
-    if not block.source.startswith("data:") or not told:
+    is_inline = _is_inline(block.source)
+    told = block.source[5:].partition(",")[0].partition(";")[0] if is_inline else ""
+    if not told:
         name = block.name if isinstance(block, FileContent) else None
-        address = "" if block.source.startswith("data:") else block.source
+        address = "" if is_inline else block.source
         told = block.media_type or _guessed(name or "") or _guessed(address) or ""
     return told.lower().replace("image/jpg", "image/jpeg")
 
@@ -149,11 +160,15 @@ def _guessed(address: str) -> str | None:
 def inline_data(source: str) -> str | None:
     """What a ``data:`` URL holds, in base64; None for any other address."""
     head, comma, data = source.partition(",")
-    if not head.startswith("data:") or not comma:
+    if not comma or not _is_inline(source):
         return None
-    if head.endswith(";base64"):
-        return data
+    if head[-7:].lower() == ";base64":
+        return unquote(data) if "%" in data else data
     return b64encode(unquote_to_bytes(data)).decode()
+
+
+def _is_inline(source: str) -> bool:
+    return source[:5].lower() == "data:"
 
 
 def stable_part(

@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from itertools import count
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -33,6 +32,8 @@ from clark_agent.errors import (
     TransportError,
 )
 from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
     Chunk,
     Done,
     Error,
@@ -47,7 +48,7 @@ from clark_agent.transports.clients import LoopLocal, load_sdk
 from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.outgoing import with_extras
-from clark_agent.transports.redaction import Redactor, secrets_in, without_credentials
+from clark_agent.transports.redaction import Redactor, address_parts, secrets_in
 from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.transports.sse import SseDecoder
@@ -296,6 +297,8 @@ class _Attempt:
             raise ProviderFailure(failure) from None
         self._has_begun = True
         if isinstance(event, Chunk):
+            if isinstance(event.chunk, (AnnotationChunk, BlockChunk)):
+                event = Chunk(self._proxy._redactor.chunk(event.chunk))
             self._assembler.feed(event.chunk)
             return event
         # A gateway of somebody else may quote our token, in any place.
@@ -323,11 +326,7 @@ def _by_provider(event: StreamEvent) -> StreamEvent:
 
 
 def _checked_url(url: str) -> str:
-    given: Any = url
-    parts = urlsplit(given) if isinstance(given, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        shown = without_credentials(repr(url))
-        raise ConfigError(f"ProxyStream needs the address of a gateway, not {shown}")
+    parts = address_parts(url, "the url of a ProxyStream", "")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
             "the address of a gateway has no user, no query and no fragment: a token is passed "

@@ -20,11 +20,30 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent.errors import AccessRefused, ConfigError, TransportError
-from clark_agent.stream import Chunk, Done, Error, Start, StreamEvent
+from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
+    Chunk,
+    Done,
+    Error,
+    Start,
+    StreamChunk,
+    StreamEvent,
+)
 from clark_agent.transports.answer import Failure
-from clark_agent.types import AssistantMessage
+from clark_agent.types import AssistantMessage, ImageContent, ProviderContent
 
-__all__ = ["Address", "Redactor", "is_secret", "secrets_in", "secrets_of", "without_credentials"]
+__all__ = [
+    "Address",
+    "Redactor",
+    "address_parts",
+    "is_secret",
+    "secrets_in",
+    "secrets_of",
+    "without_credentials",
+]
+
+_ITEMS = (ImageContent, ProviderContent)
 
 _REDACTED = "[redacted]"
 # What is shorter is a placeholder for servers that want no key, and turns up in other words.
@@ -51,6 +70,8 @@ def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
     """
     found: list[str] = []
     for name, value in (headers or {}).items():
+        if not isinstance(value, str):
+            raise ConfigError(f"the header {name!r} is a text, not {type(value).__name__}")
         shortest = 4 if is_secret(name) else 8
         found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
     return found
@@ -79,6 +100,21 @@ def _without_value(found: re.Match[str]) -> str:
     return f"{mark}{name}={_REDACTED}" if is_secret(name) else found[0]
 
 
+def address_parts(url: Any, what: str = "base_url", example: str = "/v1") -> SplitResult:
+    """The parts of a server's address. Raises `ConfigError` for what is none."""
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        is_http = parts is not None and parts.scheme in ("http", "https")
+        if parts is not None and is_http and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # brackets that are not closed, or a port that there is not
+        pass
+    shown = without_credentials(f"{url!r}")
+    raise ConfigError(
+        f"{what} is the address of a server, as in http://localhost:8080{example}, not {shown}"
+    )
+
+
 class Address(Struct, frozen=True):
     """Where a server is, and what the address says besides, which nobody should see.
 
@@ -92,11 +128,10 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str, *, has_query: bool = False) -> Address:
-        """Take an address apart. Raises `ConfigError` for one with a query or a fragment."""
-        try:
-            parts = urlsplit(url)
-        except ValueError:
-            raise ConfigError(f"{without_credentials(url)!r} is no address") from None
+        """Take an address apart. Raises `ConfigError` for one with a query or a fragment, and for
+        what is no address of a server.
+        """
+        parts = urlsplit(url) if has_query else address_parts(url)
         if (parts.query or parts.fragment) and not has_query:
             raise ConfigError(
                 "the address of a server (base_url) has no query and no fragment: pass what goes "
@@ -108,7 +143,8 @@ class Address(Struct, frozen=True):
             return cls(url, {}, secrets)
         plain = _with_host(parts, host)
         given = user.split(":", 1)
-        words = [word for word in (*given, *map(unquote, given)) if word.isascii()]
+        # What is not ASCII is known by its encoded form, from which `Redactor` has the other.
+        words = [w if w.isascii() else quote(w, safe="") for w in (*given, *map(unquote, given))]
         basic = b64encode(":".join([*map(unquote, given), ""][:2]).encode()).decode()
         return cls(plain, {"Authorization": f"Basic {basic}"}, [*secrets, *words, basic])
 
@@ -122,7 +158,9 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self.secrets = tuple({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET})
+        decoded = [unquote(secret) for secret in self.secrets]
         forms = {*self.secrets, *[quote(secret, safe="") for secret in self.secrets]}
+        forms |= {secret for secret in decoded if len(secret) >= _SHORTEST_SECRET}
         self._forms = sorted(forms, key=len, reverse=True)
 
     def text(self, text: str) -> str:
@@ -143,6 +181,41 @@ class Redactor:
             case _:
                 return value
 
+    def item(self, item: Any) -> Any:
+        """A block or an annotation of a server, without the secrets.
+
+        Nothing else changes, addresses of strangers and their keys included: it is content too, and
+        has to go back as it came.
+        """
+        if not self._forms or (isinstance(item, ImageContent) and item.source.startswith("data:")):
+            return item
+        plain = msgspec.to_builtins(item)
+        clean = self._exactly(plain)
+        return item if clean == plain else msgspec.convert(clean, type(item))
+
+    def chunk(self, chunk: StreamChunk) -> StreamChunk:
+        """The delta; the model's words stay as they are."""
+        match chunk:
+            case BlockChunk(block=block):
+                return BlockChunk(self.item(block))
+            case AnnotationChunk(annotation=annotation):
+                return AnnotationChunk(self.item(annotation))
+            case _:
+                return chunk
+
+    def _exactly(self, value: Any) -> Any:
+        match value:
+            case str():
+                for secret in self._forms:
+                    value = value.replace(secret, _REDACTED)
+                return value
+            case dict():
+                return {self._exactly(name): self._exactly(part) for name, part in value.items()}
+            case list() | tuple():
+                return type(value)([self._exactly(part) for part in value])
+            case _:
+                return value
+
     def event(self, event: StreamEvent) -> StreamEvent:
         """The event without the secrets, for events that somebody else has made.
 
@@ -150,13 +223,13 @@ class Redactor:
         failed everything is looked at.
         """
         match event:
-            case Chunk():
-                return event
+            case Chunk(chunk):
+                clean = self.chunk(chunk)
+                return event if clean is chunk else Chunk(clean)
             case Start():
                 return Start(self._message(event.partial), self.json(event.details))
             case Done(message):
-                text = message.error_message
-                return Done(replace(message, error_message=self.text(text))) if text else event
+                return Done(self._answer(message))
             case Error():
                 return Error(
                     self._message(event.partial),
@@ -181,6 +254,15 @@ class Redactor:
 
     def _is_told(self, text: str) -> bool:
         return self.text(text) != text
+
+    def _answer(self, message: AssistantMessage) -> AssistantMessage:
+        text = message.error_message
+        return replace(
+            message,
+            content=tuple([self.item(b) if isinstance(b, _ITEMS) else b for b in message.content]),
+            annotations=tuple([self.item(annotation) for annotation in message.annotations]),
+            error_message=self.text(text) if text else text,
+        )
 
     def _message(self, message: AssistantMessage) -> AssistantMessage:
         plain = msgspec.to_builtins(message)
