@@ -210,7 +210,10 @@ async def start(
             if isinstance(failure, RunAborted) and is_cancelled:
                 state.note_cancelled()
             if state.has_unanswered_calls and state.turn_message is not None:
-                state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
+                calls, earlier = state.turn_message.tool_calls, None
+                if resumption is not None and resumption.answer is state.turn_message:
+                    earlier = resumption.calls
+                state.batch = Batch(state, state.turn_message, calls, earlier)
             if state.log is not None:
                 state.log.is_closing = True
             state.carry(failure, await _closed(state, error))

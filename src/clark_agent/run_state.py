@@ -109,6 +109,8 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """What the run has added before the answer."""
     usage: Usage = Usage()
     children_usage: Usage = Usage()
+    below: tuple[str, ...] = ()
+    """The runs right below, by their ids."""
     spent: tuple[tuple[int, Usage, str | None], ...] = ()
     """Turns and tokens of this run and of each below it, and of which model."""
     answer: AssistantMessage | None = None
@@ -486,7 +488,7 @@ class Run:
         if (resumption := self.resumption) is not None:
             self.log = run_log.go_on(identity.run_id, clock, resumption.last, resumption.appender)
             self._take_over_steering(self.log, resumption)
-            self.log.write(RunResumed(resumption.turns))
+            self.log.write(RunResumed(resumption.turns, resumption.below))
             for channel in self.channels:
                 channel.watch(self._accepted)
                 for receipt in channel.waiting():
@@ -553,13 +555,12 @@ class Run:
             )
         )
 
-    async def tell_again(self, message: AssistantMessage) -> None:
+    def tell_again(self, message: AssistantMessage) -> Awaitable[None]:
         """The answer that another process got. It is in the log already."""
-        log, self.log = self.log, None
-        try:
-            await self._unannounced(message, None)
-        finally:
-            self.log = log
+        self.turn_message = message
+        if message.usage is not None:
+            self.last_usage = message.usage
+        return self.add([message])
 
     def _accepted(self, receipt: SteeringReceipt) -> None:
         """Somebody has sent a message. Called on any thread."""
@@ -654,6 +655,11 @@ class Run:
     def steps_since_record(self) -> int:
         """How many steps it has made since the newest record."""
         return self.clock.steps if isinstance(self.clock, LoggedClock) else 0
+
+    @property
+    def events_since_record(self) -> int:
+        """How many of these were events."""
+        return self.clock.events if isinstance(self.clock, LoggedClock) else 0
 
     def note_cancelled(self) -> None:
         """Have the log say where the run was cancelled."""
