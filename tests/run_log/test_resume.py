@@ -650,16 +650,16 @@ async def test_a_run_that_is_stopped_while_it_is_taken_up_keeps_its_results(at: 
 
 async def test_what_is_sent_while_a_run_is_taken_up_is_in_the_log_at_once() -> None:
     store, run_id = await _interrupted()
-    story, logged = _paying(), list[AgentMessage]()
+    story, logged = _paying(), list[list[AgentMessage]]()
 
     def steer(event: AgentEvent) -> None:
         if isinstance(event, MessageEnd) and not logged:
             _ = story.steering.handle.steer("Wait.")
             waiting = fold(store.load(run_id)).waiting
-            logged.extend([accepted.message for accepted in waiting.values()])
+            logged.append([accepted.message for accepted in waiting.values()])
 
     result = await resume(store, run_id, story.config(), sink=steer)
-    assert logged == [UserMessage("Wait.")]
+    assert logged == [[UserMessage("Wait.")]]
     assert UserMessage("Wait.") in result.messages
 
 
