@@ -5,6 +5,7 @@ return nonsense. What each of them costs the run is a rule, and every run still 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
@@ -111,6 +112,26 @@ async def test_a_sink_that_raises_is_logged_and_skipped(
     assert result.text == "ok"
     assert sink.types[-1] == "agent_end"
     assert "'event_sink' failed on AgentEnd" in caplog.text
+
+
+async def test_a_log_handler_that_raises_does_not_hold_up_the_events() -> None:
+    """The run tells it that a sink has failed, and goes on."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left on device")
+
+    def fail(event: AgentEvent) -> None:
+        raise OSError("no space left on device")
+
+    emitting, full = logging.getLogger("clark_agent.emitter"), Full()
+    emitting.addHandler(full)
+    try:
+        async with asyncio.timeout(60):
+            result, _ = await completed([call("work"), "ok"], Work(), on_event=fail)
+    finally:
+        emitting.removeHandler(full)
+    assert result.text == "ok"
 
 
 @CRASHES
