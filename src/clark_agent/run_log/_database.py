@@ -11,11 +11,12 @@ import os
 import sqlite3
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias
 
+from clark_agent._ids import random_id
 from clark_agent.run_log._files import LockFile
 from clark_agent.run_log.store import RunStoreError
 
@@ -65,6 +66,23 @@ _MIGRATIONS = (
 
 _left_behind: list[sqlite3.Connection] = []
 """Of a parent process: to close them here would be to meddle with its files."""
+
+
+def _make_private(path: Path) -> None:
+    """Make the file, if there is none, for its owner alone.
+
+    It gets its name when it is closed already: whoever closes a file gives up all locks that its
+    process has on it, those of SQLite too.
+    """
+    if path.exists():
+        return
+    draft = path.with_name(f".{path.name}.{random_id()}.tmp")
+    os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    try:
+        with suppress(OSError):  # somebody else was faster, or there are no links here
+            os.link(draft, path)
+    finally:
+        draft.unlink()
 
 
 class Connections:
@@ -149,6 +167,7 @@ class Connections:
 
     def _open(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(self._path)
         connection = sqlite3.connect(
             self._path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
         )

@@ -12,9 +12,12 @@ __all__ = ["LockFile", "open_file", "sync_file", "sync_folder", "try_lock"]
 
 
 def open_file(path: str | Path, flags: int) -> FileIO:
-    """Open a file for reading and writing without a buffer; what is written goes to its end."""
+    """Open a file for reading and writing without a buffer; what is written goes to its end.
+
+    A new one is for its owner alone: a log holds everything that was said.
+    """
     flags |= os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0)
-    return FileIO(os.open(path, flags, 0o666), "r+b")
+    return FileIO(os.open(path, flags, 0o600), "r+b")
 
 
 if sys.platform == "win32":
