@@ -746,6 +746,10 @@ def test_a_url_has_one_line_of_plain_ascii(text: str) -> None:
         {"max_redirects": -1},
         {"user_agent": "a\r\nb"},
         {"user_agent": ""},
+        {"user_agent": 3},
+        {"allow": [None]},
+        {"tls": True},
+        {"resolve": "8.8.8.8"},
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
