@@ -22,6 +22,7 @@ from clark_agent import (
     AssistantMessage,
     Budget,
     CancellationToken,
+    ConfigError,
     FunctionPlugin,
     HookError,
     LoopConfig,
@@ -506,6 +507,21 @@ async def test_what_json_cannot_hold_in_an_answer_does_not_keep_it_from_being_wr
     assert isinstance(message, AssistantMessage)
     assert block == BlockChunk(message.content[0])  # type: ignore[arg-type]
     assert note == AnnotationChunk(message.annotations[0])
+
+
+@pytest.mark.parametrize("returned", ["hello", iter("hello"), asyncio.sleep(0)], ids=repr)
+async def test_a_transport_that_is_no_async_generator_is_told_so(returned: Any) -> None:
+    error, _ = await failed(StreamError, lambda request, signal: returned)
+    kind = type(returned).__name__
+    assert f"a transport is an async generator, and this one has returned a {kind}" in str(error)
+
+
+def test_a_transport_that_returns_is_refused_at_once() -> None:
+    async def answer(request: StreamRequest, signal: CancellationToken) -> str:
+        return "hello"
+
+    with pytest.raises(ConfigError, match="a transport is an async generator, which yields Start"):
+        LoopConfig(stream=answer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
