@@ -57,6 +57,25 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     assert all(json.loads(line)["run_id"] == logged.run_id for line in steps.out.splitlines())
 
 
+async def test_a_log_with_a_hole_shows_what_can_be_read(tmp_path: Path) -> None:
+    """And what a record says of the time may be anything."""
+    script = [calls("calculator", expression="1"), says("It is one.")]
+    async with command_line(tmp_path, script) as (run, _):
+        await run("run", "Count")
+    [logged] = run.store.runs()
+    path = run.store.path_of(logged.run_id)
+    lines = re.sub(r'"at":\d+', '"at":99999999999999999', path.read_text()).splitlines()
+    lines[3] = "{{{"
+    path.write_text("\n".join([*lines, ""]))
+    listed, shown, again = await run.each([("runs",), ("show", "last"), ("resume", "last")])
+    assert re.match(rf"{logged.run_id[:8]}  \?  done ", listed.out)
+    assert shown.code == 0
+    assert "> Count\n" in shown.out
+    assert "It is one.\n" in shown.out
+    assert re.search(r"^✗ the log of run .* cannot be read here: .*line 4", shown.out, re.MULTILINE)
+    assert again.code != 0  # what is missing might be done again
+
+
 async def test_each_step_has_its_time_its_tokens_and_its_cost(tmp_path: Path) -> None:
     script = [calls("calculator", expression="2+3"), says("5."), hangs("And")]
     async with command_line(tmp_path, script) as (run, _):
