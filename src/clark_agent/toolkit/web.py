@@ -329,7 +329,7 @@ def _decoded(response: Response, kind: str) -> str:
     for name in (*marked, *declared, "utf-8"):
         try:
             decoder = codecs.getincrementaldecoder(name)()
-            return decoder.decode(body, not response.is_cut)
+            return decoder.decode(body, not response.cut)
         except UnicodeError:
             continue
     return body.decode(declared[0] if declared else "utf-8", "replace")
@@ -391,8 +391,7 @@ def _part(page: _Page, start: int, most: int) -> str:
     if end < len(text):
         ends = f"there is more, {len(text):,} characters in all: call again with start={end}"
     else:
-        is_cut = page.response.is_cut
-        ends = "the page is longer than can be fetched" if is_cut else "end of the page"
+        ends = page.response.cut or "end of the page"
     if title and not start:
         part = f"Title: {title}\n\n{part}"
     return f"[{begins}]\n{mark_untrusted(part)}\n[{ends}]"
