@@ -13,6 +13,7 @@ __all__ = [
     "DISK_STEPS",
     "EXAMPLES",
     "FACTOR",
+    "FELLED_TREES",
     "GATEWAY_DELTAS",
     "GATEWAY_ROUNDS",
     "GATEWAY_STREAMS",
@@ -38,6 +39,8 @@ LIVES = _times(600)
 """Random lives of an agent, each with a random end (tests/model/test_random.py)."""
 STEERED_LIVES = _times(150)
 """Random lives that somebody steers (tests/model/test_steering.py)."""
+FELLED_TREES = _times(100)
+"""Random trees of runs that are cancelled somewhere (tests/test_sub_agents.py)."""
 TALKATIVE_RUNS = _times(6)
 """Runs that many threads talk to at once, for each of four seeds."""
 KILLS = _times(60)

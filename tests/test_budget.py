@@ -72,6 +72,7 @@ from tests.loop.support import (
     texts,
     truncated,
 )
+from tests.sizes import EXAMPLES
 
 MODEL = "m"
 PRICES = {MODEL: Price(input=1_000_000, output=2_000_000)}
@@ -1186,7 +1187,7 @@ def is_near(limits: Budget, turns: int, spent: int, share: float) -> bool:
     return turns > 0 and (turns >= most_turns or any(spent >= most * share for most in money))
 
 
-@settings(max_examples=300)
+@settings(max_examples=EXAMPLES * 2)
 @given(st.lists(turn_scripts, min_size=1, max_size=7), budgets)
 def test_no_run_asks_its_model_once_a_limit_is_reached(
     script: list[tuple[list[int], int | None, bool]], limits: Budget

@@ -717,8 +717,21 @@ def test_a_target_that_cannot_be_replaced_leaves_no_draft(tmp_path: Path) -> Non
     with pytest.raises(OSError, match=r"talk\.json"):
         talk().save(folder)
     assert list(tmp_path.iterdir()) == [folder]
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"nowhere/talk\.json'$"):
         talk().save(tmp_path / "nowhere" / "talk.json")
+
+
+def test_a_saved_file_keeps_its_permissions_and_its_place(tmp_path: Path) -> None:
+    path, link = tmp_path / "talk.json", tmp_path / "link.json"
+    link.symlink_to(path.name)
+    talk().save(link)
+    assert path.stat().st_mode & 0o777 == 0o600  # nobody else's, to begin with
+    for mode in (0o640, 0o400):
+        path.chmod(mode)
+        Conversation(config_of(), AgentContext(oct(mode))).save(link)
+        assert path.stat().st_mode & 0o777 == mode
+        assert Conversation.load(path, config_of()).context.system_prompt == oct(mode)
+    assert link.is_symlink()
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:

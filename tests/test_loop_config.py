@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -375,7 +375,9 @@ def test_a_text_is_no_transport_and_connect_makes_one() -> None:
 
 def test_a_transport_takes_a_request_and_a_signal() -> None:
     async def one(request: object) -> None: ...
-    async def many(*args: object) -> None: ...
+    async def many(*args: object) -> AsyncIterator[Any]:
+        yield
+
     async def three(request: object, signal: object, more: object) -> None: ...
 
     wrong: list[Any] = [one, three, lambda: None, ScriptedStream]

@@ -80,6 +80,7 @@ from tests.loop.support import (
     texts,
     truncated,
 )
+from tests.sizes import FELLED_TREES
 
 ROOT = RunIdentity.root("root", conversation_id="talk")
 
@@ -1528,7 +1529,7 @@ def nodes(depth: int) -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=FELLED_TREES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     nodes(3),
     st.integers(0, 150),

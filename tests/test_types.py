@@ -285,6 +285,29 @@ def test_a_context_holds_messages_alone(wrong: Any) -> None:
         AgentContext().extend([*wrong, UserMessage("b")])
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"messages": None}, "messages must be a list of messages, not NoneType"),
+        ({"messages": UserMessage("hi")}, "messages must be a list of messages, not UserMessage"),
+        ({"system_prompt": SystemMessage("hi")}, "system_prompt must be a text, not SystemMessage"),
+        ({"system_prompt": None}, "system_prompt must be a text, not NoneType"),
+        ({"identity": "run-1"}, "identity must be a RunIdentity, not str"),
+    ],
+)
+def test_a_context_of_the_wrong_types(given: Any, problem: str) -> None:
+    with pytest.raises(TypeError, match=f"AgentContext: {problem}"):
+        AgentContext(**given)
+
+
+def test_messages_that_can_be_read_only_once_are_not_lost() -> None:
+    said = [UserMessage("a"), UserMessage("b")]
+    assert AgentContext(messages=iter(said)).messages == tuple(said)  # type: ignore[arg-type]
+    context = AgentContext(messages=said)  # type: ignore[arg-type]
+    said.clear()
+    assert len(context.messages) == 2
+
+
 def test_a_kind_of_message_of_ones_own_is_one() -> None:
     class Note(UserMessage, frozen=True):
         pass

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from functools import cached_property
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from typing import TYPE_CHECKING, Any, Self
 
 from msgspec import Struct, StructMeta, field
@@ -334,6 +334,11 @@ def _check_stream(stream: Any) -> None:
         ) from None
     except ValueError:  # a builtin without a signature; it is taken at its word
         pass
+    if iscoroutinefunction(stream) or iscoroutinefunction(getattr(stream, "__call__", None)):  # noqa: B004
+        raise ConfigError(
+            "stream returns one value: a transport is an async generator, which yields Start, "
+            "Chunk and Done"
+        )
 
 
 def _check_enum(config: LoopConfig, name: str, kind: type[StrEnum]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -89,12 +90,20 @@ class Conversation:
         return RunStream(lambda sink, token: self._run(prompts, token, sink), signal, max_buffered)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the context to a file, whole or not at all."""
-        target = Path(path)
+        """Write the context to a file, whole or not at all.
+
+        A file that is there keeps its permissions; a new one is for its owner alone.
+        """
+        target = Path(os.path.realpath(path))
         draft = target.with_name(f".{target.name}.{random_id()}.tmp")
         try:
+            mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600
+            draft.touch(mode=0o600, exist_ok=False)
             draft.write_bytes(encode_message(self.context))
+            draft.chmod(mode)
             draft.replace(target)
+        except OSError as error:  # the draft is no name that anybody knows
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         finally:
             draft.unlink(missing_ok=True)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, TypeAlias
 
@@ -235,4 +236,5 @@ class Emitter:
 
 def _log_failure(listener: Listener, event: AgentEvent) -> None:
     kind = type(event).__name__
-    logger.exception("the listener %r failed on %s; the run goes on", listener.name, kind)
+    with suppress(Exception):  # a handler of the host that fails, too, must not hold up the events
+        logger.exception("the listener %r failed on %s; the run goes on", listener.name, kind)

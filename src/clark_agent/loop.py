@@ -140,8 +140,8 @@ def prompt_messages(
     if isinstance(prompts, str):
         if not prompts.strip():
             raise ConfigError(
-                "the prompt is blank: say what the agent should do, or call run_continue to go on "
-                "with the transcript"
+                "the prompt is blank: say what the agent should do. To go on with the transcript, "
+                "call run_continue, or send() of a Conversation without a prompt"
             )
         return (UserMessage(prompts, timestamp=config.clock.now_ms()),)
     given = prompts if isinstance(prompts, Iterable) else (prompts,)
@@ -154,7 +154,10 @@ def prompt_messages(
     try:
         return accept_messages(given)
     except TypeError as error:
-        raise TypeError(f"prompts must be a text, a message or several messages: {error}") from None
+        raise TypeError(
+            f"prompts must be a text, a message or several messages: {error}. Write "
+            "UserMessage('...') for each of several texts"
+        ) from None
 
 
 def check_continuation(context: AgentContext) -> None:

@@ -10,7 +10,7 @@ so stands between the two when that task is cancelled:
 
 ``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and take that back
 as soon as it reaches them. Therefore only a cancellation that is still there when the grace is over
-counts.
+counts, and the next one has a grace of its own.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Supervised:
         "_cancels",
         "_coroutine",
         "_grace",
+        "_grace_timer",
         "_leave",
         "_task",
         "_timers",
@@ -73,6 +74,8 @@ class Supervised:
         self._what = what
         self._task: asyncio.Task[Any] | None = None
         self._timers: list[asyncio.TimerHandle] | None = None
+        self._grace_timer: asyncio.TimerHandle | None = None
+        """Runs while there is a cancellation that was not taken back."""
         self._cancelling = cancelling
         """How often the task was cancelled before the coroutine began. None: see when awaited."""
         self._cancels = 0
@@ -101,12 +104,12 @@ class Supervised:
                         _leave_behind(self._coroutine, error)
                         self._raise_left_behind()
                     if isinstance(error, asyncio.CancelledError) and _cancels(awaited):
-                        self._leave_after_grace()
+                        self._time_grace()
                         continue
                     thrown = error
                 awaited = step(self._coroutine, thrown)
-                if thrown is not None:
-                    self._leave_after_grace()
+                if thrown is not None or self._grace_timer is not None:
+                    self._time_grace()
         except StopIteration as done:
             return done.value
         finally:
@@ -140,22 +143,34 @@ class Supervised:
             return False
         return task.cancelling() > before + self._cancels
 
-    def _leave_after_grace(self) -> None:
-        if self._is_cancelled_from_outside():
-            self._later(self._grace, self._leave_if_cancelled)
+    def _time_grace(self) -> None:
+        """Start the grace of a cancellation, or forget that of one that was taken back."""
+        timer = self._grace_timer
+        if not self._is_cancelled_from_outside():
+            if timer is not None:
+                timer.cancel()
+                self._grace_timer = None
+        elif timer is None:
+            self._grace_timer = self._later(self._grace, self._grace_is_over)
+
+    def _grace_is_over(self) -> None:
+        self._grace_timer = None
+        self._leave_if_cancelled()
 
     def _leave_if_cancelled(self) -> None:
         """The coroutine has gone on although its task was cancelled: to clean up, or for ever."""
         if self._is_cancelled_from_outside():
             self._end_of_grace()
 
-    def _later(self, seconds: float, act: Callable[[], None]) -> None:
-        self._at(asyncio.get_running_loop().time() + seconds, act)
+    def _later(self, seconds: float, act: Callable[[], None]) -> asyncio.TimerHandle:
+        return self._at(asyncio.get_running_loop().time() + seconds, act)
 
-    def _at(self, when: float, act: Callable[[], None]) -> None:
+    def _at(self, when: float, act: Callable[[], None]) -> asyncio.TimerHandle:
+        timer = asyncio.get_running_loop().call_at(when, act)
         if self._timers is None:
             self._timers = []
-        self._timers.append(asyncio.get_running_loop().call_at(when, act))
+        self._timers.append(timer)
+        return timer
 
     def _end_of_grace(self) -> None:
         if self._task is not None and _innermost.get(self._task) is not self:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Sequence
 from inspect import isawaitable
 from typing import Any, NoReturn, assert_never
 
@@ -316,7 +316,10 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
             return None
         run.break_off = reading
     try:
-        work = _read(run, run.config.stream(request, run.signal), reading)
+        events = run.config.stream(request, run.signal)
+        if not isinstance(events, AsyncIterable):
+            raise _no_transport(events)
+        work = _read(run, events, reading)
         try:
             awaited = work.send(None)
         except StopIteration as done:  # it had nothing to wait for
@@ -341,8 +344,15 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
         )
 
 
+def _no_transport(returned: object) -> TypeError:
+    if isinstance(returned, Coroutine):
+        returned.close()  # nobody will await it
+    kind = type(returned).__name__
+    return TypeError(f"a transport is an async generator, and this one has returned a {kind}")
+
+
 async def _read(
-    run: Run, events: AsyncIterator[Any], reading: _Reading
+    run: Run, events: AsyncIterable[Any], reading: _Reading
 ) -> AssistantMessage | _Failure | None:
     """Read to the end, or until somebody intervenes. Chunks before `Start` are ignored.
 

@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from clark_agent._ids import random_id
 from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
@@ -458,6 +458,11 @@ class HasMessages(Protocol):
         ...
 
 
+def _must_be(name: str, value: object, kind: type[Any], words: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"AgentContext: {name} must be {words}, not {type(value).__name__}")
+
+
 class AgentContext(Struct, frozen=True, omit_defaults=True):
     """Where a run starts: the system prompt and the transcript so far. A run never changes it."""
 
@@ -466,6 +471,13 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
     identity: RunIdentity | None = None
 
     def __post_init__(self) -> None:
+        given: Any = self.messages
+        _must_be("system_prompt", self.system_prompt, str, "a text")
+        if self.identity is not None:
+            _must_be("identity", self.identity, RunIdentity, "a RunIdentity")
+        if type(given) is not tuple:  # an iterator, say, which can be read only once
+            _must_be("messages", given, Iterable, "a list of messages")
+            force_setattr(self, "messages", tuple(given))
         # By their types: a set of those is made faster than each message is looked at.
         wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
         for kind in wrong:

@@ -90,6 +90,25 @@ class CommandLine:
         assert process.returncode is not None
         return Said(process.returncode, out.decode(), err.decode())
 
+    async def start_redirected(self, how: str, *words: str) -> asyncio.subprocess.Process:
+        """Start it by a shell, with streams as in ``2>/dev/full``."""
+        return await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", f'exec "$@" {how}', "sh"),
+            *(sys.executable, "-m", "clark_agent.cli", *words),
+            cwd=self.root,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    async def redirected(self, how: str, *words: str) -> Said:
+        process = await self.start_redirected(how, *words)
+        async with asyncio.timeout(PATIENCE):
+            out, err = await process.communicate()
+        assert process.returncode is not None
+        return Said(process.returncode, out.decode(), err.decode())
+
     async def each(self, commands: Iterable[Sequence[str]]) -> list[Said]:
         """Many commands in one process, one after the other: to start one takes a while."""
         given = msgspec.json.encode([list(words) for words in commands]).decode()

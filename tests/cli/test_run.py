@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clark_agent.cli.setup import DEFAULT_TOOLS
-from tests.cli.command_line import PATIENCE, CommandLine, calls, command_line, hangs, says
+from tests.cli.command_line import PATIENCE, CommandLine, Said, calls, command_line, hangs, says
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import bodies
 
@@ -278,3 +278,44 @@ async def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
             'there is no prompt: clark-agent run "Read notes.txt.". See \'clark-agent run',
         )
     ]
+
+
+async def test_notes_that_cannot_be_written_do_not_stop_a_run(tmp_path: Path) -> None:
+    script = [
+        answer for _ in range(2) for answer in (calls("calculator", expression="1"), says("One."))
+    ]
+    async with command_line(tmp_path, script) as (run, _):
+        full = await run.redirected("2>/dev/full", "run", "Count")
+        closed = await run.redirected("2>&-", "run", "Count")
+    assert full == closed == Said(0, "One.\n", "")
+
+
+async def test_an_answer_that_cannot_be_written_ends_the_run_with_an_error(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [hangs("One "), hangs("One ")]) as (run, _):
+        said = await run.redirected(">/dev/full", "run", "Count")
+        events = await run.redirected(">/dev/full", "run", "--json", "Count")
+    assert (said.code, events.code) == (1, 1)
+    assert said.err.splitlines()[-1] == "clark-agent: No space left on device"
+    assert events.err == "clark-agent: No space left on device\n"
+
+
+async def test_a_closed_stdout_is_nowhere(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [says("One.")]) as (run, _):
+        said = await run.redirected(">&- <&-", "run", "Count")
+    assert (said.code, said.out) == (0, "")
+    assert said.err.startswith("done · 1 turn")
+
+
+async def test_a_signal_stops_a_run_that_cannot_say_so(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [hangs("One ")]) as (run, _):
+        process = await run.start_redirected("2>/dev/full", "run", "Count")
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            await process.stdout.readexactly(3)
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 143
+
+
+async def test_without_a_command_there_is_the_help(tmp_path: Path) -> None:
+    bare, helped = await CommandLine(tmp_path).each([(), ("--help",)])
+    assert (bare.code, bare.out, bare.err) == (2, "", helped.out)

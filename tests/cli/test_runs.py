@@ -79,6 +79,24 @@ async def test_what_is_intact_of_a_damaged_log_can_be_forked(tmp_path: Path) -> 
     assert (forked.code, forked.out) == (0, "Anew.\n")
 
 
+async def test_a_log_with_a_hole_shows_what_can_be_read(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="1"), says("It is one.")]
+    async with command_line(tmp_path, script) as (run, _):
+        await run("run", "Count")
+    [logged] = run.store.runs()
+    path = run.store.path_of(logged.run_id)
+    lines = path.read_text().splitlines()
+    lines[3] = "{{{"
+    path.write_text("\n".join([*lines, ""]))
+    listed, shown, again = await run.each([("runs",), ("show", "last"), ("resume", "last")])
+    assert listed.out.startswith(logged.run_id[:8])
+    assert shown.code == 0
+    assert "> Count\n" in shown.out
+    assert "It is one.\n" not in shown.out  # nobody knows whether that is what was said
+    assert re.search(r"^✗ the log of run .* is damaged: .*line 4", shown.out, re.MULTILINE)
+    assert again.code != 0  # what is missing might be done again
+
+
 async def test_each_step_has_its_time_its_tokens_and_its_cost(tmp_path: Path) -> None:
     script = [calls("calculator", expression="2+3"), says("5."), hangs("And")]
     async with command_line(tmp_path, script) as (run, _):

@@ -5,6 +5,7 @@ return nonsense. What each of them costs the run is a rule, and every run still 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
@@ -21,6 +22,7 @@ from clark_agent import (
     AssistantMessage,
     Budget,
     CancellationToken,
+    ConfigError,
     FunctionPlugin,
     HookError,
     LoopConfig,
@@ -111,6 +113,26 @@ async def test_a_sink_that_raises_is_logged_and_skipped(
     assert result.text == "ok"
     assert sink.types[-1] == "agent_end"
     assert "'event_sink' failed on AgentEnd" in caplog.text
+
+
+async def test_a_log_handler_that_raises_does_not_hold_up_the_events() -> None:
+    """The run tells it that a sink has failed, and goes on."""
+
+    class Full(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("no space left on device")
+
+    def fail(event: AgentEvent) -> None:
+        raise OSError("no space left on device")
+
+    emitting, full = logging.getLogger("clark_agent.emitter"), Full()
+    emitting.addHandler(full)
+    try:
+        async with asyncio.timeout(60):
+            result, _ = await completed([call("work"), "ok"], Work(), on_event=fail)
+    finally:
+        emitting.removeHandler(full)
+    assert result.text == "ok"
 
 
 @CRASHES
@@ -485,6 +507,24 @@ async def test_what_json_cannot_hold_in_an_answer_does_not_keep_it_from_being_wr
     assert isinstance(message, AssistantMessage)
     assert block == BlockChunk(message.content[0])  # type: ignore[arg-type]
     assert note == AnnotationChunk(message.annotations[0])
+
+
+@pytest.mark.parametrize(
+    "make", [str, lambda: iter("hello"), lambda: asyncio.sleep(0)], ids=["str", "iter", "coroutine"]
+)
+async def test_a_transport_that_is_no_async_generator_is_told_so(make: Any) -> None:
+    returned = make()
+    error, _ = await failed(StreamError, lambda request, signal: returned)
+    kind = type(returned).__name__
+    assert f"a transport is an async generator, and this one has returned a {kind}" in str(error)
+
+
+def test_a_transport_that_returns_is_refused_at_once() -> None:
+    async def answer(request: StreamRequest, signal: CancellationToken) -> str:
+        return "hello"
+
+    with pytest.raises(ConfigError, match="a transport is an async generator, which yields Start"):
+        LoopConfig(stream=answer)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from itertools import count
@@ -1524,6 +1525,29 @@ async def test_a_tool_that_waits_for_a_task_gets_what_it_gives_and_what_it_raise
 
     result, _ = await completed([call("wait"), "ok"], Work("wait", wait))
     assert texts(result) == ["given ['given', LookupError('not there')]"]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_second_timeout_of_a_tool_has_a_grace_of_its_own(calls: int) -> None:
+    """The first one has to clean up. The grace for that ends together with the second one."""
+    grace = 0.02
+
+    async def time_out_twice(args: Any, ctx: ToolContext) -> ToolResult:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace / 4):
+                asyncio.get_running_loop().call_soon(time.sleep, 2 * grace)  # so that both are due
+                await asyncio.sleep(60)
+        return ToolResult.text("timed out twice")
+
+    work = Work("work", time_out_twice)
+    result, _ = await completed([[call("work")] * calls, "ok"], work, cancel_grace=grace)
+    assert texts(result) == ["timed out twice"] * calls
 
 
 async def test_a_task_that_a_tool_waits_for_is_cancelled_with_it() -> None:

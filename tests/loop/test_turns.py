@@ -135,9 +135,18 @@ async def test_a_blank_prompt_is_a_mistake(blank: str) -> None:
     talk = Conversation(config)
     with pytest.raises(ConfigError, match="the prompt is blank: say what"):
         await run(blank, AgentContext(), config)
-    with pytest.raises(ConfigError, match="the prompt is blank: say what"):
+    with pytest.raises(
+        ConfigError, match=r"the prompt is blank: .*, or send\(\) of a Conversation"
+    ):
         await talk.send(blank)
     assert talk.messages == ()
+
+
+async def test_several_texts_as_prompts_are_told_how_to_be_messages() -> None:
+    config = LoopConfig(stream=ScriptedStream(["unheard"]))
+    several: Any = ["one", "two"]
+    with pytest.raises(TypeError, match=r"not str among them\. Write UserMessage\('...'\)"):
+        await run(several, AgentContext(), config)
 
 
 async def test_no_prompts_at_all_still_asks_the_model() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,15 @@ from tests.strategies import (
 )
 
 both = pytest.mark.parametrize("kind", KINDS)
+
+
+@both
+def test_a_log_is_for_its_owner_alone(kind: str, tmp_path: Path) -> None:
+    store = open_store(kind, tmp_path)
+    with closing(store.create("private")) as appender:
+        append(appender, some_records("private", 3))
+        modes = {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {0o600}
 
 
 @both

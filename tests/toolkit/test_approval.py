@@ -127,7 +127,9 @@ async def test_always_is_for_the_tool_and_for_the_conversation() -> None:
 
 
 @pytest.mark.parametrize("said", [Approval.ALWAYS, Approval.NEVER])
-@pytest.mark.parametrize("conversations", [("a", "b"), ("a", None), (None, "a"), (None, None)])
+@pytest.mark.parametrize(
+    "conversations", [("a", "b"), ("a", None), (None, "a"), (None, None), ("", "")]
+)
 async def test_what_one_user_says_for_good_is_not_for_the_next(
     said: Approval, conversations: tuple[str | None, ...]
 ) -> None:
@@ -325,10 +327,15 @@ def test_nonsense_is_refused_at_once() -> None:
         lambda: ApprovalGate(None, always="shell"),
         lambda: ApprovalGate(None, timeout=0),
         lambda: ApprovalGate(None, needs_approval=True),  # type: ignore[arg-type]
+        lambda: ApprovalGate(None, needs_approval=asyncio.sleep),  # type: ignore[arg-type]
+        lambda: ApprovalGate(lambda: Approval.ONCE),  # type: ignore[arg-type,misc]
+        lambda: ApprovalGate(None, always=[3]),  # type: ignore[list-item]
     ]
     for make in wrong:
         with pytest.raises(ConfigError, match="ApprovalGate: "):
             make()
+    with pytest.raises(ConfigError, match=r"names of tools, not .*: write 'refund'"):
+        ApprovalGate(None, tools=[Work("refund")])  # type: ignore[list-item]
 
 
 # --- nothing runs by mistake --------------------------------------------------------------------

@@ -139,6 +139,8 @@ async def test_a_person_who_takes_too_long() -> None:
 def test_what_cannot_ask_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="ask must be a function"):
         ask_user_tool("input")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"ask\(question\) .*: it takes \(question, choices\)"):
+        ask_user_tool(lambda question: "yes")  # type: ignore[arg-type,misc]
     for timeout in (0, -1, True, "5"):
         with pytest.raises(ConfigError, match="timeout must be more than 0"):
             ask_user_tool(None, timeout=timeout)  # type: ignore[arg-type]

@@ -35,13 +35,15 @@ SECRETS = """
     .env .env.local web/.env.production deploy/prod.env .ENV .netrc sub/.netrc .aws/credentials
     home/.aws/config .ssh/config .ssh/id_rsa id_rsa keys/id_ed25519 server.pem tls/server.key a.p12
     .docker/config.json .kube/config .git-credentials .npmrc .pypirc credentials.json secrets.yaml
-    infra/terraform.tfstate .config/gcloud/x/y.json .bash_history
+    infra/terraform.tfstate .config/gcloud/x/y.json .bash_history .env~ etc/ssh/ssh_host_rsa_key
+    .local/share/keyrings/login.keyring
 """
 RUN_BY_OTHERS = """
     .git/config .git/hooks/pre-commit sub/.git/hooks/post-merge .git .GIT/config .husky/pre-push
     .github/workflows/ci.yml .gitlab-ci.yml Jenkinsfile .circleci/config.yml .bashrc .zshrc .profile
     .envrc .config/fish/config.fish .vscode/tasks.json .devcontainer/devcontainer.json .ssh/rc
     .pre-commit-config.yaml lib/sitecustomize.py lib/evil.pth .mcp.json
+    .emacs.d/init.el .tmux.conf .direnvrc project.git/hooks/update
 """
 ORDINARY = """
     a.py README.md .env.example .env.sample src/environment.py docs/env.md .gitignore
@@ -74,6 +76,26 @@ def test_what_others_run(workspace: Workspace, path: str) -> None:
 def test_what_is_neither(workspace: Workspace, path: str) -> None:
     assert workspace.sensitive(path, "read") is None
     assert workspace.sensitive(path, "write") is None
+
+
+@pytest.mark.parametrize(("first", "asked"), [(".env", True), ("deploy/**", False)])
+def test_the_first_rule_that_fits_decides(tmp_path: Path, first: str, asked: bool) -> None:
+    """Not the one that fits a longer part of the path."""
+    rules = [SensitivePath(".env", "read", "a secret"), SensitivePath("deploy/**", "read", "")]
+    rules.sort(key=lambda rule: rule.pattern != first)
+    with Workspace(tmp_path, sensitive=rules) as workspace:
+        assert workspace.sensitive("a/deploy/.env", "read") == ("a secret" if asked else None)
+
+
+def test_rules_that_would_never_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="access must be 'read' or 'write', not 'wirte'"):
+        SensitivePath("deploy/**", "wirte", "it is deployed at once")  # type: ignore[arg-type]
+    for pattern in ("", "/", 3):
+        with pytest.raises(ConfigError, match="pattern must be a path"):
+            SensitivePath(pattern, "read", "why")  # type: ignore[arg-type]
+    for rules in (".env", [".env"]):
+        with pytest.raises(ConfigError, match="takes a list of SensitivePath"):
+            Workspace(tmp_path, sensitive=rules)  # type: ignore[arg-type]
 
 
 def test_the_rules_are_the_owners(tmp_path: Path) -> None:

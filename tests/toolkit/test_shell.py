@@ -38,7 +38,7 @@ from clark_agent.toolkit import _command, shell
 from clark_agent.toolkit._outside import SYSTEM_PATH
 from clark_agent.toolkit._supervisor import children_by_parent, children_listed
 from clark_agent.toolkit.sandbox import HOME, SandboxMode, sandbox_status
-from clark_agent.toolkit.shell import shell_tool
+from clark_agent.toolkit.shell import CommandLimits, shell_tool
 from clark_agent.toolkit.untrusted import without_marks
 from tests.counted import counted_source
 from tests.toolkit.commands import (
@@ -376,11 +376,24 @@ async def test_a_shell_that_has_gone(outside: Commands) -> None:
         ({"readable": ["/no/such/folder"]}, "/no/such/folder, which should be readable, is not"),
         ({"readable": ["/"]}, "/ cannot be readable: no sandbox would be left of it"),
         ({"readable": ["/proc/1"]}, "/proc/1 cannot be readable"),
+        ({"limits": {"memory": 1}}, r"limits must be CommandLimits\(...\), not {'memory': 1}"),
     ],
 )
 def test_settings_that_make_no_sense(tmp_path: Path, settings: Any, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         shell_tool(tmp_path, **{"sandbox": "off", **settings})
+
+
+@pytest.mark.parametrize("root", [3, None, b"/tmp"])
+def test_a_root_that_is_no_path(root: Any) -> None:
+    with pytest.raises(ConfigError, match="root must be a path or a Workspace, not "):
+        shell_tool(root)
+
+
+@pytest.mark.parametrize("limit", [0, 1.5, True, "8G", 1 << 63])
+def test_limits_that_no_kernel_takes(limit: Any) -> None:
+    with pytest.raises(ConfigError, match="memory must be a whole number above 0 or None"):
+        CommandLimits(memory=limit)
 
 
 def test_a_root_must_be_a_folder(tmp_path: Path) -> None:

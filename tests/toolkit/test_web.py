@@ -367,7 +367,7 @@ async def test_a_server_that_keeps_the_connection_open_does_not_hold_us_up() -> 
 async def test_what_is_there_of_a_page_that_breaks_off_is_shown(raw: bytes) -> None:
     result = await page_of(raw)
     assert not result.is_error
-    assert between(result.plain_text)[1] == "the page is longer than can be fetched"
+    assert between(result.plain_text)[1] == "the connection broke before the end of the page"
 
 
 @pytest.mark.parametrize(
@@ -746,6 +746,10 @@ def test_a_url_has_one_line_of_plain_ascii(text: str) -> None:
         {"max_redirects": -1},
         {"user_agent": "a\r\nb"},
         {"user_agent": ""},
+        {"user_agent": 3},
+        {"allow": [None]},
+        {"tls": True},
+        {"resolve": "8.8.8.8"},
     ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:

@@ -51,6 +51,7 @@ from clark_agent import (
     tool,
 )
 from clark_agent.stream import Chunk, Done, Error, TextChunk, ToolCallChunk
+from clark_agent.toolkit import mark_untrusted
 from clark_agent.transports import LocalModel, RetryPolicy, Timeouts, check_stream_fn, connect
 from clark_agent.transports.kit import check_events_of
 from clark_agent.transports.local_engine import Engine, packaged_weights
@@ -239,6 +240,12 @@ async def test_a_short_result_is_in_the_answer_whatever_is_in_it(
     assert message.stop_reason is StopReason.END_TURN
     shown = " ".join(result.replace("\0", " ").replace("\ud83d", "\ufffd").split())
     assert shown in message.plain_text
+
+
+async def test_an_answer_does_not_repeat_the_marks_around_a_result(model: LocalModel) -> None:
+    message = await answered(model, *after(mark_untrusted("There are 3 pears.")))
+    assert "There are 3 pears." in message.plain_text
+    assert "untrusted" not in message.plain_text
 
 
 async def test_a_question_with_half_a_character(either: LocalModel) -> None:

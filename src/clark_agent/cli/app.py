@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
@@ -139,28 +140,55 @@ def can_go_on(failure: object) -> bool:
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):  # no character of a model's may end the program
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(arguments)
+    finally:
+        _drop_what_cannot_be_written()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     state = _State()
     try:
         code: Any = cli.main(arguments, PROGRAM, standalone_mode=False, obj=state)
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        _tell(error.format_message())
+        return error.exit_code
     except click.ClickException as error:
-        sys.stderr.write(f"{PROGRAM}: {_usage(error)}\n")
+        _tell(f"{PROGRAM}: {_usage(error)}")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
     except (BrokenPipeError, SystemExit):  # click's way to say the same
-        return _nobody_reads()
+        return 141
     except Exception as error:
         if state.debug:
             raise
-        sys.stderr.write(f"{PROGRAM}: {_told(error)}\n")
+        _tell(f"{PROGRAM}: {_told(error)}")
         return 2 if isinstance(error, _WRONG) else 1
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Let what somebody has closed (``>&-``) lead nowhere.
+
+    Otherwise there is nothing to write to, and a file that is opened later takes its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _tell(text: str) -> None:
+    with suppress(OSError):  # the exit code says it, too
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 _WRONG = (ConfigError, InvalidContinuationError, RunNotFound)
@@ -189,13 +217,12 @@ def _told(error: Exception) -> str:
     return f"this should not happen: {text}. '{PROGRAM} --debug …' shows where"
 
 
-def _nobody_reads() -> int:
-    """End quietly: what is still in the buffers is thrown away, and nobody complains."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _drop_what_cannot_be_written() -> None:
+    """Empty the buffers; otherwise the interpreter would complain, with an exit code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-    return 141
+            os.close(nowhere)

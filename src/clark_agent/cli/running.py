@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -214,7 +214,8 @@ class Stage:
         self._log = log
         self._token = CancellationToken()
         self._signal: signal.Signals | None = None
-        self._pipe_broke = False
+        self._unwritable: OSError | None = None
+        """Why nothing more can be written, if so: the pipe broke, the disk is full."""
         self._run_id: str | None = None
 
     def agent(self, settings: Settings, approvals: Approvals) -> Agent:
@@ -252,24 +253,24 @@ class Stage:
                     raise
                 outcome = failure
             finally:
-                if not self._pipe_broke:
+                if self._unwritable is None:
                     self.screen.close()
-        if self._pipe_broke:
-            raise BrokenPipeError
+        if self._unwritable is not None:
+            raise self._unwritable
         return self._ended(outcome)
 
     def _sink(self, event: AgentEvent) -> None:
         self._run_id = getattr(getattr(event, "identity", None), "run_id", self._run_id)
         try:
-            if self._pipe_broke:
+            if self._unwritable is not None:
                 return
             if self._json is not None:
                 self._json(event)
             else:
                 self.view(event)
-        except BrokenPipeError:
-            self._pipe_broke = True
-            self._token.cancel("nobody reads the output any more")
+        except OSError as error:
+            self._unwritable = error
+            self._token.cancel("what the model says cannot be written")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -286,12 +287,14 @@ class Stage:
     def _interrupt(self, number: signal.Signals) -> None:
         if self._signal is None:
             self._signal = number
-            self.screen.note("stopping; Ctrl-C again leaves at once")
             self._token.cancel("interrupted")
+            with suppress(OSError):  # the terminal may be gone
+                self.screen.note("stopping; Ctrl-C again leaves at once")
             return
-        self.screen.close()
-        self.screen.note(f"left in the middle{self._how_to_go_on()}", "error")
-        sys.stdout.flush()
+        with suppress(OSError):
+            self.screen.close()
+            self.screen.note(f"left in the middle{self._how_to_go_on()}", "error")
+            sys.stdout.flush()
         os._exit(128 + number)  # whatever does not stop must not keep us: the log is on the disk
 
     def _ended(self, outcome: RunResult | LoopError) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.budget import Price
 from clark_agent.cli.app import examples
@@ -40,7 +41,7 @@ from clark_agent.cli.view import (
     safe,
     usage_text,
 )
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, DecodeError, LogDamaged
 from clark_agent.run_log.log import encode_entry
 from clark_agent.run_log.records import (
     Answered,
@@ -64,6 +65,7 @@ from clark_agent.trajectory import (
     usage_tree,
 )
 from clark_agent.trajectory import replay as replay_run
+from clark_agent.trajectory.fold import FoldedRun
 from clark_agent.types import AssistantMessage
 
 __all__ = ["diff", "export", "replay", "runs", "show"]
@@ -104,7 +106,7 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
 
 def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     """Its id, when it was and how it ended, the model, and what it was asked."""
-    when = datetime.fromtimestamp(run.began_at / 1000).strftime("%Y-%m-%d %H:%M")
+    when = _time(run.began_at, "%Y-%m-%d %H:%M")
     start = (safe(run.run_id)[:8], when, one_line(run.outcome or "not ended", 18))
     records = log.store.load(run.run_id).records
     began = records[0].entry if records else None
@@ -112,6 +114,14 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
         return (*start, "-", "(its beginning cannot be read)")
     said = " ".join([message.plain_text for message in began.prompts])
     return (*start, one_line(began.model_id or "-", 28), one_line(said))
+
+
+def _time(unix_ms: int, form: str) -> str:
+    """The time in words. A log may say anything."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
 # --- show -----------------------------------------------------------------------------------------
@@ -137,16 +147,13 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
     """Show what was said and done in a run, and what it took.
 
     Below each answer stands when it was asked for, how long it took, its tokens, and how long each
-    of its tools ran.
+    of its tools ran. Where a log is broken is said at the end.
     """
-    loaded = log.store.load(find_run(log, run_id))
-    folded = fold(loaded)
+    loaded, folded, damage = _readable(log.store.load(find_run(log, run_id)))
     began, settings = folded.began, settings_of(folded.began)
     screen = RichScreen() if has_terminal() else PlainScreen(notes=sys.stdout)
     screen.note(f"run       {safe(loaded.run_id)}")
-    screen.note(
-        f"began     {datetime.fromtimestamp(loaded.records[0].at / 1000):%Y-%m-%d %H:%M:%S}"
-    )
+    screen.note(f"began     {_time(loaded.records[0].at, '%Y-%m-%d %H:%M:%S')}")
     screen.note(f"model     {one_line(began.model_id or '-')}")
     screen.note(f"tools     {one_line(', '.join(began.tools) or '-', 400)}")
     if began.host_notes:
@@ -166,12 +173,30 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
         screen.note(f"  {step.line(cost)}")
     if isinstance(folded.ending, RunFailed):
         screen.note(one_line(folded.ending.text, 400), "error")
-    tree = usage_tree(log.store, loaded.run_id)
-    for line in str(tree).splitlines():
-        screen.note(safe(line))
-    if cost is not None:
-        screen.note(f"{cost.of(tree.tree_usage):.4f} in all")
+    try:
+        if damage is not None:
+            raise damage
+        tree = usage_tree(log.store, loaded.run_id)
+    except DecodeError as error:  # this log, or that of a run below
+        screen.note(one_line(str(error), 400), "error")
+    else:
+        for line in str(tree).splitlines():
+            screen.note(safe(line))
+        if cost is not None:
+            screen.note(f"{cost.of(tree.tree_usage):.4f} in all")
     screen.close()
+
+
+def _readable(loaded: LoadedRun) -> tuple[LoadedRun, FoldedRun, LogDamaged | None]:
+    """What comes before the damage, if there is any, and the damage."""
+    try:
+        return loaded, fold(loaded), None
+    except LogDamaged as error:
+        intact = [record for record in loaded.records if record.seq < error.at]
+        if not intact:
+            raise
+        loaded = replace(loaded, records=tuple(intact), problems=())
+        return loaded, fold(loaded), error
 
 
 class _Step(Struct):
@@ -190,7 +215,7 @@ class _Step(Struct):
         usage = self.message.usage
         parts = [
             f"turn {self.turn}",
-            f"{datetime.fromtimestamp(self.asked_at / 1000):%H:%M:%S}",
+            _time(self.asked_at, "%H:%M:%S"),
             f"{(self.answered_at - self.asked_at) / 1000:.1f} s",
         ]
         if usage is not None:

@@ -22,7 +22,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol, TextIO, TypeAlias
 
 from rich.console import (
@@ -175,10 +175,15 @@ class PlainScreen:
             self.say("\n")
 
     def note(self, text: str, style: Style = "info") -> None:
-        """Write a line."""
+        """Write a line. A full disk has no room for notes, and does not stop the run for that."""
         self.end()
-        self._notes.write(f"{_STYLES[style][0]}{text}\n")
-        self._notes.flush()
+        try:
+            self._notes.write(f"{_STYLES[style][0]}{text}\n")
+            self._notes.flush()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
 
     def status(self, text: str) -> None:
         """Nothing moves here."""
@@ -480,7 +485,8 @@ class _LogMessages(logging.Handler):
         self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._show(one_line(record.getMessage(), 400))
+        with suppress(OSError):  # whoever logs must not fail because of it
+            self._show(one_line(record.getMessage(), 400))
 
 
 @contextmanager

@@ -38,8 +38,8 @@ class Response(Struct, frozen=True):
     status: int
     headers: Headers
     body: bytes = b""
-    is_cut: bool = False
-    """Whether there was more than was read."""
+    cut: str = ""
+    """Why there is more than was read, if there is."""
 
 
 async def get(
@@ -63,8 +63,8 @@ async def get(
         if answer.status in (204, 304) or not wants_body(answer.status, found):
             return Response(answer.status, found)
         unpack = _unpacker(found.get("Content-Encoding", ""))
-        body, is_cut = await _body(url, answer, unpack, max_bytes)
-        return Response(answer.status, found, body, is_cut)
+        body, cut = await _body(url, answer, unpack, max_bytes)
+        return Response(answer.status, found, body, cut)
 
 
 @asynccontextmanager
@@ -153,24 +153,24 @@ def _no_answer(url: Url, error: Exception) -> str:
 
 async def _body(
     url: Url, answer: httpcore2.Response, unpack: Callable[[bytes, int], bytes], max_bytes: int
-) -> tuple[bytes, bool]:
-    """The body, unpacked, and whether it is less than all."""
+) -> tuple[bytes, str]:
+    """The body, unpacked, and why it is less than all, if it is."""
     body, received = bytearray(), 0
     try:
         async for piece in answer.aiter_stream():
             received += len(piece)
             body += unpack(piece, max_bytes + 1 - len(body))
             if max(len(body), received) > max_bytes:
-                return bytes(body[:max_bytes]), True
+                return bytes(body[:max_bytes]), "the page is longer than can be fetched"
     except (httpcore2.ProtocolError, httpcore2.NetworkError) as error:
         if "illegal" in str(error):
             raise FetchError("The answer comes in chunks that cannot be read.") from error
         if not body:
             raise FetchError(f"{url.authority} broke the connection.") from error
-        return bytes(body), True
+        return bytes(body), "the connection broke before the end of the page"
     except zlib.error as error:
         raise FetchError(f"The answer is packed in a way that cannot be read: {error}.") from error
-    return bytes(body), False
+    return bytes(body), ""
 
 
 def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:

@@ -45,7 +45,7 @@ class Permission:
     """What may be done with the sensitive paths of a workspace."""
 
     def __init__(self, workspace: Workspace, ask: AskApproval | None) -> None:
-        check_asking("file_tools", ask, None)
+        check_asking("file_tools", ask, None, "request")
         self._workspace = workspace
         self._ask = ask
         self._remembered: dict[_Key, bool] = {}

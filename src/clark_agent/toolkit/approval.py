@@ -38,6 +38,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from copy import copy
 from enum import StrEnum
+from inspect import iscoroutinefunction
 from typing import Any, TypeAlias
 
 import msgspec
@@ -126,6 +127,22 @@ _Owner: TypeAlias = tuple[str, str]
 """Whose answers they are: a conversation, or a run, and its id."""
 
 
+def _is_plain(function: object) -> bool:
+    return callable(function) and not iscoroutinefunction(function)
+
+
+def _names(label: str, given: Any) -> frozenset[str]:
+    """The names of tools. Raises `ConfigError` for anything else, the tools themselves too."""
+    if isinstance(given, str):
+        raise ConfigError(f"ApprovalGate: {label} are names of tools: [{given!r}]")
+    names = tuple(given)
+    for name in names:
+        if not isinstance(name, str):
+            hint = f": write {name.name!r}" if isinstance(name, AgentTool) else ""
+            raise ConfigError(f"ApprovalGate: {label} are names of tools, not {name!r}{hint}")
+    return frozenset(names)
+
+
 class ApprovalGate:
     """Asks before tools run. See the module.
 
@@ -151,19 +168,18 @@ class ApprovalGate:
         always: Iterable[str] = (),
         timeout: float | None = None,
     ) -> None:
-        check_asking("ApprovalGate", ask, timeout)
-        if needs_approval is not None and not callable(needs_approval):
-            raise ConfigError("ApprovalGate: needs_approval must be a function of a call's context")
-        for label, names in (("tools", tools), ("always", always)):
-            if isinstance(names, str):
-                raise ConfigError(f"ApprovalGate: {label} are names of tools: [{names!r}]")
+        check_asking("ApprovalGate", ask, timeout, "request")
+        if needs_approval is not None and not _is_plain(needs_approval):
+            raise ConfigError(
+                "ApprovalGate: needs_approval must be a plain function of a call's context"
+            )
         self._ask = ask
-        self._tools = None if tools is None else frozenset(tools)
+        self._tools = None if tools is None else _names("tools", tools)
         self._met: set[str] = set()
         """The tools of configs that have all that ``tools`` names."""
         self._needs_approval = needs_approval
         self._timeout = timeout
-        self.always = frozenset(always)
+        self.always = _names("always", always)
         """The tools that run unasked for everybody."""
         self._remembered: dict[_Owner, _Answers] = {}
         """What was said for good, by conversation or run."""
@@ -203,7 +219,7 @@ class ApprovalGate:
         if identity is None:
             return None
         self._run_id = identity.run_id
-        if identity.conversation_id is not None:
+        if identity.conversation_id:  # one that is empty is nobody's
             return ("conversation", identity.conversation_id)
         above = self._owners.get(identity.parent_run_id or "")
         owner = above or ("run", identity.run_id)

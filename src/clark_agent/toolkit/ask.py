@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from inspect import isawaitable, iscoroutinefunction
+from inspect import isawaitable, iscoroutinefunction, signature
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
@@ -51,9 +51,11 @@ _GO_ON = "Go on by yourself: take the most sensible assumption, and say in the e
 def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> AgentTool:
     """The tool ``ask_user``. Without ``ask`` there is nobody, and the model is told to go on.
 
+    ``ask(question, choices)`` puts the question and returns the answer; it may be async. The model
+    suggests the ``choices``, often none.
     Several questions at once are put one after the other. ``timeout`` is in seconds for each.
     """
-    check_asking("ask_user_tool", ask, timeout)
+    check_asking("ask_user_tool", ask, timeout, "question", "choices")
     one_at_a_time = OneAtATime()
 
     # If the program dies while it waits, the answer is lost: to ask again does no harm.
@@ -95,10 +97,22 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
 # --- what all have in common that ask a person ------------------------------------------------
 
 
-def check_asking(owner: str, ask: object, timeout: object) -> None:
-    """Refuse what cannot ask, and a time that is none. Raises `ConfigError`."""
-    if ask is not None and not callable(ask):
-        raise ConfigError(f"{owner}: ask must be a function, or None for nobody, not {ask!r}")
+def check_asking(owner: str, ask: object, timeout: object, *parameters: str) -> None:
+    """Refuse what cannot ask with these parameters, and a time that is none. Raises `ConfigError`.
+
+    A builtin without a signature is taken at its word.
+    """
+    if ask is not None:
+        if not callable(ask):
+            raise ConfigError(f"{owner}: ask must be a function, or None for nobody, not {ask!r}")
+        try:
+            signature(ask).bind(*parameters)
+        except TypeError:
+            raise ConfigError(
+                f"{owner}: ask{signature(ask)} cannot be called: it takes ({', '.join(parameters)})"
+            ) from None
+        except ValueError:
+            pass
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):  # type: ignore[operator]
         raise ConfigError(f"{owner}: timeout must be more than 0 seconds or None, not {timeout!r}")

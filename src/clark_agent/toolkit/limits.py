@@ -23,8 +23,8 @@ class CommandLimits(Struct, frozen=True, kw_only=True):
     """
 
     memory: int | None = 8 << 30
-    """Bytes of its own that a process may write to (``RLIMIT_DATA``). Address sanitizers reserve
-    terabytes of them, and need None.
+    """Bytes of its own that a process may write to (``RLIMIT_DATA``); what it shares with others
+    does not count. Address sanitizers reserve terabytes of them, and need None.
     """
     processes: int | None = 4_096
     """How many processes there may be at once, with their threads."""
@@ -40,8 +40,8 @@ class CommandLimits(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value: Any = getattr(self, name)
-            is_number = isinstance(value, int) and not isinstance(value, bool) and value > 0
-            if value is not None and not is_number:
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if value is not None and not (is_number and 0 < value < 1 << 63):
                 raise ConfigError(
                     f"CommandLimits: {name} must be a whole number above 0 or None, not {value!r}"
                 )

@@ -18,10 +18,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from msgspec import Struct
 
+from clark_agent.errors import ConfigError
 from clark_agent.toolkit._descent import folded
 
 __all__ = ["SENSITIVE_PATHS", "Access", "SensitivePath", "SensitiveRules"]
@@ -42,6 +43,15 @@ class SensitivePath(Struct, frozen=True):
     access: Access
     reason: str
 
+    def __post_init__(self) -> None:
+        pattern: Any = self.pattern
+        if not isinstance(pattern, str) or not pattern.strip("/ "):
+            raise ConfigError(f"SensitivePath: pattern must be a path, not {pattern!r}")
+        if self.access not in get_args(Access):
+            raise ConfigError(
+                f"SensitivePath: access must be 'read' or 'write', not {self.access!r}"
+            )
+
 
 def _rules(access: Access, reason: str, patterns: str) -> list[SensitivePath]:
     return [SensitivePath(pattern, access, reason) for pattern in patterns.split()]
@@ -53,29 +63,29 @@ SENSITIVE_PATHS: tuple[SensitivePath, ...] = (
         "read",
         "it looks like a file with secrets",
         """
-        .env .env.* *.env .envrc .netrc _netrc .pgpass .my.cnf .htpasswd .git-credentials .npmrc
-        .pypirc .yarnrc.yml .terraformrc .vault-token .dockercfg .docker/config.json
+        .env .env.* .env~ *.env .envrc .netrc _netrc .pgpass .my.cnf .htpasswd .git-credentials
+        .npmrc .pypirc .yarnrc.yml .terraformrc .vault-token .dockercfg .docker/config.json
         .kube/config kubeconfig .aws/credentials .aws/config .azure/** .config/gcloud/**
         .config/gh/hosts.yml .cargo/credentials* .gem/credentials .m2/settings.xml .s3cfg .boto
         rclone.conf credentials credentials.json client_secret*.json service-account*.json
         *-service-account.json secrets.json secrets.yml secrets.yaml secrets.toml secrets.env
         *.tfstate *.tfstate.backup *.tfvars .password-store/** *.kdbx .bash_history .zsh_history
-        .python_history .psql_history
+        .python_history .psql_history .local/share/keyrings/**
         """,
     ),
     *_rules(
         "read",
         "it looks like a private key",
         """
-        .ssh/** .gnupg/** id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk *.pem
-        *.key *.p12 *.pfx *.jks *.keystore *.ppk
+        .ssh/** .gnupg/** id_rsa id_dsa id_ecdsa id_ed25519 id_ecdsa_sk id_ed25519_sk
+        ssh_host_*_key *.pem *.key *.p12 *.pfx *.jks *.keystore *.ppk
         """,
     ),
     *_rules(
         "write",
         "version control may run it",
-        ".git .git/** .hg/** .svn/** .jj/** .githooks/** .husky/** .gitattributes .gitmodules "
-        ".pre-commit-config.yaml lefthook.yml",
+        ".git .git/** *.git/hooks/** .hg/** .svn/** .jj/** .githooks/** .husky/** .gitattributes "
+        ".gitmodules .pre-commit-config.yaml lefthook.yml",
     ),
     *_rules(
         "write",
@@ -93,18 +103,18 @@ SENSITIVE_PATHS: tuple[SensitivePath, ...] = (
         """
         .bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv
         .zprofile .zlogin .zlogout .kshrc .cshrc .tcshrc .login .logout .inputrc .config/fish/**
-        .envrc .xinitrc .xprofile .xsession .config/autostart/** .config/systemd/**
-        LaunchAgents/** crontab .ssh/**
+        .envrc .direnvrc .tmux.conf .xinitrc .xprofile .xsession .config/autostart/**
+        .config/systemd/** LaunchAgents/** crontab .ssh/**
         """,
     ),
     *_rules(
         "write",
         "a program runs it when it starts in this folder",
         """
-        .vscode/** .idea/** .vs/** .devcontainer/** .devcontainer.json .nvim.lua .exrc .vimrc
-        .lldbinit .gdbinit .mise.toml .tool-versions .claude/** .cursor/** .mcp.json
-        sitecustomize.py usercustomize.py *.pth .npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs
-        .cargo/config.toml
+        .vscode/** .idea/** .vs/** .devcontainer/** .devcontainer.json .nvim.lua .exrc .vimrc .emacs
+        .emacs.d/** .dir-locals.el .lldbinit .gdbinit .mise.toml .tool-versions .claude/**
+        .cursor/** .mcp.json sitecustomize.py usercustomize.py *.pth .npmrc .yarnrc .yarnrc.yml
+        .pnpmfile.cjs .cargo/config.toml
         """,
     ),
 )
@@ -116,6 +126,9 @@ class SensitiveRules:
 
     def __init__(self, rules: Iterable[SensitivePath]) -> None:
         given = tuple(rules)
+        for rule in given:
+            if not isinstance(rule, SensitivePath):
+                raise ConfigError(f"sensitive takes a list of SensitivePath, not {rule!r} in it")
         self._rules: dict[Access, tuple[SensitivePath, ...]] = {
             "read": tuple([rule for rule in given if rule.access == "read"]),
             "write": tuple([rule for rule in given if rule.access == "write"]),
@@ -124,7 +137,7 @@ class SensitiveRules:
     def reason(self, path: str, access: Access) -> str | None:
         """Why to ask before a path, relative to the root, is read or written."""
         rules = self._rules[access]
-        found = _pattern(rules).search("/" + folded(path)) if rules else None
+        found = _pattern(rules).match("/" + folded(path)) if rules else None
         if found is None or found.lastindex is None:
             return None
         return rules[found.lastindex - 1].reason or None
@@ -132,10 +145,10 @@ class SensitiveRules:
 
 @lru_cache(maxsize=64)
 def _pattern(rules: tuple[SensitivePath, ...]) -> re.Pattern[str]:
-    """A pattern with a group for each rule."""
-    return re.compile("/(?:" + "|".join([_group(rule) for rule in rules]) + r")\Z", re.DOTALL)
+    """A pattern with a group for each rule: the first of them that fits, wherever it begins."""
+    return re.compile("(?:" + "|".join([_group(rule) for rule in rules]) + r")\Z", re.DOTALL)
 
 
 def _group(rule: SensitivePath) -> str:
     text = re.escape(folded(rule.pattern.strip("/")))
-    return "(" + text.replace(r"\*\*", ".*").replace(r"\*", "[^/]*") + ")"
+    return "(.*/" + text.replace(r"\*\*", ".*").replace(r"\*", "[^/]*") + ")"

@@ -174,7 +174,7 @@ def shell_tool(
         network=network,
         readable=(*host_folders(folder), *[path for each in readable for path in _names(each)]),
         environment=_environment(environment or {}, in_sandbox=status.works),
-        limits=CommandLimits() if limits is None else limits,
+        limits=_limits(limits),
         shell=_shell(shell),
         supervisor=_supervisor_command(folder if status.works else None),
     )
@@ -206,9 +206,20 @@ def _check_number(name: str, value: Any, *, above: int) -> None:
         raise ConfigError(f"shell_tool: {name} must be a number above {above}, not {value!r}")
 
 
+def _limits(given: CommandLimits | None) -> CommandLimits:
+    if given is None:
+        return CommandLimits()
+    if not isinstance(given, CommandLimits):
+        raise ConfigError(f"shell_tool: limits must be CommandLimits(...), not {given!r}")
+    return given
+
+
 def _folder(given: str | Path | Rooted) -> str:
     # A path has a root too, and it is another one.
-    folder = os.path.realpath(given if isinstance(given, (str, Path)) else given.root)
+    path = given if isinstance(given, (str, Path)) else getattr(given, "root", None)
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"shell_tool: root must be a path or a Workspace, not {given!r}")
+    folder = os.path.realpath(path)
     if not os.path.isdir(folder):
         raise ConfigError(f"shell_tool: {folder} is no folder: make it first")
     return folder

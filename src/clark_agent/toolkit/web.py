@@ -82,6 +82,10 @@ def fetch_url_tool(
         raise ConfigError("fetch_url_tool needs the package httpx2: pip install 'clark-agent[web]'")
     _check_numbers(timeout=timeout, max_bytes=max_bytes, max_chars=max_chars)
     _check_numbers(max_redirects=max_redirects)
+    if tls is not None and not isinstance(tls, ssl.SSLContext):
+        raise ConfigError(f"fetch_url_tool: tls must be an ssl.SSLContext, not {tls!r}")
+    if resolve is not None and not callable(resolve):
+        raise ConfigError(f"fetch_url_tool: resolve must be an async function, not {resolve!r}")
     fetcher = _Fetcher(
         _allowed(allow),
         _networks(private_networks),
@@ -133,10 +137,11 @@ def _allowed(allow: Iterable[str] | Callable[[str], bool] | None) -> Callable[[s
         return allow
     if isinstance(allow, str):
         raise ConfigError(f"fetch_url_tool: allow is a list of hosts: [{allow!r}]")
-    names = [name.lower().rstrip(".") for name in allow]
+    given: list[Any] = list(allow)
+    names = [name.lower().rstrip(".") if isinstance(name, str) else "" for name in given]
     for name in names:
         if not re.fullmatch(r"(\*\.)?[a-z0-9_.:-]+", name):
-            raise ConfigError(f"fetch_url_tool: allow takes names of hosts, not {name!r}")
+            raise ConfigError(f"fetch_url_tool: allow takes names of hosts, not {given!r}")
     exact = frozenset(names)
     below = tuple([name[1:] for name in names if name.startswith("*.")])
     return lambda host: host in exact or host.endswith(below)
@@ -151,8 +156,8 @@ def _networks(given: Iterable[str]) -> tuple[Network, ...]:
         raise ConfigError(f"fetch_url_tool: private_networks: {error}") from None
 
 
-def _user_agent(text: str) -> str:
-    if not (text.isascii() and text.isprintable() and text.strip()):
+def _user_agent(text: Any) -> str:
+    if not (isinstance(text, str) and text.isascii() and text.isprintable() and text.strip()):
         raise ConfigError(f"fetch_url_tool: user_agent must be printable ASCII, not {text!r}")
     return text
 
@@ -324,7 +329,7 @@ def _decoded(response: Response, kind: str) -> str:
     for name in (*marked, *declared, "utf-8"):
         try:
             decoder = codecs.getincrementaldecoder(name)()
-            return decoder.decode(body, not response.is_cut)
+            return decoder.decode(body, not response.cut)
         except UnicodeError:
             continue
     return body.decode(declared[0] if declared else "utf-8", "replace")
@@ -386,8 +391,7 @@ def _part(page: _Page, start: int, most: int) -> str:
     if end < len(text):
         ends = f"there is more, {len(text):,} characters in all: call again with start={end}"
     else:
-        is_cut = page.response.is_cut
-        ends = "the page is longer than can be fetched" if is_cut else "end of the page"
+        ends = page.response.cut or "end of the page"
     if title and not start:
         part = f"Title: {title}\n\n{part}"
     return f"[{begins}]\n{mark_untrusted(part)}\n[{ends}]"

@@ -26,6 +26,7 @@ from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
 from clark_agent.schema import portable_schema
 from clark_agent.stream import StreamErrorKind, StreamRequest
+from clark_agent.toolkit.untrusted import without_marks
 from clark_agent.transports.answer import Answer, Failure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.dialects import COMPATIBLE
@@ -217,7 +218,7 @@ def _turns(messages: Any) -> list[Turn]:
                 pending = {call.id: arguments_object(call) for call in message.tool_calls}
             case ToolResultMessage():
                 arguments = pending.get(message.tool_call_id, {})
-                text = message.plain_text
+                text = without_marks(message.plain_text)  # it would only repeat them
                 steps.append(Step(message.tool_name, arguments, text, message.is_error))
                 answer = ""
             case _:
