@@ -428,10 +428,11 @@ class Batch:
                 result = accept_result(result, f"the tool {tool.name!r}")
             pending.result = result
             pending.has_run = True
-            if not alone and run.log is not None and run.hooks.after_tool_call:
-                pending.returned = run.log.place
-            if run.replays is not None:
-                pending.by_runtime = run.replays.by_runtime(pending.position)
+            if run.log is not None:
+                if not alone and run.hooks.after_tool_call:
+                    pending.returned = run.log.place
+                if run.replays is not None:
+                    pending.by_runtime = run.replays.by_runtime(pending.position)
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
             cancelled = error if isinstance(error, asyncio.CancelledError) else None
@@ -457,7 +458,7 @@ class Batch:
 
     def _comes_too_late(self, pending: PendingCall) -> bool:
         """Whether the call must not start any more; then it has its result."""
-        if self._is_over(pending):
+        if self._stopped is not None or (self._run.is_cancelled() and self._is_over(pending)):
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
         elif self._run.can_intervene and self._is_held_back(pending):
             pass
@@ -574,6 +575,7 @@ class Batch:
         if result is None:
             not_run = _not_executed("aborted", _NOT_STARTED)
             pending.answer_ourselves(_uncertain() if pending.has_begun else not_run)
+            result = pending.result
         elif self._run.hooks.after_tool_call and not (
             pending.checked
             or pending.was_logged
@@ -581,7 +583,7 @@ class Batch:
             or pending.by_runtime is not None
         ):
             pending.answer_ourselves((ToolResult.error(_UNCHECKED), RuntimeResult("unchecked")))
-        result = pending.result
+            result = pending.result
         assert result is not None
         if pending.decisions:
             pending.given = pending.given or result
