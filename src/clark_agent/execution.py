@@ -506,7 +506,7 @@ class Batch:
             case RunLogError():  # of a child: what happens below is not written down any more
                 self._fail(RunLogError(f"in the tool {tool.name!r}: {error}"), error)
                 pending.result = ToolResult.error(f"The run was stopped: {error}")
-                pending.is_unresolved = True
+                pending.was_logged = pending.is_unresolved = True
             case ToolContractError():
                 logger.error("a bug in the tool %r: %s", tool.name, error, exc_info=error)
                 pending.exception = error
@@ -527,7 +527,7 @@ class Batch:
 
     def _finalize(self, pending: PendingCall) -> Awaitable[None]:
         """Let the hooks see the outcome, and tell that the call is over."""
-        if self._run.hooks.after_tool_call and not (pending.was_logged or pending.is_unresolved):
+        if self._run.hooks.after_tool_call and not pending.was_logged:
             return self._finalize_with_hooks(pending)
         return self._run.emit(self._end(pending))
 
@@ -577,10 +577,7 @@ class Batch:
             pending.answer_ourselves(_uncertain() if pending.has_begun else not_run)
             result = pending.result
         elif self._run.hooks.after_tool_call and not (
-            pending.checked
-            or pending.was_logged
-            or pending.is_unresolved
-            or pending.by_runtime is not None
+            pending.checked or pending.was_logged or pending.by_runtime is not None
         ):
             pending.answer_ourselves((ToolResult.error(_UNCHECKED), RuntimeResult("unchecked")))
             result = pending.result
@@ -589,7 +586,7 @@ class Batch:
             pending.given = pending.given or result
             result = _with_decisions(result, pending.decisions)
         pending.result = result
-        if self._run.log is not None and not (pending.was_logged or pending.is_unresolved):
+        if self._run.log is not None and not pending.was_logged:
             self._log_end(self._run.log, pending, result)
         pending.ended = True  # only now: if it could not be written the call has not ended
         event = ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)

@@ -313,12 +313,12 @@ class RunWriter:
 
     def barrier(self) -> Awaitable[None]:
         """Wait until the store has all that was written. Raises `RunLogError`."""
-        if self._is_broken:
+        appender = self._appender
+        if appender is None or self._is_broken:
             self._lost(None, 0)
             return FINISHED
-        assert self._appender is not None
         try:
-            waiting = self._appender.barrier()
+            waiting = appender.barrier()
         except Exception as error:
             self._lost(error, self._seq - self._confirmed)
             return FINISHED
