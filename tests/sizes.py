@@ -12,10 +12,12 @@ __all__ = [
     "CONFUSING_BYTES",
     "DISK_STEPS",
     "EXAMPLES",
+    "FACTOR",
     "FELLED_TREES",
     "GATEWAY_DELTAS",
     "GATEWAY_ROUNDS",
     "GATEWAY_STREAMS",
+    "INTERVENTIONS",
     "KILLS",
     "LIVES",
     "RACES_WON",
@@ -45,6 +47,8 @@ KILLS = _times(60)
 """Processes that are killed at random moments, for each store (tests/run_log/test_crash.py)."""
 DISK_STEPS = _times(9)
 """Sizes of a disk at which it is full, for each store."""
+INTERVENTIONS = _times(150)
+"""Runs in which somebody cancels or steers three times (tests/run_log/test_interventions.py)."""
 GATEWAY_STREAMS = _times(150)
 GATEWAY_DELTAS = _times(60)
 GATEWAY_ROUNDS = 3

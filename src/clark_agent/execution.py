@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from inspect import isawaitable
 from types import CoroutineType
 from typing import Any, TypeAlias
@@ -143,6 +144,10 @@ class Batch:
         """The batch was interrupted: stop what runs, end every call, give all results."""
         self.stop("aborted")
         await self._tasks_done()
+        if self._earlier:  # it has not come to that
+            with suppress(HookError):
+                self._normalize()
+            self._take_over(self._earlier)
         for pending in (*self._ready, *self._over_cap):
             if not pending.ended:
                 await self._run.emit_closing(self._end(pending))
@@ -203,6 +208,7 @@ class Batch:
                     pending.has_run = accept(tool, pending, pending.call.arguments) is None
             elif tool is None or not tool.idempotent:
                 pending.answer_ourselves(_uncertain())
+        self._earlier = None
 
     # --- one after the other, or all at once ----------------------------------------------------
 
@@ -256,6 +262,8 @@ class Batch:
             previous = pending
         if self._over_cap:
             await self._finalize_all()
+        if self._stopped is not None:
+            run.check_cancelled()
 
     async def _all_at_once(self, answer: ModelAnswer) -> None:
         for pending in self._ready:
@@ -302,6 +310,7 @@ class Batch:
         for task in self._tasks.values():
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+        self._run.check_cancelled()
 
     async def _call_and_finalize(self, pending: PendingCall) -> None:
         try:
@@ -346,6 +355,7 @@ class Batch:
             held = _uncertain() if pending.has_begun else _not_executed(why, _HELD_BACK[why])
             pending.answer_ourselves(held)
             pending.was_intervened = True
+            self._run.passes()
         return why is not None
 
     async def _tasks_done(self) -> None:
@@ -467,14 +477,16 @@ class Batch:
     ) -> None:
         """The result of a call whose tool gave none."""
         why = None if tool_run is None else tool_run.stopped
+        if isinstance(error, asyncio.CancelledError) and tool_run is not None:
+            why = "aborted" if tool_run.cancelled_from_outside else why
+        if why is not None and self._run.replays is not None:
+            why = self._run.replays.why_stopped(pending.position, why)
         match error:
             case ToolLeftBehindError():
                 logger.warning("the tool %r did not stop and was left behind", tool.name)
                 result = _stopped(why, self._timeout(tool), still_running=True)
                 pending.answer_ourselves(result)
             case asyncio.CancelledError():
-                if tool_run is not None and tool_run.cancelled_from_outside:
-                    why = "aborted"
                 left = why is not None and tool.runs_in_thread
                 if left:
                     logger.warning("the thread of the tool %r was left behind", tool.name)
@@ -560,7 +572,8 @@ class Batch:
         """The call is over: its result stays as it is from now on. The event that says so."""
         result = pending.result
         if result is None:
-            pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
+            not_run = _not_executed("aborted", _NOT_STARTED)
+            pending.answer_ourselves(_uncertain() if pending.has_begun else not_run)
         elif self._run.hooks.after_tool_call and not (
             pending.checked
             or pending.was_logged

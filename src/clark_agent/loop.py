@@ -208,12 +208,15 @@ async def start(
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not state.scope.is_running():
                 raise  # thrown away by an event loop that is gone: nothing can be awaited
-            failure = _failure(error, state.signal)
+            failure = _failure(error, state)
             is_cancelled = state.is_cancelled() or not isinstance(error, Exception)
             if isinstance(failure, RunAborted) and is_cancelled:
                 state.note_cancelled()
             if state.has_unanswered_calls and state.turn_message is not None:
-                state.batch = Batch(state, state.turn_message, state.turn_message.tool_calls)
+                calls, earlier = state.turn_message.tool_calls, None
+                if resumption is not None and resumption.answer is state.turn_message:
+                    earlier = resumption.calls
+                state.batch = Batch(state, state.turn_message, calls, earlier)
             if state.log is not None:
                 state.log.is_closing = True
             state.carry(failure, await _closed(state, error))
@@ -280,12 +283,12 @@ def _failed(failure: LoopError) -> RunFailed:
     )
 
 
-def _failure(error: BaseException, signal: CancellationToken) -> LoopError:
+def _failure(error: BaseException, state: Run) -> LoopError:
     """The error that carries what the run had."""
     if isinstance(error, LoopError):
         return error
     if not isinstance(error, (Exception, GeneratorExit)):
-        return RunAborted(signal.reason)
+        return RunAborted(state.abort_reason)
     failure = LoopError(f"the run failed unexpectedly: {describe(error)}")
     failure.__cause__ = error
     return failure

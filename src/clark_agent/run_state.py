@@ -109,6 +109,8 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """What the run has added before the answer."""
     usage: Usage = Usage()
     children_usage: Usage = Usage()
+    below: tuple[str, ...] = ()
+    """The runs right below, by their ids."""
     spent: tuple[tuple[int, Usage, str | None], ...] = ()
     """Turns and tokens of this run and of each below it, and of which model."""
     answer: AssistantMessage | None = None
@@ -172,6 +174,18 @@ class ReplayScript(Protocol):
 
     def by_runtime(self, position: int) -> RuntimeResult | None:
         """Why the result that was recorded for a call of the newest answer was the runtime's."""
+        ...
+
+    def why_stopped(self, position: int, why: str) -> str:
+        """Why a call was stopped from outside, which has happened now for this reason."""
+        ...
+
+    def abort_reason(self, reason: str | None) -> str | None:
+        """What whoever cancelled the run said, which has happened now with this reason."""
+        ...
+
+    def passed(self) -> None:
+        """The run has made a step for which it does not wait."""
         ...
 
 
@@ -474,7 +488,7 @@ class Run:
         if (resumption := self.resumption) is not None:
             self.log = run_log.go_on(identity.run_id, clock, resumption.last, resumption.appender)
             self._take_over_steering(self.log, resumption)
-            self.log.write(RunResumed(resumption.turns))
+            self.log.write(RunResumed(resumption.turns, resumption.below))
             for channel in self.channels:
                 channel.watch(self._accepted)
                 for receipt in channel.waiting():
@@ -541,13 +555,12 @@ class Run:
             )
         )
 
-    async def tell_again(self, message: AssistantMessage) -> None:
+    def tell_again(self, message: AssistantMessage) -> Awaitable[None]:
         """The answer that another process got. It is in the log already."""
-        log, self.log = self.log, None
-        try:
-            await self._unannounced(message, None)
-        finally:
-            self.log = log
+        self.turn_message = message
+        if message.usage is not None:
+            self.last_usage = message.usage
+        return self.add([message])
 
     def _accepted(self, receipt: SteeringReceipt) -> None:
         """Somebody has sent a message. Called on any thread."""
@@ -631,10 +644,22 @@ class Run:
         self.clock.steps += 1
         return FINISHED if self.replays is None else self.replays.answered()
 
+    def passes(self) -> None:
+        """A decision was made that depends on what others have done."""
+        if isinstance(self.clock, LoggedClock):
+            self.clock.steps += 1
+            if self.replays is not None:
+                self.replays.passed()
+
     @property
     def steps_since_record(self) -> int:
         """How many steps it has made since the newest record."""
         return self.clock.steps if isinstance(self.clock, LoggedClock) else 0
+
+    @property
+    def events_since_record(self) -> int:
+        """How many of these were events."""
+        return self.clock.events if isinstance(self.clock, LoggedClock) else 0
 
     def note_cancelled(self) -> None:
         """Have the log say where the run was cancelled."""
@@ -926,13 +951,19 @@ class Run:
         self.note_cancelled()  # whoever asks acts on it
         return True
 
+    @property
+    def abort_reason(self) -> str | None:
+        """What whoever cancelled the run said."""
+        reason = self.signal.reason
+        return reason if self.replays is None else self.replays.abort_reason(reason)
+
     def check_cancelled(self) -> None:
         """Raise if the run was cancelled, also when somebody has swallowed that."""
         if self.scope.is_cancelled():
             self.note_cancelled()
             if self.scope.cancelled_from_outside:
                 raise asyncio.CancelledError
-            raise RunAborted(self.signal.reason)
+            raise RunAborted(self.abort_reason)
 
     def failed_message(self, error: BaseException) -> AssistantMessage:
         """The assistant message for one that did not come, with what has been streamed of it."""

@@ -17,18 +17,21 @@ from msgspec.structs import replace
 from clark_agent import (
     AgentContext,
     AgentEvent,
+    AgentMessage,
     AssistantMessage,
     ConfigError,
     DecodeError,
     InvalidContinuationError,
     LoopConfig,
     LoopError,
+    RunAborted,
     RunIdentity,
     RunResult,
     ToolContext,
     ToolResult,
     ToolResultMessage,
     UserMessage,
+    agent_tool,
     check_events,
     repair_history,
     run,
@@ -48,7 +51,7 @@ from clark_agent.run_log.records import (
     ToolEnded,
     ToolStarted,
 )
-from clark_agent.testing import ScriptedStream
+from clark_agent.testing import ScriptedStream, call
 from clark_agent.trajectory import (
     JsonlStore,
     LoadedRun,
@@ -60,7 +63,9 @@ from clark_agent.trajectory import (
     RunNotFound,
     RunStore,
     fold,
+    replay,
     resume,
+    usage_tree,
 )
 from clark_agent.wire import encode_json
 from tests.run_log.stories import (
@@ -72,6 +77,7 @@ from tests.run_log.stories import (
     carried,
     copy_of,
     fill,
+    root_of,
     told,
     undated,
 )
@@ -595,3 +601,85 @@ async def test_a_log_cannot_pass_for_that_of_another_run(tmp_path: Path) -> None
             await resume(store, "mine", LoopConfig(stream=ScriptedStream(["done"])))
         assert path.read_bytes() == data
         assert store.path_of("yours").read_bytes() == before
+
+
+# --- stopped, or steered, while it is taken up ----------------------------------------------------
+
+
+def _paying() -> Story:
+    s = Story()
+    s.deed("pay", "paid")
+    s.settings["default_execution_mode"] = "sequential"
+    s.settings["plugins"] = [s.steering]
+    s.model([call("pay", n=1), call("pay", n=2), call("pay", n=3)], "Done.")
+    return s
+
+
+async def _interrupted() -> tuple[MemoryStore, str]:
+    """One call is done, one had begun, one had not."""
+    store = MemoryStore()
+    await _paying().play(RunLog(store))
+    loaded = root_of(store)
+    started = [n for n, r in enumerate(loaded.records) if isinstance(r.entry, ToolStarted)]
+    return copy_of(store, loaded.run_id, started[1] + 1), loaded.run_id
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+async def test_a_run_that_is_stopped_while_it_is_taken_up_keeps_its_results(at: int) -> None:
+    store, run_id = await _interrupted()
+    story, events = _paying(), 0
+
+    def stop(event: AgentEvent) -> None:
+        nonlocal events
+        events += 1
+        if events == at:
+            story.signal.cancel("enough")
+
+    with pytest.raises(RunAborted) as aborted:
+        await resume(store, run_id, story.config(), story.signal, sink=stop)
+    for messages in (aborted.value.messages, fold(store.load(run_id)).messages):
+        results = [m for m in messages if isinstance(m, ToolResultMessage)]
+        assert [m.tool_call_id for m in results] == ["t0c0", "t0c1", "t0c2"]
+        assert results[0].plain_text == "paid"
+        assert [m.details["kind"] for m in results[1:]] == [
+            "tool_call_uncertain",
+            "tool_call_not_executed",
+        ]
+    assert story.ran == []
+
+
+async def test_what_is_sent_while_a_run_is_taken_up_is_in_the_log_at_once() -> None:
+    store, run_id = await _interrupted()
+    story, logged = _paying(), list[list[AgentMessage]]()
+
+    def steer(event: AgentEvent) -> None:
+        if isinstance(event, MessageEnd) and not logged:
+            _ = story.steering.handle.steer("Wait.")
+            waiting = fold(store.load(run_id)).waiting
+            logged.append([accepted.message for accepted in waiting.values()])
+
+    result = await resume(store, run_id, story.config(), sink=steer)
+    assert logged == [[UserMessage("Wait.")]]
+    assert UserMessage("Wait.") in result.messages
+
+
+async def test_a_run_below_that_its_parent_did_not_live_to_tell_of_is_counted() -> None:
+    def make() -> Story:
+        s = Story()
+        below = LoopConfig(stream=s.model("From below.", prefix="c"), clock=s.clock)
+        s.tools.append(agent_tool("helper", "helps", below))
+        s.model(call("helper", task="a"), "Done.")
+        s.models.reverse()
+        return s
+
+    store = MemoryStore()
+    played = await make().play(RunLog(store))
+    assert isinstance(played, RunResult)
+    loaded = root_of(store)
+    started = [n for n, r in enumerate(loaded.records) if isinstance(r.entry, ToolStarted)]
+    cut = copy_of(store, loaded.run_id, started[0] + 1)
+    result = await resume(cut, loaded.run_id, make().config())
+    assert result.tree_usage == played.tree_usage
+    assert usage_tree(cut, loaded.run_id).tree_usage == played.tree_usage
+    report = await replay(cut, loaded.run_id, make().config())
+    assert report.is_identical, str(report)

@@ -240,6 +240,9 @@ class RunResumed(_Entry, frozen=True, tag="run_resumed"):
     """The run goes on in another process."""
 
     turn: NonNegativeInt
+    below: tuple[str, ...] = ()
+    """The runs right below that were there by then. Not all of them need be known otherwise: the
+    process may have died before it wrote of one."""
 
 
 class RunEnded(_Entry, frozen=True, kw_only=True, tag="run_ended"):

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from msgspec import Struct
 
 from clark_agent.errors import InvalidContinuationError
 from clark_agent.run_log.log import RunLog, store_of
-from clark_agent.run_log.records import Answered, RunEnded, RunFailed, ToolStarted
+from clark_agent.run_log.records import (
+    Answered,
+    Record,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    ToolStarted,
+)
 from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
 from clark_agent.trajectory.fold import FoldedRun, fold
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
-__all__ = ["RunUsage", "fork", "usage_tree"]
+__all__ = ["RunUsage", "fork", "usage_of", "usage_tree"]
 
 
 def fork(
@@ -80,17 +87,19 @@ class RunUsage(Struct, frozen=True, kw_only=True):
         return "\n".join(_lines(self, 0))
 
 
-def usage_tree(store: RunStore | RunLog, run_id: str, *, before: int | None = None) -> RunUsage:
-    """Tokens, calls and time of a run and of all runs below it; those that began ``before`` a time
-    alone, if one is given.
-    """
-    store = store_of(store)
+def usage_tree(store: RunStore | RunLog, run_id: str) -> RunUsage:
+    """Tokens, calls and time of a run and of all runs below it."""
+    return usage_of(store_of(store), run_id)
+
+
+def usage_of(store: RunStore, run_id: str, below: Container[str] | None = None) -> RunUsage:
+    """The same; of the runs right below, those with these ids alone, if they are given."""
     loaded = store.load(run_id)
     folded = fold(loaded)
     entries = [record.entry for record in loaded.records]
-    below = sorted(_children(store, loaded, folded), key=lambda run: run.began_at)
-    below = [run for run in below if before is None or run.began_at < before]
-    children = tuple([usage_tree(store, child.run_id) for child in below])
+    found = sorted(_children(store, loaded, folded), key=lambda run: run.began_at)
+    counted = [run.run_id for run in found if below is None or run.run_id in below]
+    children = tuple([usage_of(store, child) for child in counted])
     total = folded.usage
     for child in children:
         total += child.tree_usage
@@ -110,9 +119,13 @@ def usage_tree(store: RunStore | RunLog, run_id: str, *, before: int | None = No
 
 def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
     """The runs right below. A run that has ended without having made an id has none."""
-    if folded.ending is not None and not any(record.ids for record in loaded.records):
-        return ()
-    return store.runs(parent_run_id=loaded.run_id)
+    if folded.ending is None or any(record.ids or _tells(record) for record in loaded.records):
+        return store.runs(parent_run_id=loaded.run_id)
+    return ()
+
+
+def _tells(record: Record) -> bool:
+    return isinstance(record.entry, RunResumed) and bool(record.entry.below)
 
 
 def _outcome(ending: RunEnded | RunFailed | None) -> str | None:

@@ -158,6 +158,7 @@ def _resumption(folded: FoldedRun, spent: RunUsage) -> Resumption:
         messages=tuple(folded.messages if answer is None else folded.messages[:-1]),
         usage=folded.usage,
         children_usage=sum(below, Usage()),
+        below=tuple([child.run_id for child in spent.children]),
         spent=(
             (folded.turns, folded.usage, spent.model_id),
             *[each for child in spent.children for each in spent_by(child)],

@@ -33,6 +33,7 @@ from clark_agent.run_log.records import (
     RunBegan,
     RunEnded,
     RunFailed,
+    RunResumed,
     RuntimeResult,
     SteeringAccepted,
     ToolEnded,
@@ -54,7 +55,7 @@ from clark_agent.stream import (
 from clark_agent.tool_run import ToolLeftBehindError
 from clark_agent.tools import ToolRegistry
 from clark_agent.trajectory.fold import fold
-from clark_agent.trajectory.forking import usage_tree
+from clark_agent.trajectory.forking import usage_of
 from clark_agent.trajectory.resuming import spent_by, taken_up
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, StopReason
 
@@ -123,6 +124,13 @@ class Script:
         self._is_old = records[part.start].v == 1
         """Whether the log does not say where somebody has stopped the run."""
         self._is_killed = not isinstance(last, (RunEnded, RunFailed))
+        self._is_stuck = False
+        """Whether a call goes on that has no end in the log. What its process has done with the
+        result, before it died, is not known."""
+        self._tail = part.stop
+        """From here on there is nothing but messages that were sent."""
+        while self._is_killed and isinstance(records[self._tail - 1].entry, SteeringAccepted):
+            self._tail -= 1
         self._is_stopped = self._is_killed or any(
             why == "cancelled" for n in part for _, why in records[n].interrupts
         )
@@ -136,7 +144,7 @@ class Script:
         if start == 0:
             return AgentContext(began.system_prompt, began.history, began.identity), None
         before = LoadedRun(began.identity.run_id, tuple(self._records[:start]))
-        spent = usage_tree(self._store, began.identity.run_id, before=self._records[start].at)
+        spent = usage_of(self._store, began.identity.run_id, self._below_at(start))
         return taken_up(fold(before), spent)
 
     def config(self, config: LoopConfig) -> LoopConfig:
@@ -293,6 +301,7 @@ class Script:
 
     def _act(self) -> bool:
         """Do what others have done here. Whether the run is to be stopped."""
+        was_stopped = self._was_stopped
         while (cue := self._due()) is not None:
             # Whoever acts here may stop the runs below: these have to come to where they were.
             self._is_held = bool(self._expected) or any(c._must_go_on for c in self._below)
@@ -302,9 +311,8 @@ class Script:
                 self._send(cue)
             else:
                 self._interrupted += 1
-                if self._stop(cue):
-                    return True
-        return False
+                self._stop(cue)
+        return self._was_stopped and not was_stopped
 
     def _due(self) -> SteeringAccepted | str | None:
         """What others have done behind the newest step: they sent a message, or stopped the run."""
@@ -316,30 +324,32 @@ class Script:
         if self._interrupted < len(record.interrupts) and not self._was_stopped:
             steps, why = record.interrupts[self._interrupted]
             return why if steps <= behind else None
-        is_sent = isinstance(record.entry, SteeringAccepted) and record.steps <= behind
-        return record.entry if is_sent else None  # type: ignore[return-value]
+        if not isinstance(record.entry, SteeringAccepted):
+            return None
+        is_last = self._is_stuck and self._at >= self._tail
+        is_last = is_last and record.events <= self.run.events_since_record
+        return record.entry if is_last or record.steps <= behind else None
 
     @property
     def _must_go_on(self) -> bool:
         """Whether the run is neither over nor where it was stopped."""
         return not (self._waits_to_be_stopped or self._has_left or self._is_over)
 
-    def _stop(self, why: str) -> bool:
-        """The run is cancelled here, or out of time. Whether it is to end."""
+    def _stop(self, why: str) -> None:
+        """The run is cancelled here, or out of time."""
         run = self.run
         assert run is not None
         if why == "out_of_time":
             self._is_out_of_time = True
             # From the event loop, as a timer does: the tool that is about to start has started.
             asyncio.get_running_loop().call_soon(run.run_out_of_time)
-            return False
+            return
         self._was_stopped = True
         if self._parent is not None and not self._parent._is_free:
             self._waits_to_be_stopped = True  # whoever has stopped it is above
             self._parent._moved()
         elif not run.signal.cancelled:
             run.signal.cancel(None if self._failure is None else self._failure.reason)
-        return True
 
     def _send(self, accepted: SteeringAccepted) -> None:
         at, handle = self._at, self._handle
@@ -432,6 +442,22 @@ class Script:
         why = None if ended is None or self._has_left else ended.by_runtime
         return None if why is None or why.kind == "unchecked" else why  # that is found out again
 
+    def why_stopped(self, position: int, why: str) -> str:
+        """Why a call was stopped by others: as it was, if it was."""
+        ended = self._end_of_call(position)
+        recorded = None if ended is None or self._has_left else _why_stopped(ended.by_runtime)
+        return recorded if recorded in _STOPPED and why in _STOPPED else why
+
+    def abort_reason(self, reason: str | None) -> str | None:
+        """What whoever stopped the run said: as it was, if it was."""
+        is_as_it_was = self._was_stopped and not self._has_left and self._failure is not None
+        return self._failure.reason if self._failure is not None and is_as_it_was else reason
+
+    def passed(self) -> None:
+        """The replay has made a step for which it does not wait."""
+        _wake(self._waiting.pop(_STEP, ()))
+        self._act()
+
     def _end_of_call(self, position: int) -> ToolEnded | None:
         call = self._calls.get((self._answered, position))
         if call is None or call.end is None or call.end >= self._part.stop:
@@ -448,6 +474,9 @@ class Script:
                 await self._reach(index)
                 await ctx.update(self._entry(index, ToolProgress).partial)
         end = known.end if known.end in self._part else None
+        if end is None:
+            self._is_stuck = True
+            self._act()
         if tool.runs_agent:
             return await self._run_agent(tool, given, ctx, end)
         if end is None:  # the log ends before
@@ -468,6 +497,8 @@ class Script:
             await self._never()  # the log ends before that of the agent begins
         own = await tool.execute(given, ctx)
         await self._reach(self._part.stop if end is None else end)
+        if _why_stopped(why) is not None and ctx.signal.cancelled and not self._has_left:
+            raise asyncio.CancelledError  # it was stopped before it had its result
         return own
 
     async def _run_too_long(
@@ -556,7 +587,7 @@ class Script:
         """Count what the runs have cost that a tool started by itself, since it is not run."""
         assert self.run is not None
         for run_id in self._started_by(ctx.tool_call_id):
-            self.run.count_below(spent_by(usage_tree(self._store, run_id)))
+            self.run.count_below(spent_by(usage_of(self._store, run_id)))
 
     def _started_by(self, tool_call_id: str) -> list[str]:
         """The runs that a call has started, oldest first, and that were not replayed yet."""
@@ -566,20 +597,28 @@ class Script:
 
     def _runs_below(self) -> dict[str, list[str]]:
         """The runs that this part has started, by the call that did."""
-        ids = [{i for r in self._records[p.start : p.stop] for i in r.ids} for p in self._others()]
-        elsewhere = set().union(*ids) if ids else set()
+        runs = self._store.runs(parent_run_id=self.began.identity.run_id)
+        ours = self._below_at(self._part.stop) - self._below_at(self._part.start)
         found: dict[str, list[str]] = {}
-        for summary in reversed(list(self._store.runs(parent_run_id=self.began.identity.run_id))):
+        for summary in reversed(runs):
             began = self._store.load(summary.run_id).records[0].entry
-            if summary.run_id in elsewhere or not isinstance(began, RunBegan):
+            if summary.run_id not in ours or not isinstance(began, RunBegan):
                 continue
             if began.tool_call_id is not None:
                 found.setdefault(began.tool_call_id, []).append(summary.run_id)
         return found
 
-    def _others(self) -> list[range]:
-        """What comes before and after this part of the log."""
-        return [range(self._part.start), range(self._part.stop, len(self._records))]
+    def _below_at(self, index: int) -> frozenset[str]:
+        """The runs right below that were there when a process began to go on with this record."""
+        if index == 0:
+            return frozenset()
+        runs = self._store.runs(parent_run_id=self.began.identity.run_id)
+        if index == len(self._records):
+            return frozenset([run.run_id for run in runs])
+        record = self._records[index]
+        if record.v == 1:  # which does not say it
+            return frozenset([run.run_id for run in runs if run.began_at < record.at])
+        return frozenset(self._entry(index, RunResumed).below)
 
 
 def _nothing() -> None:
