@@ -457,7 +457,7 @@ class Batch:
 
     def _comes_too_late(self, pending: PendingCall) -> bool:
         """Whether the call must not start any more; then it has its result."""
-        if self._is_over(pending):
+        if self._stopped is not None or (self._run.scope.is_cancelled() and self._is_over(pending)):
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
         elif self._run.can_intervene and self._is_held_back(pending):
             pass

@@ -25,7 +25,9 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
 
     An async hook that ignores its cancellation is left behind after the run's grace.
     """
-    await run.asks()
+    counts = run.log is not None or run.replays is not None
+    if counts:
+        await run.asks()
     try:
         if not hook.is_async:
             answer = hook.call(*args)
@@ -36,7 +38,8 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
                 answer = await work
             else:
                 answer = await _within(run.config.hook_timeout, hook, work)
-        await run.has_asked()
+        if counts:
+            await run.has_asked()
         return answer
     except asyncio.CancelledError as error:
         if is_cancelled():
