@@ -428,10 +428,11 @@ class Batch:
                 result = accept_result(result, f"the tool {tool.name!r}")
             pending.result = result
             pending.has_run = True
-            if not alone and run.log is not None and run.hooks.after_tool_call:
-                pending.returned = run.log.place
-            if run.replays is not None:
-                pending.by_runtime = run.replays.by_runtime(pending.position)
+            if run.log is not None:
+                if not alone and run.hooks.after_tool_call:
+                    pending.returned = run.log.place
+                if run.replays is not None:
+                    pending.by_runtime = run.replays.by_runtime(pending.position)
         except (Exception, asyncio.CancelledError) as error:
             self._give_error(pending, tool, error, tool_run)
             cancelled = error if isinstance(error, asyncio.CancelledError) else None
@@ -457,7 +458,7 @@ class Batch:
 
     def _comes_too_late(self, pending: PendingCall) -> bool:
         """Whether the call must not start any more; then it has its result."""
-        if self._stopped is not None or (self._run.scope.is_cancelled() and self._is_over(pending)):
+        if self._stopped is not None or (self._run.is_cancelled() and self._is_over(pending)):
             pending.answer_ourselves(_not_executed("aborted", _NOT_STARTED))
         elif self._run.can_intervene and self._is_held_back(pending):
             pass
@@ -505,7 +506,7 @@ class Batch:
             case RunLogError():  # of a child: what happens below is not written down any more
                 self._fail(RunLogError(f"in the tool {tool.name!r}: {error}"), error)
                 pending.result = ToolResult.error(f"The run was stopped: {error}")
-                pending.is_unresolved = True
+                pending.was_logged = pending.is_unresolved = True
             case ToolContractError():
                 logger.error("a bug in the tool %r: %s", tool.name, error, exc_info=error)
                 pending.exception = error
@@ -526,7 +527,7 @@ class Batch:
 
     def _finalize(self, pending: PendingCall) -> Awaitable[None]:
         """Let the hooks see the outcome, and tell that the call is over."""
-        if self._run.hooks.after_tool_call and not (pending.was_logged or pending.is_unresolved):
+        if self._run.hooks.after_tool_call and not pending.was_logged:
             return self._finalize_with_hooks(pending)
         return self._run.emit(self._end(pending))
 
@@ -574,20 +575,18 @@ class Batch:
         if result is None:
             not_run = _not_executed("aborted", _NOT_STARTED)
             pending.answer_ourselves(_uncertain() if pending.has_begun else not_run)
+            result = pending.result
         elif self._run.hooks.after_tool_call and not (
-            pending.checked
-            or pending.was_logged
-            or pending.is_unresolved
-            or pending.by_runtime is not None
+            pending.checked or pending.was_logged or pending.by_runtime is not None
         ):
             pending.answer_ourselves((ToolResult.error(_UNCHECKED), RuntimeResult("unchecked")))
-        result = pending.result
+            result = pending.result
         assert result is not None
         if pending.decisions:
             pending.given = pending.given or result
             result = _with_decisions(result, pending.decisions)
         pending.result = result
-        if self._run.log is not None and not (pending.was_logged or pending.is_unresolved):
+        if self._run.log is not None and not pending.was_logged:
             self._log_end(self._run.log, pending, result)
         pending.ended = True  # only now: if it could not be written the call has not ended
         event = ToolExecutionEnd(pending.call.id, pending.call.name, result, result.is_error)

@@ -25,8 +25,8 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
 
     An async hook that ignores its cancellation is left behind after the run's grace.
     """
-    counts = run.log is not None or run.replays is not None
-    if counts:
+    is_logged = run.run_log is not None
+    if is_logged:
         await run.asks()
     try:
         if not hook.is_async:
@@ -38,7 +38,7 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
                 answer = await work
             else:
                 answer = await _within(run.config.hook_timeout, hook, work)
-        if counts:
+        if is_logged:
             await run.has_asked()
         return answer
     except asyncio.CancelledError as error:

@@ -196,10 +196,9 @@ async def start(
     messages = prompt_messages(prompts, config)
     token = signal or CancellationToken()
     state = Run(context, config, token, sink=sink, parent=parent, call_id=call_id)
-    state.resumption, state.replays = resumption, replays
+    state.resumption = resumption
     if replays is not None:
-        replays.run = state
-        state.stop_timers()
+        state.replay_from(replays)
     with state.scope:
         try:
             outcome = await _run(state, messages)

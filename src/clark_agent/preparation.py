@@ -75,9 +75,9 @@ class PendingCall(Struct, eq=False):
     has_begun: bool = False
     """Whether another process has begun it, and left no result."""
     was_logged: bool = False
-    """Whether the result was given, and written to the run log, by another process."""
+    """Whether hooks and log do not get the result: another process wrote it, or nobody must."""
     is_unresolved: bool = False
-    """Whether the log must not say how it ended: what happened below it is not written down."""
+    """Whether nobody must: what happened below the call is not written down."""
     was_intervened: bool = False
     """Whether somebody has intervened before it could."""
     ended: bool = False

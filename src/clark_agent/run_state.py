@@ -29,7 +29,6 @@ from clark_agent.events import (
     AgentEnd,
     AgentEvent,
     AgentStart,
-    ChildRunEvent,
     EventSink,
     MessageDiscarded,
     MessageEnd,
@@ -88,9 +87,6 @@ Intervention: TypeAlias = Literal["steered", "out_of_time"]
 """Why something is not begun, or broken off, in a run that goes on."""
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
-
-# Whether these are emitted depends on who listens.
-_UNCOUNTED = (MessageUpdate, ToolExecutionUpdate, ChildRunEvent)
 
 # A child has less time to stop than its parent gives it, so that it is not left behind.
 _CHILDS_SHARE_OF_GRACE = 0.4
@@ -319,7 +315,11 @@ class Run:
         self.loop = asyncio.get_running_loop()
         eager = self.loop.get_task_factory() is not None
         self.emitter = Emitter(audience, config.hook_timeout, self.grace, eager=eager)
-        self.emit = self.emitter.emit if self.run_log is None else self._emit
+        self.emit: Callable[[AgentEvent], Awaitable[None]] = self.emitter.emit
+        """Emits what every run of this kind emits. Deltas, progress and events of child runs, which
+        depend on who listens, go to the emitter itself."""
+        if isinstance(self.clock, LoggedClock):
+            self.emit = _counting(self.emit, self.clock)
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether anybody wants to see a message grow."""
         self.tells_progress = bool(self.emitter.listeners(ToolExecutionUpdate))
@@ -619,35 +619,34 @@ class Run:
             hand_on=not follows or bool(self.hooks.before_tool_call),
         )
 
-    def _emit(self, event: AgentEvent) -> Awaitable[None]:
-        """Emit an event of a run that is logged."""
-        if type(event) in _UNCOUNTED:
-            return self.emitter.emit(event)
-        clock = self.clock
-        assert isinstance(clock, LoggedClock)
-        clock.events += 1  # first: who acts on the event acts behind it
-        clock.steps += 1
-        sent = self.emitter.emit(event)
-        return sent if self.replays is None else self.replays.stepped(sent)
+    def replay_from(self, script: ReplayScript) -> None:
+        """Have all that comes from outside come from a script."""
+        emit = self.emit
+
+        def emit_and_step(event: AgentEvent) -> Awaitable[None]:
+            return script.stepped(emit(event))
+
+        self.replays, self.emit, script.run = script, emit_and_step, self
+        self.stop_timers()
 
     def asks(self) -> Awaitable[None]:
         """A hook is about to be asked."""
         if not isinstance(self.clock, LoggedClock):
             return FINISHED
-        self.clock.steps += 1
+        self.clock.asked += 1
         return FINISHED if self.replays is None else self.replays.stepped(FINISHED)
 
     def has_asked(self) -> Awaitable[None]:
         """The hook has answered."""
         if not isinstance(self.clock, LoggedClock):
             return FINISHED
-        self.clock.steps += 1
+        self.clock.asked += 1
         return FINISHED if self.replays is None else self.replays.answered()
 
     def passes(self) -> None:
         """A decision was made that depends on what others have done."""
         if isinstance(self.clock, LoggedClock):
-            self.clock.steps += 1
+            self.clock.asked += 1
             if self.replays is not None:
                 self.replays.passed()
 
@@ -814,7 +813,7 @@ class Run:
         partial = accept_result(partial, f"ctx.update of the tool {ctx.tool_name!r}")
         if self.log is not None:
             self.log.write(ToolProgress(position=ctx.position, partial=partial), hand_on=False)
-        return self.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
+        return self.emitter.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
 
     # --- child runs -----------------------------------------------------------------------------
 
@@ -1079,6 +1078,18 @@ class Run:
         error.usage = self.usage
         error.tree_usage = self.tree_usage
         error.undelivered = self.leave()
+
+
+def _counting(
+    emit: Callable[[AgentEvent], Awaitable[None]], clock: LoggedClock
+) -> Callable[[AgentEvent], Awaitable[None]]:
+    """Emit, and count. First: who acts on an event acts behind it."""
+
+    def counted(event: AgentEvent) -> Awaitable[None]:
+        clock.events += 1
+        return emit(event)
+
+    return counted
 
 
 def _last_usage(messages: Iterable[AgentMessage]) -> Usage | None:

@@ -113,10 +113,9 @@ def _forward(ctx: ToolContext, identity: RunIdentity, parent: Run | None) -> Eve
     async def forward(event: AgentEvent) -> None:
         if ctx.is_settled:  # left behind: its call is over
             return
-        if isinstance(event, ChildRunEvent):  # from further down
-            await parent.emit(ChildRunEvent(event.identity, event.tool_call_id, event.event))
-        else:
-            await parent.emit(ChildRunEvent(identity, ctx.tool_call_id, event))
+        if not isinstance(event, ChildRunEvent):  # otherwise it is from further down
+            event = ChildRunEvent(identity, ctx.tool_call_id, event)
+        await parent.emitter.emit(event)
 
     return forward
 

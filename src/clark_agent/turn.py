@@ -286,7 +286,7 @@ class _Reading:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.emit: Callable[[MessageUpdate], Awaitable[None]] = run.emit
+        self.emit: Callable[[MessageUpdate], Awaitable[None]] = run.emitter.emit
 
     def __call__(self) -> None:
         self.is_due = True

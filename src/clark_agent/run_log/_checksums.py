@@ -53,7 +53,7 @@ def is_sealed(data: bytes, before: int) -> bool:
 def checksum_in(data: bytes) -> int | None:
     """The checksum that stands there, right or wrong; None if there is none."""
     end = data[-_LENGTH:]
-    if not end.startswith(_START) or not end.endswith(b'"}'):
+    if end[: len(_START)] != _START or end[-2:] != b'"}':
         return None
     try:
         return int(end[len(_START) : -2], 16)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from enum import StrEnum
 from hashlib import blake2b
 from operator import is_
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -165,10 +165,14 @@ def store_of(given: RunStore | RunLog) -> RunStore:
     return store
 
 
+_Noted: TypeAlias = tuple[tuple[int, ...], tuple[str, ...], tuple[Interrupt, ...]]
+_NOTHING: _Noted = ((), (), ())
+
+
 class LoggedClock:
     """A clock whose answers are kept for the next record, with what else that has to say."""
 
-    __slots__ = ("events", "ids", "interrupts", "readings", "steps", "time_ms", "unlogged")
+    __slots__ = ("asked", "events", "ids", "interrupts", "readings", "time_ms", "unlogged")
 
     def __init__(self, clock: Clock) -> None:
         self.unlogged = clock
@@ -178,9 +182,22 @@ class LoggedClock:
         self.ids: list[str] = []
         self.events = 0
         """How many events were emitted."""
-        self.steps = 0
-        """The same with hooks that were asked, and their answers."""
+        self.asked = 0
+        """How many hooks were asked, and have answered, together."""
         self.interrupts: list[Interrupt] = []
+
+    @property
+    def steps(self) -> int:
+        """How many events were emitted, hooks were asked, and answers were given."""
+        return self.events + self.asked
+
+    def take(self) -> _Noted:
+        """The readings, ids and interrupts since the last time."""
+        noted = tuple(self.readings), tuple(self.ids), tuple(self.interrupts)
+        self.readings.clear()
+        self.ids.clear()
+        self.interrupts.clear()
+        return noted
 
     def now_ms(self) -> int:
         """The time."""
@@ -244,32 +261,40 @@ class RunWriter:
         *,
         hand_on: bool = True,
         ends_turn: bool = False,
+        steps: int = 0,
         returned: tuple[int, int] | None = None,
     ) -> None:
-        """Write an entry; ``hand_on`` has the store keep it, and all before it, at once or soon."""
-        if self._is_broken:
+        """Write an entry; ``hand_on`` has the store keep it, and all before it, at once or soon.
+
+        ``steps`` and ``returned`` go into its record.
+        """
+        appender = self._appender
+        if appender is None or self._is_broken:
             self._lost(None)
             return
         self.is_writing = True
-        clock = self.clock
-        readings, ids = clock.readings, clock.ids
+        clock, seq = self.clock, self._seq
+        readings, ids, interrupts = _NOTHING
+        if clock.readings or clock.ids or clock.interrupts:
+            readings, ids, interrupts = clock.take()
         record = Record(
             RUN_LOG_VERSION,
-            self._seq,
+            seq,
             self.run_id,
             clock.time_ms(),
             entry,
-            tuple(readings) if readings else (),
-            tuple(ids) if ids else (),
+            readings,
+            ids,
             clock.events,
-            clock.steps if isinstance(entry, SteeringAccepted) else 0,
+            steps,
             returned,
-            tuple(clock.interrupts) if clock.interrupts else (),
+            interrupts,
         )
-        appender = self._appender
-        assert appender is not None
         try:
-            body = encode_entry(record)[:-1]
+            try:
+                body = _encode(record)[:-1]
+            except _UNENCODABLE:
+                body = encode_entry(record)[:-1]
             self._checksum = checksum = crc32(body, self._checksum)
             appender.append(record, SEALED % (body, checksum))
             if self._syncs_records:
@@ -280,26 +305,20 @@ class RunWriter:
             self.is_writing = False
             self._lost(error)
             return
-        self._seq += 1
-        if readings:
-            readings.clear()
-        if ids:
-            ids.clear()
-        if clock.interrupts:
-            clock.interrupts.clear()
-        clock.events = clock.steps = 0
+        self._seq = seq + 1
+        clock.events = clock.asked = 0
         self.is_writing = False
         if self._on_written is not None:
             self._on_written(entry)
 
     def barrier(self) -> Awaitable[None]:
         """Wait until the store has all that was written. Raises `RunLogError`."""
-        if self._is_broken:
+        appender = self._appender
+        if appender is None or self._is_broken:
             self._lost(None, 0)
             return FINISHED
-        assert self._appender is not None
         try:
-            waiting = self._appender.barrier()
+            waiting = appender.barrier()
         except Exception as error:
             self._lost(error, self._seq - self._confirmed)
             return FINISHED
@@ -369,7 +388,8 @@ class RunWriter:
             self._accepted += 1
             number = self._steering[receipt] = self._accepted
             when = "follow_up" if receipt.is_follow_up else str(receipt.when)
-            self.write(SteeringAccepted(number=number, message=receipt.message, when=when))
+            accepted = SteeringAccepted(number=number, message=receipt.message, when=when)
+            self.write(accepted, steps=self.clock.steps)
         return number
 
     def heard(self, receipt: SteeringReceipt) -> None:
@@ -467,15 +487,16 @@ def _json_form(value: object) -> object:
         return {"not_json": repr(value)[:200]}
 
 
-_encoder = msgspec.json.Encoder(enc_hook=_json_form)
+_encode = msgspec.json.Encoder(enc_hook=_json_form).encode
+_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def encode_entry(value: Any) -> bytes:
     """The JSON of an entry, or of a part of one; whatever has none is described."""
     try:
-        return _encoder.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return _encoder.encode(_described(value))
+        return _encode(value)
+    except _UNENCODABLE:
+        return _encode(_described(value))
 
 
 _DEPTH = 60
@@ -499,7 +520,7 @@ def _described(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple, set, frozenset, MessageView)):
         return [_described(item, depth + 1) for item in value]
     try:
-        return msgspec.json.decode(_encoder.encode(value))
+        return msgspec.json.decode(_encode(value))
     except Exception:
         return {"not_json": repr(value)[:200]}
 
@@ -587,7 +608,11 @@ class _Fingerprint:
         else:
             self._digest = blake2b(digest_size=_DIGEST_SIZE)
         digest = self._digest
-        digest.update(b"".join([encode_entry(m) for m in messages.stable_from(start)]))
+        added = messages.stable_from(start)
+        try:
+            digest.update(b"".join(map(_encode, added)))
+        except _UNENCODABLE:
+            digest.update(b"".join(map(encode_entry, added)))
         self._view = messages
         if messages.tail:
             digest = digest.copy()
