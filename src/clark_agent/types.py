@@ -18,9 +18,10 @@ from types import NoneType
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from msgspec import Meta, Struct, field
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from clark_agent._ids import random_id
+from clark_agent._text import well_formed
 from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
 
 __all__ = [
@@ -466,6 +467,11 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
     identity: RunIdentity | None = None
 
     def __post_init__(self) -> None:
+        if type(self.system_prompt) is not str:
+            if not isinstance(self.system_prompt, str):
+                kind = type(self.system_prompt).__name__
+                raise TypeError(f"AgentContext: the system prompt must be a str, not {kind}")
+            force_setattr(self, "system_prompt", well_formed(self.system_prompt))
         # By their types: a set of those is made faster than each message is looked at.
         wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
         for kind in wrong:
