@@ -181,7 +181,7 @@ async def test_text_of_a_class_of_its_own_is_logged_as_text(where: str, tmp_path
 
 
 def test_a_system_prompt_is_text() -> None:
-    with pytest.raises(TypeError, match="the system prompt must be a str, not list"):
+    with pytest.raises(TypeError, match="system_prompt must be a text, not list"):
         ca.AgentContext(["be brief"])  # type: ignore[arg-type]
 
 
