@@ -6,12 +6,17 @@ __all__ = ["describe", "message_of", "well_formed"]
 
 
 def well_formed(text: str) -> str:
-    """The text without lone surrogates, which no encoder accepts.
+    """The text as a plain `str` without lone surrogates: what every encoder accepts.
+
+    Libraries return subclasses of `str` (a node of a document, a cell of an array), which have no
+    JSON form.
 
     A provider may cut a character between two deltas and send each half as an escape of its own;
     once joined, the halves make the character. A half without its other becomes U+FFFD. So does
     each undecodable byte of a file name, as ``os.listdir`` returns it.
     """
+    if type(text) is not str:
+        text = str.__str__(text)
     if text.isascii():
         return text
     try:

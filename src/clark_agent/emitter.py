@@ -131,25 +131,28 @@ class Emitter:
         if self.is_sending:
             return self._send_in_turn(event, listeners)
         self.is_sending = True
+        stop: BaseException | None = None
         for listener in listeners:
             try:
                 pending = listener.call(event)
             except _FAILURES:
                 _log_failure(listener, event)
                 continue
-            except BaseException:
-                self._pass_on_turn()
-                raise
+            except BaseException as error:
+                stop = stop or error
+                continue
             if pending is not None:
                 rest = listeners[listeners.index(listener) :]
-                return self._send_the_rest(event, rest, pending)
+                return self._send_the_rest(event, rest, pending, stop=stop)
         self._pass_on_turn()
+        if stop is not None:
+            raise stop
         return FINISHED
 
     async def _send_in_turn(self, event: AgentEvent, listeners: Listeners) -> None:
         turn, cancelled = await self._wait_for_turn()
         self.is_sending = True
-        await self._send_the_rest(event, listeners, None, has_turn=turn, cancelled=cancelled)
+        await self._send_the_rest(event, listeners, None, has_turn=turn, stop=cancelled)
 
     async def _send_the_rest(
         self,
@@ -158,9 +161,14 @@ class Emitter:
         pending: Awaitable[Any] | None,
         *,
         has_turn: bool = True,
-        cancelled: asyncio.CancelledError | None = None,
+        stop: BaseException | None = None,
     ) -> None:
-        """Await what the first of them has returned, if it was called already; then the others."""
+        """Await what the first of them has returned, if it was called already; then the others.
+
+        ``stop`` ends the run when all have the event, and so does what is raised here to end it. A
+        listener cannot keep a cancellation to itself: if it ends otherwise, the run still stops.
+        """
+        cancels = _cancels()
         try:
             for listener in listeners:
                 try:
@@ -170,17 +178,23 @@ class Emitter:
                         await self._within_time(listener, pending)
                 except asyncio.CancelledError as error:
                     if is_cancelled():
-                        cancelled = error
+                        stop = stop or error
                     else:
                         _log_failure(listener, event)
                 except Exception:
                     _log_failure(listener, event)
+                except GeneratorExit:  # nothing can be awaited any more
+                    raise
+                except BaseException as error:
+                    stop = stop or error
                 pending = None
         finally:
             if has_turn:
                 self._pass_on_turn()
-        if cancelled is not None:
-            raise cancelled
+        if stop is not None:
+            raise stop
+        if _cancels() > cancels:
+            raise asyncio.CancelledError
 
     async def _within_time(self, listener: Listener, pending: Awaitable[Any]) -> None:
         coroutine = as_coroutine(pending)
@@ -232,6 +246,12 @@ class Emitter:
             self._waiting.popleft().set_result(None)
         else:
             self.is_sending = False
+
+
+def _cancels() -> int:
+    """How often the current task was cancelled, and that was not taken back."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 def _log_failure(listener: Listener, event: AgentEvent) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from math import isfinite
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -81,8 +82,8 @@ def accept_json(value: Any, owner: str) -> Any:
 
     ``owner`` says whose value it is, for the log.
     """
-    if value is None:
-        return None
+    if value is None or (type(value) is float and not isfinite(value)):
+        return None  # which is how JSON has it
     try:
         encode_json(value)
     except Exception as error:
@@ -453,10 +454,15 @@ def accept_chunk(chunk: Any) -> StreamChunk:
             raise TypeError(f"{kind.__name__}.delta must be a str, not {_shown(chunk.delta)}")
     elif kind is ToolCallChunk:
         parts = (chunk.id_delta, chunk.name_delta, chunk.arguments_delta)
-        if type(chunk.index) is not int or any(
-            p is not None and not isinstance(p, str) for p in parts
+        if (
+            type(chunk.index) is not int
+            or chunk.index < 0
+            or any(p is not None and not isinstance(p, str) for p in parts)
         ):
-            raise TypeError(f"a ToolCallChunk has an int and deltas that are texts, not {chunk!r}")
+            raise TypeError(
+                "a ToolCallChunk has an index from 0 and deltas that are texts, "
+                f"not {_shown(chunk)}"
+            )
     elif kind is ReasoningDetailsChunk:
         accepted = _changed(chunk, delta=_items(chunk.delta, "ReasoningDetailsChunk.delta"))
     elif kind is BlockChunk:

@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from clark_agent._text import describe
+from clark_agent._text import describe, well_formed
 from clark_agent.budget import BudgetLimit, Spent
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -143,7 +143,7 @@ def prompt_messages(
                 "the prompt is blank: say what the agent should do. To go on with the transcript, "
                 "call run_continue, or send() of a Conversation without a prompt"
             )
-        return (UserMessage(prompts, timestamp=config.clock.now_ms()),)
+        return (UserMessage(well_formed(prompts), timestamp=config.clock.now_ms()),)
     given = prompts if isinstance(prompts, Iterable) else (prompts,)
     if not isinstance(given, Sequence):
         try:

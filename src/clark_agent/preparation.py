@@ -17,7 +17,7 @@ from clark_agent._text import describe, message_of
 from clark_agent.argument_repair import close_matches
 from clark_agent.errors import HookError, ToolValidationError
 from clark_agent.hooks import call_hook
-from clark_agent.intake import accept_result
+from clark_agent.intake import accept_json, accept_result
 from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite
 from clark_agent.protocol import (
     HiddenToolContext,
@@ -228,6 +228,7 @@ def _apply(hook: Hook, decision: Any, pending: PendingCall) -> None:
             pending.result = accept_result(ToolResult.error(text, details=details), hook.name)
         case Rewrite(args):
             assert pending.tool is not None
+            args = accept_json(args, f"what {hook.name!r} gave as arguments")
             refused = accept(pending.tool, pending, args)
             pending.decided(hook.name, "rewrite", args=pending.args)
             pending.result = refused

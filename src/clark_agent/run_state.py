@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
-from clark_agent._text import message_of
+from clark_agent._text import message_of, well_formed
 from clark_agent.base_tool import ToolContext, ToolResult
 from clark_agent.budget import Budget, BudgetLimit, Meter
 from clark_agent.cancel_scope import CancelScope
@@ -291,7 +291,7 @@ class Run:
         self.registry = config.registry
         self.clock: Clock = config.clock
         self.signal = signal
-        self.system_prompt = context.system_prompt
+        self.system_prompt = well_formed(context.system_prompt)
         self.identity = context.identity
         self.run_log: RunLog | None = config.run_log
         if self.run_log is None and parent is not None:
@@ -1061,7 +1061,9 @@ class Run:
             await self.emit(event)
         except asyncio.CancelledError:
             logger.debug("cancelled again while the run was being closed")
-        except (KeyboardInterrupt, SystemExit) as stop:
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as stop:  # the rest is closed all the same
             self.exit = self.exit or stop
 
     def _limit_listeners(self) -> None:

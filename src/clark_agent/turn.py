@@ -367,6 +367,7 @@ async def _read(
             kind = type(event)
             if kind is Chunk:
                 if placeholder is None:
+                    await run.pace.pause_if_due()
                     continue
                 chunk = event.chunk
                 if tells_deltas:
@@ -391,6 +392,8 @@ async def _read(
                         details = accept_json(details, "Start.details")
                     await run.begin_answer(placeholder, details)
                     keep = run.chunks.append
+                else:
+                    await run.pace.pause_if_due()
             elif kind is Done:
                 if run.chunks and not tells_deltas:
                     accept_chunks(run.chunks)

@@ -21,6 +21,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import force_setattr, replace
 
 from clark_agent._ids import random_id
+from clark_agent._text import well_formed
 from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
 
 __all__ = [
@@ -478,6 +479,8 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
         if type(given) is not tuple:  # an iterator, say, which can be read only once
             _must_be("messages", given, Iterable, "a list of messages")
             force_setattr(self, "messages", tuple(given))
+        if type(self.system_prompt) is not str:
+            force_setattr(self, "system_prompt", well_formed(self.system_prompt))
         # By their types: a set of those is made faster than each message is looked at.
         wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
         for kind in wrong:

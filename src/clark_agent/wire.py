@@ -8,6 +8,7 @@ number and kept as it is; the other rows load.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from threading import Lock
 from typing import Any, TypeVar, overload
@@ -100,24 +101,26 @@ def jsonable(value: Any, depth: int = 0) -> Any:
     """A copy of the value that JSON can hold.
 
     Lone surrogates become U+FFFD, objects without a JSON form their ``repr``, and so does what is
-    nested too deeply or within itself.
+    nested too deeply or within itself. Texts and numbers of a class of their own become plain ones.
+    Never raises, also if the value does when it is looked at.
     """
-    if value is None or isinstance(value, (bool, int, float)):
+    if value is None or type(value) is bool:
         return value
-    if isinstance(value, str):
-        return well_formed(value)
-    if depth < _DEEPEST:
-        if isinstance(value, Struct):
-            return _fields(value, depth + 1)
-        if isinstance(value, Mapping):
-            return {_key(key): jsonable(item, depth + 1) for key, item in value.items()}
-        if isinstance(value, (list, tuple, set, frozenset, MessageView)):
-            return [jsonable(item, depth + 1) for item in value]
-        try:
-            _encoder.encode(value)
-        except Exception:
-            return _repr(value)
-        return value
+    with suppress(Exception):
+        if isinstance(value, str):
+            return well_formed(value)
+        if isinstance(value, float):
+            return float.__float__(value)
+        if depth < _DEEPEST:
+            if isinstance(value, Struct):
+                return _fields(value, depth + 1)
+            if isinstance(value, Mapping):
+                return {_key(key): jsonable(item, depth + 1) for key, item in value.items()}
+            if isinstance(value, (list, tuple, set, frozenset, MessageView)):
+                return [jsonable(item, depth + 1) for item in value]
+            plain = int.__int__(value) if isinstance(value, int) else value
+            _encoder.encode(plain)
+            return plain
     return _repr(value)
 
 

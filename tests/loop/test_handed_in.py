@@ -15,6 +15,7 @@ import pickle
 import sys
 import time
 import weakref
+from collections import UserDict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from benchmarks.counting import Operations
 from clark_agent import events as ev
 from clark_agent import pace, supervised
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
-from clark_agent.testing import FakeClock, ScriptedStream, call
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
+from clark_agent.trajectory import JsonlStore, RunLog, replay
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -98,6 +100,91 @@ class Odd:
         return "<odd>"
 
 
+class Words(str):
+    """Text of a class of its own, as libraries return it."""
+
+    __slots__ = ()
+
+
+class Count(int):
+    pass
+
+
+class Ratio(float):
+    pass
+
+
+class Unreadable(UserDict[str, int]):
+    def __iter__(self) -> Any:
+        raise RuntimeError("not today")
+
+
+PLAIN: dict[str, tuple[Any, Any]] = {
+    "a text": ({"t": Words("a")}, {"t": "a"}),
+    "a key": ({Words("a"): [Words("b")]}, {"a": ["b"]}),
+    "an int": ([Count(5)], [5]),
+    "a float": ([Ratio(0.5)], [0.5]),
+    "an int of 5,000 digits": ([10**5_000], ["<int>"]),
+    "not a number": (float("nan"), None),
+    "a mapping that raises": ([Unreadable()], ["{}"]),
+}
+
+
+@pytest.mark.parametrize(("given", "kept"), PLAIN.values(), ids=PLAIN)
+async def test_details_of_classes_of_their_own_become_plain(
+    given: Any, kept: Any, tmp_path: Path
+) -> None:
+    made = ca.ToolResult((ca.TextContent(Words("said")),), details=given, narration=Words("told"))
+    store = JsonlStore(tmp_path)
+    sink = RecordingSink()
+    config = ca.LoopConfig(
+        stream=ScriptedStream([call("work"), "ok"]),
+        tools=[Work(does=made)],
+        event_sink=sink,
+        budget=ca.Budget(tokens=1_000_000),
+        run_log=RunLog(store),
+    )
+    result = await ca.run("go", CONTEXT, config)
+    (message,) = results(result)
+    assert message.details == kept
+    assert {type(text) for text in (message.plain_text, message.narration)} == {str}
+    assert ca.load_transcript(ca.dump_transcript(result.messages)).malformed == ()
+    for event in sink.events:
+        ca.encode_json(event)
+    (summary,) = store.runs()
+    report = await replay(store, summary.run_id, config)
+    assert report.is_identical, report
+
+
+@pytest.mark.parametrize("where", ["system prompt", "prompt", "steering", "transform"])
+async def test_text_of_a_class_of_its_own_is_logged_as_text(where: str, tmp_path: Path) -> None:
+    said = [ca.UserMessage(Words("faster"))] if where == "steering" else []
+
+    class Hooks:
+        def next_steering_messages(self) -> list[ca.AgentMessage]:
+            return [said.pop()] if said else []
+
+        def transform_context(self, messages: Any, ctx: Any) -> Any:
+            return [*messages, ca.UserMessage(Words("more"))] if where == "transform" else messages
+
+    store = JsonlStore(tmp_path)
+    await completed(
+        ["ok"],
+        prompts=Words("go") if where == "prompt" else "go",
+        context=ca.AgentContext(Words("be brief") if where == "system prompt" else ""),
+        plugins=[Hooks()],
+        budget=ca.Budget(tokens=1_000_000),
+        run_log=RunLog(store),
+    )
+    (summary,) = store.runs()
+    assert store.load(summary.run_id).problems == ()
+
+
+def test_a_system_prompt_is_text() -> None:
+    with pytest.raises(TypeError, match="system_prompt must be a text, not list"):
+        ca.AgentContext(["be brief"])  # type: ignore[arg-type]
+
+
 LOOP: list[Any] = []
 LOOP.append(LOOP)
 DETAILS: dict[str, tuple[Any, Any]] = {
@@ -144,6 +231,21 @@ async def test_details_that_json_cannot_hold_become_their_repr(
     ca.dump_transcript(result.messages)
 
 
+@pytest.mark.parametrize(("given", "kept"), DETAILS.values(), ids=DETAILS)
+async def test_rewritten_arguments_can_be_written(given: Any, kept: Any) -> None:
+    got: list[Any] = []
+
+    def work(args: Any, ctx: Any) -> str:
+        got.append(args)
+        return "done"
+
+    rewrite = ca.FunctionPlugin("before_tool_call", lambda ctx: ca.Rewrite({"value": given}))
+    _, sink = await completed([call("work"), "ok"], Work(does=work), plugins=[rewrite])
+    assert got == [{"value": kept}]
+    for event in sink.events:
+        ca.encode_json(event)
+
+
 async def test_details_within_themselves_can_be_written() -> None:
     result, _ = await completed(
         [call("work"), "ok"], Work(does=ca.ToolResult.text("x", details=LOOP))
@@ -169,7 +271,8 @@ CALL: Any = ca.ToolCall("c", ["work"], {})  # type: ignore[arg-type]
 GARBAGE: dict[str, tuple[Any, str]] = {
     "a text for a chunk": (Chunk("text"), "a Chunk holds a TextChunk"),  # type: ignore[arg-type]
     "a delta that is no text": (Chunk(TextChunk(5)), "TextChunk.delta must be a str"),  # type: ignore[arg-type]
-    "a call chunk of odd parts": (Chunk(ToolCallChunk("0")), "a ToolCallChunk has an int"),  # type: ignore[arg-type]
+    "a call chunk of odd parts": (Chunk(ToolCallChunk("0")), "a ToolCallChunk has an index"),  # type: ignore[arg-type]
+    "a call chunk of no place": (Chunk(ToolCallChunk(-1)), "a ToolCallChunk has an index"),
     "a start of nothing": (Start(None), "an AssistantMessage is needed, not None"),  # type: ignore[arg-type]
     "no message": (Done("text"), "an AssistantMessage is needed"),  # type: ignore[arg-type]
     "no content": (
@@ -319,7 +422,41 @@ async def test_an_exception_that_says_nothing(where: str, raises: Callable[..., 
     assert sink.types[-1] == "agent_end"
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+class Stop(BaseException):
+    """Neither a failure nor the end of the interpreter."""
+
+
+@pytest.mark.parametrize("at", range(9))
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_listener_that_is_done_for_good_is_the_only_one(at: int, waits: bool) -> None:
+    heard: list[ev.AgentEvent] = []
+    told = 0
+
+    def raises(event: ca.AgentEvent) -> None:
+        nonlocal told
+        told += 1
+        if told > at:
+            raise Stop(told)
+
+    async def raises_later(event: ca.AgentEvent) -> None:
+        await asyncio.sleep(0)
+        raises(event)
+
+    config = ca.LoopConfig(
+        stream=ScriptedStream([call("work"), "ok"]),
+        tools=[Work()],
+        event_sink=raises_later if waits else raises,
+        plugins=[ca.FunctionPlugin("event_observer", heard.append)],
+    )
+    with pytest.raises(Stop) as caught:
+        await ca.run("go", CONTEXT, config)
+    carried = caught.value.__cause__
+    assert isinstance(carried, ca.LoopError)
+    assert carried.messages or at < 2
+    ca.check_events(heard)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, Stop])
 @pytest.mark.parametrize("at", [ev.MessageEnd, ev.TurnEnd, ev.AgentEnd])
 async def test_a_listener_that_stops_the_interpreter_while_the_run_is_closed(
     stop: type[BaseException], at: type
@@ -441,6 +578,46 @@ async def test_what_ignores_its_cancellation_is_left_behind(
     assert supervised.left_behind() == 0
 
 
+def end_quietly() -> None: ...
+
+
+def fail() -> None:
+    raise OSError("interrupted")
+
+
+def leave() -> None:
+    raise GeneratorExit
+
+
+@pytest.mark.parametrize("by", ["token", "task"])
+@pytest.mark.parametrize("end", [end_quietly, fail, leave])
+async def test_a_listener_cannot_keep_a_cancellation_to_itself(
+    end: Callable[[], None], by: str
+) -> None:
+    began = asyncio.Event()
+    heard: list[ev.AgentEvent] = []
+
+    async def listen(event: ca.AgentEvent) -> None:
+        heard.append(event)
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            end()
+
+    config = ca.LoopConfig(stream=ScriptedStream(["ok"]), event_sink=listen, cancel_grace=0.02)
+    token = ca.CancellationToken()
+    task = asyncio.create_task(ca.run("go", CONTEXT, config, token))
+    await began.wait()
+    if by == "token":
+        token.cancel()
+    else:
+        task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() if by == "task" else isinstance(task.exception(), ca.RunAborted)
+    ca.check_events(heard)
+
+
 async def test_a_hook_that_times_out_and_goes_on_is_left_behind() -> None:
     swallowing = Swallowing()
     hook = ca.FunctionPlugin("before_tool_call", swallowing.__call__, name="slow")
@@ -506,7 +683,7 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("paced")
-@pytest.mark.parametrize("busy", ["turns", "calls", "deltas"])
+@pytest.mark.parametrize("busy", ["turns", "calls", "deltas", "starts", "ignored deltas"])
 async def test_a_run_that_never_waits_lets_others_run(busy: str) -> None:
     ticks = 0
     token = ca.CancellationToken()
@@ -520,7 +697,11 @@ async def test_a_run_that_never_waits_lets_others_run(busy: str) -> None:
             asyncio.get_running_loop().call_later(0.001, tick)
 
     async def stream(request: Any, signal: Any) -> AsyncIterator[Any]:
+        while busy == "ignored deltas":
+            yield Chunk(TextChunk("x"))
         yield Start(PLACEHOLDER)
+        while busy == "starts":
+            yield Start(PLACEHOLDER)
         while busy == "deltas":
             yield Chunk(TextChunk("x"))
         calls = [ca.ToolCall(str(n), "work", {}) for n in range(5_000 if busy == "calls" else 1)]

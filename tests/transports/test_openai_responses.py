@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from clark_agent import (
@@ -44,7 +44,7 @@ from clark_agent import (
     run,
     tool,
 )
-from clark_agent.errors import ReplayRefused
+from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import MISSING_RESULT
 from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, StreamEvent
 from clark_agent.testing import FakeClock
@@ -336,7 +336,13 @@ class TestHistory:
 
     @given(transcripts())
     def test_whatever_the_history_every_call_is_answered(self, history: list[AgentMessage]) -> None:
-        check_items(written(*history) if history else [])
+        try:
+            items = written(*history) if history else []
+        except TransportError as refused:
+            if "a file" not in str(refused):
+                raise
+            reject()
+        check_items(items)
 
     @given(st.lists(OUR_TURNS | st.just(result("a")) | st.just(UserMessage("Hi")), min_size=1))
     def test_whatever_the_reasoning_something_follows_it(self, history: list[AgentMessage]) -> None:

@@ -122,7 +122,10 @@ def problems(messages: Any) -> list[str]:
             ids += waiting
             if not message.content:
                 found.append(f"{place}: an assistant that says nothing")
-            if message.stop_reason in (StopReason.ERROR, StopReason.ABORTED):
+            was_heard = message.plain_text.strip() and not message.tool_calls
+            if message.stop_reason is StopReason.ERROR or (
+                message.stop_reason is StopReason.ABORTED and not was_heard
+            ):
                 found.append(f"{place}: an answer that was cut off")
         if isinstance(message, CustomMessage):
             found.append(f"{place}: a message for nobody")
