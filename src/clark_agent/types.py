@@ -467,17 +467,18 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
     identity: RunIdentity | None = None
 
     def __post_init__(self) -> None:
-        if type(self.system_prompt) is not str:
-            if not isinstance(self.system_prompt, str):
-                kind = type(self.system_prompt).__name__
+        prompt: Any = self.system_prompt
+        if type(prompt) is not str:
+            if not isinstance(prompt, str):
+                kind = type(prompt).__name__
                 raise TypeError(f"AgentContext: the system prompt must be a str, not {kind}")
-            force_setattr(self, "system_prompt", well_formed(self.system_prompt))
+            force_setattr(self, "system_prompt", well_formed(prompt))
         # By their types: a set of those is made faster than each message is looked at.
         wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
-        for kind in wrong:
-            if not issubclass(kind, _MESSAGE_TYPES):
+        for each in wrong:
+            if not issubclass(each, _MESSAGE_TYPES):
                 raise TypeError(
-                    f"AgentContext: messages must be messages, not {kind.__name__}: write "
+                    f"AgentContext: messages must be messages, not {each.__name__}: write "
                     "UserMessage('...') for what the user says"
                 )
 
