@@ -701,7 +701,9 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("paced")
-@pytest.mark.parametrize("busy", ["turns", "calls", "deltas", "starts", "ignored deltas"])
+@pytest.mark.parametrize(
+    "busy", ["turns", "calls", "deltas", "starts", "ignored deltas", "updates"]
+)
 async def test_a_run_that_never_waits_lets_others_run(busy: str) -> None:
     ticks = 0
     token = ca.CancellationToken()
@@ -727,7 +729,18 @@ async def test_a_run_that_never_waits_lets_others_run(busy: str) -> None:
 
     tick()
     mode = ca.ExecutionMode.SEQUENTIAL if busy == "calls" else ca.ExecutionMode.PARALLEL
-    config = ca.LoopConfig(stream=stream, tools=[Work()], default_execution_mode=mode)
+
+    async def work(args: Any, ctx: ca.ToolContext) -> str:
+        while busy == "updates":
+            await ctx.update("on it")
+        return "done"
+
+    config = ca.LoopConfig(
+        stream=stream,
+        tools=[Work(does=work)],
+        default_execution_mode=mode,
+        event_sink=lambda event: None,
+    )
     with pytest.raises(ca.RunAborted):  # it goes on for ever unless it is cancelled
         await ca.run("go", CONTEXT, config, token)
     assert ticks == 3
