@@ -165,10 +165,8 @@ class Emitter:
     ) -> None:
         """Await what the first of them has returned, if it was called already; then the others.
 
-        ``stop`` ends the run when all have the event, and so does what is raised here to end it. A
-        listener cannot keep a cancellation to itself: if it ends otherwise, the run still stops.
+        ``stop`` ends the run when all have the event, and so does what is raised here to end it.
         """
-        cancels = _cancels()
         try:
             for listener in listeners:
                 try:
@@ -193,8 +191,6 @@ class Emitter:
                 self._pass_on_turn()
         if stop is not None:
             raise stop
-        if _cancels() > cancels:
-            raise asyncio.CancelledError
 
     async def _within_time(self, listener: Listener, pending: Awaitable[Any]) -> None:
         coroutine = as_coroutine(pending)
@@ -205,12 +201,17 @@ class Emitter:
         # When the run is being closed, listeners have had their grace with the deadline.
         grace = self._grace if self.deadline is None else 0
         work = Supervised(coroutine, awaited, grace=grace, what=f"the listener {listener.name!r}")
-        until = self._until(listener)
-        if until is None:
-            await work
-        else:
-            async with asyncio.timeout_at(until):
+        until, cancels = self._until(listener), _cancels()
+        try:
+            if until is None:
                 await work
+            else:
+                async with asyncio.timeout_at(until):
+                    await work
+        finally:
+            # A listener cannot keep a cancellation to itself, by failing or by going on.
+            if work.is_interrupted and _cancels() > cancels:
+                raise asyncio.CancelledError
 
     def _until(self, listener: Listener) -> float | None:
         """When the listener that is about to be awaited must be done."""

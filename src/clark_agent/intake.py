@@ -53,7 +53,7 @@ from clark_agent.types import (
     Usage,
     UserMessage,
 )
-from clark_agent.wire import encode_json, jsonable
+from clark_agent.wire import encode_strictly, jsonable
 
 __all__ = [
     "accept_answer",
@@ -85,7 +85,7 @@ def accept_json(value: Any, owner: str) -> Any:
     if value is None or (type(value) is float and not isfinite(value)):
         return None  # which is how JSON has it
     try:
-        encode_json(value)
+        encode_strictly(value)
     except Exception as error:
         if not isinstance(error, UnicodeError):
             logger.warning(

@@ -808,12 +808,13 @@ class Run:
 
     # --- what tools reach -----------------------------------------------------------------------
 
-    def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
-        """Tell listeners how far a call has come."""
+    async def report(self, ctx: ToolContext, partial: ToolResult) -> None:
+        """Tell listeners how far a call has come. A tool may do so without ever waiting."""
         partial = accept_result(partial, f"ctx.update of the tool {ctx.tool_name!r}")
         if self.log is not None:
             self.log.write(ToolProgress(position=ctx.position, partial=partial), hand_on=False)
-        return self.emitter.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
+        await self.emitter.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
+        await self.pace.pause_if_due()
 
     # --- child runs -----------------------------------------------------------------------------
 

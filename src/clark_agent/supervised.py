@@ -56,6 +56,7 @@ class Supervised:
         "_task",
         "_timers",
         "_what",
+        "is_interrupted",
     )
 
     def __init__(
@@ -80,6 +81,8 @@ class Supervised:
         """How often the task was cancelled before the coroutine began. None: see when awaited."""
         self._cancels = 0
         self._leave = False
+        self.is_interrupted = False
+        """Whether a cancellation was raised inside the coroutine, whatever it made of that."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         task = self._task = asyncio.current_task()
@@ -98,6 +101,8 @@ class Supervised:
                 try:
                     yield _plain(awaited)
                 except BaseException as error:
+                    if isinstance(error, asyncio.CancelledError):
+                        self.is_interrupted = True
                     if self._leave and isinstance(error, asyncio.CancelledError):
                         if _is_task_like(awaited):
                             awaited.add_done_callback(_retrieve)

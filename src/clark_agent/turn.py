@@ -317,7 +317,7 @@ async def _stream(run: Run, request: StreamRequest) -> AssistantMessage | _Failu
         run.break_off = reading
     try:
         events = run.config.stream(request, run.signal)
-        if not isinstance(events, AsyncIterable):
+        if not hasattr(type(events), "__aiter__"):
             raise _no_transport(events)
         work = _read(run, events, reading)
         try:

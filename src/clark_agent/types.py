@@ -483,10 +483,10 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
             force_setattr(self, "system_prompt", well_formed(self.system_prompt))
         # By their types: a set of those is made faster than each message is looked at.
         wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
-        for kind in wrong:
-            if not issubclass(kind, _MESSAGE_TYPES):
+        for each in wrong:
+            if not issubclass(each, _MESSAGE_TYPES):
                 raise TypeError(
-                    f"AgentContext: messages must be messages, not {kind.__name__}: write "
+                    f"AgentContext: messages must be messages, not {each.__name__}: write "
                     "UserMessage('...') for what the user says"
                 )
 

@@ -7,6 +7,7 @@ number and kept as it is; the other rows load.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -48,6 +49,9 @@ def to_json_value(value: object) -> object:
 
 _encoder = msgspec.json.Encoder(enc_hook=to_json_value)
 
+encode_strictly = _encoder.encode
+"""The JSON of a value. Raises if it has none, also for half a character."""
+
 
 class Stamp(Struct):
     """As much of a message's JSON as tells a missing timestamp from one that is null."""
@@ -56,8 +60,16 @@ class Stamp(Struct):
 
 
 def encode_json(value: Any) -> bytes:
-    """The JSON of a message, an event, a result: of any value of this package."""
-    return _encoder.encode(value)
+    """The JSON of a message, an event, a result: of any value of this package.
+
+    A provider may cut a character in two, and each half of it comes in a delta of its own. Such a
+    half has no UTF-8: it is written as an escape.
+    """
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        plain = msgspec.to_builtins(value, enc_hook=to_json_value)
+        return json.dumps(plain, separators=(",", ":")).encode()
 
 
 @overload

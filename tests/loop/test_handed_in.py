@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import json
 import logging
 import os
 import pickle
@@ -29,7 +30,7 @@ from clark_agent import events as ev
 from clark_agent import pace, supervised
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
-from clark_agent.trajectory import JsonlStore, RunLog, replay
+from clark_agent.trajectory import JsonlStore, MemoryStore, RunLog, replay
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -93,6 +94,23 @@ async def test_wherever_it_enters(where: str) -> None:
     assert ca.load_transcript(ca.dump_transcript(result.messages)).malformed == ()
     if where != "history":
         assert "\ufffd" in ca.dump_transcript(result.messages).decode()
+
+
+async def test_half_a_character_can_be_shown_and_replayed() -> None:
+    async def stream(request: Any, signal: Any) -> AsyncIterator[Any]:
+        yield Start(PLACEHOLDER)
+        yield Chunk(TextChunk("\ud83d"))
+        raise OSError("down")
+
+    sink, store = RecordingSink(), MemoryStore()
+    config = ca.LoopConfig(stream=stream, event_sink=sink, run_log=RunLog(store))
+    with pytest.raises(ca.StreamError):
+        await ca.run("go", CONTEXT, config)
+    (update,) = [e for e in sink.events if isinstance(e, ev.MessageUpdate)]
+    assert json.loads(ca.encode_json(update))["chunk"]["delta"] == "\ud83d"
+    (summary,) = store.runs()
+    report = await replay(store, summary.run_id, config)
+    assert report.is_identical, report
 
 
 class Odd:
@@ -683,7 +701,9 @@ def paced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("paced")
-@pytest.mark.parametrize("busy", ["turns", "calls", "deltas", "starts", "ignored deltas"])
+@pytest.mark.parametrize(
+    "busy", ["turns", "calls", "deltas", "starts", "ignored deltas", "updates"]
+)
 async def test_a_run_that_never_waits_lets_others_run(busy: str) -> None:
     ticks = 0
     token = ca.CancellationToken()
@@ -709,7 +729,18 @@ async def test_a_run_that_never_waits_lets_others_run(busy: str) -> None:
 
     tick()
     mode = ca.ExecutionMode.SEQUENTIAL if busy == "calls" else ca.ExecutionMode.PARALLEL
-    config = ca.LoopConfig(stream=stream, tools=[Work()], default_execution_mode=mode)
+
+    async def work(args: Any, ctx: ca.ToolContext) -> str:
+        while busy == "updates":
+            await ctx.update("on it")
+        return "done"
+
+    config = ca.LoopConfig(
+        stream=stream,
+        tools=[Work(does=work)],
+        default_execution_mode=mode,
+        event_sink=lambda event: None,
+    )
     with pytest.raises(ca.RunAborted):  # it goes on for ever unless it is cancelled
         await ca.run("go", CONTEXT, config, token)
     assert ticks == 3

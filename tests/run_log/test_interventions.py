@@ -16,10 +16,12 @@ import pytest
 from clark_agent import (
     AfterToolCallContext,
     AfterToolDecision,
+    AgentContext,
     AgentEvent,
     AgentMessage,
     BeforeToolCallContext,
     BeforeToolDecision,
+    ChannelSteering,
     LoopConfig,
     Rewrite,
     SystemMessage,
@@ -30,9 +32,10 @@ from clark_agent import (
     UserMessage,
     agent_tool,
     check_events,
+    run,
 )
 from clark_agent.run_log.records import ToolEnded
-from clark_agent.testing import call
+from clark_agent.testing import ScriptedStream, call
 from clark_agent.trajectory import MemoryStore, RunLog, replay, resume
 from tests.run_log.stories import Deed, Story, copy_of, root_of
 from tests.run_log.test_replay import assert_same_events
@@ -288,3 +291,26 @@ async def test_whoever_acts_a_run_that_was_killed_and_resumed_replays() -> None:
         if (difference := await killed_and_resumed(Random(seed))) is not None
     }
     assert found == {}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="the replay records another broken-off answer than the run did",
+)
+async def test_steering_from_within_a_transport_that_has_said_nothing_yet() -> None:
+    steering = ChannelSteering()
+    sent: list[object] = []
+
+    async def stream(request: Any, signal: Any) -> Any:
+        if not sent:
+            sent.append(steering.handle.steer("Stop.", "now"))
+        async for event in ScriptedStream(["Here I am."])(request, signal):
+            yield event
+
+    store = MemoryStore()
+    config = LoopConfig(stream=stream, plugins=[steering], run_log=RunLog(store))
+    await run("go", AgentContext(), config)
+    (summary,) = store.runs()
+    report = await replay(store, summary.run_id, config)
+    assert report.is_identical, report

@@ -285,7 +285,7 @@ NEWER = '{"v":3,"seq":1,"run":"r","at":1,"entry":'
     ("line", "reason"),
     [
         ('{"v":2,"se\0', "JSON is malformed: invalid character"),
-        ("", "truncated"),
+        ("", "it is an empty line"),
         ("[]", "Expected `object`, got `array`"),
         ("7", "Expected `object`, got `int`"),
         ('{"v":2,"seq":1,"run":"r","at":1}', "missing required field `entry`"),

@@ -80,6 +80,8 @@ from clark_agent.trajectory import (
     InMemoryTrajectorySink,
     JsonlStore,
     LoadedRun,
+    LogDamaged,
+    LogProblem,
     MemoryStore,
     RunLog,
     RunLogError,
@@ -495,6 +497,15 @@ async def test_a_trajectory_keeps_the_messages(name: str) -> None:
     assert undated(fold(from_trajectory(to_trajectory(again))).messages) == undated(
         carried(outcome)
     )
+
+
+async def test_no_trajectory_is_made_of_a_damaged_log() -> None:
+    _, _, loaded, _ = await told("batches")
+    for lost in loaded.records:
+        kept = tuple([record for record in loaded.records if record is not lost])
+        problem = LogProblem(f"record {lost.seq}", "its checksum is wrong", "", lost.seq)
+        with pytest.raises(LogDamaged, match="its checksum is wrong"):
+            to_trajectory(LoadedRun(loaded.run_id, kept, (problem,)))
 
 
 # --- how an answer was cut ------------------------------------------------------------------------

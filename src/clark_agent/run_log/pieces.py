@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from clark_agent._text import well_formed
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
@@ -121,7 +122,7 @@ def _spells(chunks: Sequence[StreamChunk], message: AssistantMessage) -> bool:
     is_plain = len(message.content) == 1 and not message.annotations
     if len(chunks) == 1 and type(chunks[0]) is TextChunk and is_plain:
         block = message.content[0]
-        return type(block) is TextContent and block.text == chunks[0].delta
+        return type(block) is TextContent and block.text == well_formed(chunks[0].delta)
     assembler = MessageAssembler(lambda: "")
     for chunk in chunks:
         assembler.feed(chunk)

@@ -117,6 +117,8 @@ class LogReader:
         is_right = is_sealed(data, first) or any(is_sealed(data, other) for other in others)
         if not is_right and checksum_in(data) is not None:
             raise DecodeError("its checksum is wrong")
+        if not data.strip():
+            raise DecodeError("it is an empty line")
         try:
             record = decode_json(data, Record)
         except DecodeError as error:

@@ -26,7 +26,7 @@ from clark_agent.run_log.records import (
 from clark_agent.run_log.store import LoadedRun
 from clark_agent.tools import ToolResult
 from clark_agent.trajectory import records as rec
-from clark_agent.trajectory.fold import result_message
+from clark_agent.trajectory.fold import fold, result_message
 from clark_agent.trajectory.records import TrajectoryPayload, TrajectoryRecord
 from clark_agent.types import (
     AgentMessage,
@@ -40,7 +40,8 @@ __all__ = ["from_trajectory", "to_trajectory"]
 
 
 def to_trajectory(loaded: LoadedRun) -> list[TrajectoryRecord]:
-    """The log of a run as trajectory records."""
+    """The log of a run as trajectory records. Raises what `fold` raises for one that is damaged."""
+    fold(loaded)
     writer = _Writer()
     records: list[TrajectoryRecord] = []
     identity: RunIdentity | None = None

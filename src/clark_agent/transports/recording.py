@@ -92,17 +92,9 @@ def _seen(request: StreamRequest) -> dict[str, Any]:
         "provider_extras": request.provider_extras,
     }
     # As it will be when it is read again: numbers, enums and structs in their JSON form.
-    plain: dict[str, Any] = json.loads(_encoded(seen))
+    plain: dict[str, Any] = json.loads(encode_json(seen))
     plain["provider_extras"] = _without_secrets(plain["provider_extras"])
     return plain
-
-
-def _encoded(value: Any) -> bytes:
-    """JSON on one line. Half a character has no UTF-8: it can only be written as an escape."""
-    try:
-        return encode_json(value)
-    except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value, enc_hook=to_json_value)).encode()
 
 
 def _without_secrets(value: Any) -> Any:
@@ -178,7 +170,7 @@ class RecordingStream:
 
     def _write(self, call: _Call) -> None:
         with open(open_file(self.path, os.O_WRONLY | os.O_APPEND), "ab") as file:
-            file.write(_encoded(call) + b"\n")
+            file.write(encode_json(call) + b"\n")
 
 
 # --- playing back -----------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from clark_agent.stream import (
     ToolSchema,
 )
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason, Usage
-from clark_agent.wire import decode_json, encode_json, to_json_value
+from clark_agent.wire import decode_json, encode_json, encode_strictly
 
 __all__ = [
     "ChunkRecord",
@@ -179,17 +179,8 @@ def _read(cause: CauseRecord | None) -> Exception | None:
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """The event's JSON, on one line.
-
-    A provider may cut a character in two, and each half of it comes in a delta of its own. Such a
-    half has no UTF-8: it can only be written as an escape.
-    """
-    record = to_record(event)
-    try:
-        return encode_json(record)
-    except UnicodeEncodeError:
-        plain = msgspec.to_builtins(record, enc_hook=to_json_value)
-        return json.dumps(plain, separators=(",", ":")).encode()
+    """The event's JSON, on one line."""
+    return encode_json(to_record(event))
 
 
 def decode_event(data: bytes) -> StreamEvent:
@@ -262,4 +253,4 @@ def _with_integers(call: Any) -> list[dict[str, Any]]:
 def encode_call(request: StreamRequest, model: str | None = None) -> bytes:
     """The JSON of a call. Raises what cannot be written as JSON raises."""
     fields = asdict(request)
-    return encode_json(fields if model is None else {"model": model, **fields})
+    return encode_strictly(fields if model is None else {"model": model, **fields})
