@@ -7,7 +7,6 @@ number and kept as it is; the other rows load.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -68,6 +67,8 @@ def encode_json(value: Any) -> bytes:
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
+        import json  # hardly ever needed
+
         plain = msgspec.to_builtins(value, enc_hook=to_json_value)
         return json.dumps(plain, separators=(",", ":")).encode()
 
