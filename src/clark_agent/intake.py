@@ -85,7 +85,7 @@ def accept_json(value: Any, owner: str) -> Any:
     if value is None or (type(value) is float and not isfinite(value)):
         return None  # which is how JSON has it
     try:
-        encode_strictly(value)
+        written = encode_strictly(value)
     except Exception as error:
         if not isinstance(error, UnicodeError):
             logger.warning(
@@ -94,6 +94,8 @@ def accept_json(value: Any, owner: str) -> Any:
                 error,
             )
         return jsonable(value)
+    if isinstance(value, dict) and type(value) is not dict:
+        return msgspec.json.decode(written)  # its own methods may fail where we look at it
     return value
 
 

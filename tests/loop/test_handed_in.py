@@ -983,3 +983,29 @@ async def test_a_bug_in_a_tool_is_told_apart_from_a_failure(
     assert isinstance(end.exception, ca.ToolContractError)
     (logged,) = [r for r in caplog.records if "a bug in the tool" in r.getMessage()]
     assert logged.levelno == logging.ERROR
+
+
+class Invisible(dict[str, int]):
+    """Can be written, but not looked at."""
+
+    def keys(self) -> Any:
+        raise RuntimeError("no keys")
+
+    __iter__ = items = keys
+
+
+@pytest.mark.parametrize("hook", ["after_tool_call", "before_tool_call"])
+async def test_details_of_a_hook_that_cannot_be_looked_at_are_kept(hook: Any) -> None:
+    result = ca.ToolResult((ca.TextContent("changed"),), details=Invisible(a=1))
+
+    def decide(ctx: Any) -> Any:
+        if hook == "after_tool_call":
+            return ca.AfterToolDecision(result)
+        return ca.Answer(result)
+
+    done, sink = await completed(
+        [call("work"), "ok"], Work(), plugins=[ca.FunctionPlugin(hook, decide)]
+    )
+    ca.check_events(sink.events)
+    (told,) = results(done)
+    assert told.details["a"] == 1
