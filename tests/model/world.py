@@ -789,7 +789,7 @@ async def check_nothing_left(
     world: World, sink: RecordingSink, before: set[asyncio.Task[Any]]
 ) -> None:
     """No stream is open, no task or timer is left, and late progress is dropped."""
-    assert world.open_streams <= world.scenario.script.count("deaf")
+    assert world.open_streams <= supervised.left_behind()
     told = len(sink.events)
     for handle in world.handles:
         await handle.update("too late")

@@ -881,7 +881,7 @@ def a_budget_of_tokens(s: Story) -> None:
 def time_runs_out_in_a_tool(s: Story) -> None:
     s.deed("quick", "quick")
     s.deed("waits", lambda args, ctx: asyncio.sleep(60, "never"))
-    s.settings["budget"] = Budget(seconds=0.05)
+    s.settings["budget"] = Budget(seconds=0.2)
     s.model(call("quick"), [call("waits"), call("quick"), call("waits")], "It is not asked.")
 
 
@@ -901,7 +901,7 @@ def time_runs_out_in_an_answer(s: Story) -> None:
             await asyncio.sleep(60)
 
     s.deed("quick", "quick")
-    s.settings["budget"] = Budget(seconds=0.05)
+    s.settings["budget"] = Budget(seconds=0.2)
     s.models.append(Slow(call("quick")))
 
 
