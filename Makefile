@@ -4,10 +4,9 @@
 
 PYTHON ?= python3
 SECONDS_GIVEN ?= 86400
-# A process for each core and one more, since tests wait for servers. Each begins with a stretch of
-# neighbours, which share servers and models, and takes over from the others when it is done.
-PARALLEL ?= --dist worksteal --numprocesses \
-	$(shell $(PYTHON) -c "import os; print(min(8, 1 + (os.cpu_count() or 1)))")
+# Each core begins with a stretch of neighbours, which share servers and models, and takes over from
+# the others when it is done.
+PARALLEL ?= --numprocesses auto --maxprocesses 8 --dist worksteal
 # To count lines takes half as long again as the tests themselves. COVER=--cov does so anywhere.
 COVER ?= $(if $(CI),--cov)
 VENV := .venv
