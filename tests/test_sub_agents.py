@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import product
+from threading import Barrier
+from time import sleep
 from typing import Any, Literal
 
 import msgspec
@@ -1589,6 +1591,27 @@ async def test_a_tool_always_knows_whose_call_it_is(given: RunIdentity | None) -
         assert sink.of(ev.RunIdentified) == []  # only for an identity that the context brought
     else:
         assert seen[0] == given
+
+
+async def test_two_threads_that_ask_at_once_are_told_the_same() -> None:
+    class Slow(FakeClock):
+        def new_id(self) -> str:
+            sleep(0.02)
+            return super().new_id()
+
+    seen: list[RunIdentity] = []
+    together = Barrier(2)
+
+    @tool
+    def who(ctx: ToolContext) -> str:
+        """Tell who it is."""
+        together.wait(10)
+        seen.append(ctx.identity)
+        return "told"
+
+    model = ScriptedStream([[call("who"), call("who")], "done"])
+    await run("go", AgentContext(), LoopConfig(stream=model, tools=[who], clock=Slow()))
+    assert seen[0] is seen[1]
 
 
 def test_also_in_a_test_of_the_tool() -> None:

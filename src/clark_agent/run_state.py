@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -81,6 +81,8 @@ from clark_agent.types import (
 __all__ = ["Intervention", "ReplayScript", "Replayed", "Resumption", "Run"]
 
 logger = logging.getLogger(__name__)
+
+_identifying = Lock()
 
 
 Intervention: TypeAlias = Literal["steered", "out_of_time"]
@@ -821,9 +823,11 @@ class Run:
     def identify(self) -> RunIdentity:
         """Who this run is to its children, also when the host has not said."""
         if self.identity is None:
-            self.identity = RunIdentity.root(
-                self.config.clock.new_id(), conversation_id=self.config.conversation_id
-            )
+            with _identifying:  # two tools in threads may ask at the same time
+                if self.identity is None:
+                    self.identity = RunIdentity.root(
+                        self.config.clock.new_id(), conversation_id=self.config.conversation_id
+                    )
         return self.identity
 
     @property
