@@ -305,9 +305,7 @@ def is_plain_answer(message: Any) -> bool:
     if usage is not None and _usage(usage) is not usage:
         return False
     try:
-        _encode(
-            message
-        )  # fails where there is half a character, or arguments that JSON cannot hold
+        _encode(message)  # not with half a character, or with arguments that have no JSON
     except Exception:
         return False
     return message.timestamp is None or type(message.timestamp) is int
@@ -477,6 +475,7 @@ def accept_chunk(chunk: Any) -> StreamChunk:
     return accepted
 
 
+_TEXT_ALONE = frozenset([TextChunk])
 _delta = attrgetter("delta")
 
 
@@ -485,9 +484,10 @@ def accept_chunks(chunks: list[StreamChunk]) -> None:
 
     Raises `TypeError` at the first that is none; it and those behind it are dropped.
     """
-    with suppress(TypeError, AttributeError):
-        "".join(map(_delta, chunks))  # text alone, as a rule
-        return
+    if set(map(type, chunks)) <= _TEXT_ALONE:  # as a rule
+        with suppress(TypeError):
+            "".join(map(_delta, chunks))
+            return
     for place, chunk in enumerate(chunks):
         try:
             chunks[place] = accept_chunk(chunk)

@@ -572,11 +572,9 @@ def _less_thinking(effort: ReasoningEffort) -> ReasoningEffort:
 
 async def _shrink(run: Run, iteration: int, attempts: _Attempts) -> bool:
     """Let the recovery make the transcript smaller. False: it may not, or it did not."""
-    recovery = (
-        run.hooks.recovery
-        if run.config.overflow_recovery is None
-        else (run.config.overflow_recovery)
-    )
+    recovery = run.config.overflow_recovery
+    if recovery is None:
+        recovery = run.hooks.recovery
     if recovery is None or attempts.overflows >= getattr(recovery, "max_attempts", 1):
         return False
     attempts.overflows += 1

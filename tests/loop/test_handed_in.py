@@ -1009,3 +1009,28 @@ async def test_details_of_a_hook_that_cannot_be_looked_at_are_kept(hook: Any) ->
     ca.check_events(sink.events)
     (told,) = results(done)
     assert told.details["a"] == 1
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_chunk_that_only_looks_like_one_is_dropped(is_cancelled: bool) -> None:
+    """Nobody listens, so it is found when the answer is over, or broken off."""
+
+    class Delta:
+        delta = "a word"
+
+    token = ca.CancellationToken()
+
+    async def stream(request: Any, signal: Any) -> Any:
+        yield Start(ca.AssistantMessage((), ca.StopReason.OTHER))
+        yield Chunk(TextChunk("half"))
+        yield Chunk(Delta())  # type: ignore[arg-type]
+        if is_cancelled:
+            token.cancel()
+            await asyncio.Event().wait()
+        yield Done(ca.AssistantMessage.from_text("half a word"))
+
+    with pytest.raises(ca.RunAborted if is_cancelled else ca.StreamError) as caught:
+        await ca.run("go", ca.AgentContext(), ca.LoopConfig(stream=stream), token)
+    assert type(caught.value) is not ca.LoopError
+    assert caught.value.partial is not None
+    assert caught.value.partial.plain_text == "half"
