@@ -321,6 +321,16 @@ def paths(value: Any, path: Path = ()) -> Iterator[Path]:
         yield from paths(part, (*path, name))
 
 
+def fields(wire: str) -> Iterator[tuple[int, Any, Path, Any]]:
+    """Every field of a recorded answer: the number of its event, the event, its path, its value."""
+    for number, event in enumerate(TRANSPORTS[wire][1]):
+        for path in paths(event):
+            value = event
+            for name in path:
+                value = value[name]
+            yield number, event, path, value
+
+
 def replaced(event: Any, path: Path, other: Any) -> Any:
     event = deepcopy(event)
     place = event
@@ -339,19 +349,14 @@ def is_of_another_type(value: Any, other: Any) -> bool:
 
 @every_wire
 def test_any_field_may_be_of_any_other_type_or_missing(wire: str) -> None:
-    recorded = TRANSPORTS[wire][1]
-    events = [written(event) for event in recorded]
-    for number, event in enumerate(recorded):
-        for path in paths(event):
-            before = event
-            for name in path:
-                before = before[name]
-            for other in (*OTHERS, DROPPED):
-                if other is not DROPPED and not is_of_another_type(before, other):
-                    continue
-                spoilt = written(replaced(event, path, other))
-                data = b"".join((*events[:number], spoilt, *events[number + 1 :]))
-                check(wire, events, number, data)
+    events = [written(event) for event in TRANSPORTS[wire][1]]
+    for number, event, path, before in fields(wire):
+        for other in (*OTHERS, DROPPED):
+            if other is not DROPPED and not is_of_another_type(before, other):
+                continue
+            spoilt = written(replaced(event, path, other))
+            data = b"".join((*events[:number], spoilt, *events[number + 1 :]))
+            check(wire, events, number, data)
 
 
 @every_wire
@@ -426,23 +431,18 @@ def test_what_is_no_stream_is_quoted(wire: str, page: bytes) -> None:
 @every_wire
 def test_half_a_character_may_stand_in_any_text(wire: str) -> None:
     """What comes of it can be written, by the gateway and by a log."""
-    recorded = TRANSPORTS[wire][1]
-    events = [written(event) for event in recorded]
-    for number, event in enumerate(recorded):
-        for path in paths(event):
-            before = event
-            for name in path:
-                before = before[name]
-            if not isinstance(before, (str, dict)):
-                continue
-            other = before + HALF if isinstance(before, str) else {**before, HALF: HALF}
-            spoilt = written(json.dumps(replaced(event, path, other)))
-            data = b"".join((*events[:number], spoilt, *events[number + 1 :]))
-            check(wire, events, number, data)
-            outcome = heard(wire, data)
-            message = outcome[1] if isinstance(outcome, tuple) else outcome
-            decode_event(encode_event(Done(message)))
-            encode_json(accept_answer(message))
+    events = [written(event) for event in TRANSPORTS[wire][1]]
+    for number, event, path, before in fields(wire):
+        if not isinstance(before, (str, dict)):
+            continue
+        other = before + HALF if isinstance(before, str) else {**before, HALF: HALF}
+        spoilt = written(json.dumps(replaced(event, path, other)))
+        data = b"".join((*events[:number], spoilt, *events[number + 1 :]))
+        check(wire, events, number, data)
+        outcome = heard(wire, data)
+        message = outcome[1] if isinstance(outcome, tuple) else outcome
+        decode_event(encode_event(Done(message)))
+        encode_json(accept_answer(message))
 
 
 def whole_call(wire: str, arguments: Any) -> list[Any]:
