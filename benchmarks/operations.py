@@ -34,7 +34,8 @@ from benchmarks import clark
 from benchmarks.counting import Operations
 from benchmarks.run_log import one_run
 from benchmarks.work import seen
-from clark_agent import dump_transcript, load_transcript, pace
+from clark_agent import dump_transcript, load_transcript
+from clark_agent.engine import pace
 from clark_agent.trajectory import JsonlStore, RunLog
 
 PINS = Path(__file__).with_name("operations.json")

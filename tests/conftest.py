@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from clark_agent import pace
 from clark_agent._text import well_formed
+from clark_agent.engine import pace
 from tests import event_loops, sizes
 
 pytest_plugins = ["tests.no_skips", "tests.selection"]

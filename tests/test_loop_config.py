@@ -19,6 +19,7 @@ from clark_agent import (
     SystemMessage,
 )
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
+from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
 from clark_agent.plugin import HOOK_OF, Capability, FunctionPlugin, TransformContext
 from clark_agent.plugins import GracefulTurnLimit
@@ -79,6 +80,7 @@ INHERITED: dict[str, Any] = {
     "grace_iterations": 2,
     "budget": Budget(turns=3),
     "run_log": RunLog(MemoryStore()),
+    "effects": Effects(),
     "plain_text_terminal_fallback_tool": "done",
     "plain_text_terminal_fallback_eager": True,
     "plain_text_terminal_fallback_eager_nudge": True,
@@ -120,6 +122,7 @@ DEFAULTS: dict[str, Any] = {
     "empty_outcome_retry_budget": None,
     "budget": None,
     "run_log": None,
+    "effects": None,
     "plain_text_terminal_fallback_tool": None,
     "plain_text_terminal_fallback_eager": False,
     "plain_text_terminal_fallback_eager_nudge": False,

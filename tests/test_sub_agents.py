@@ -60,9 +60,9 @@ from clark_agent import (
     tool,
 )
 from clark_agent import events as ev
+from clark_agent.engine.supervised import left_behind
 from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
-from clark_agent.supervised import left_behind
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from tests.event_loops import timers
 from tests.loop.support import (

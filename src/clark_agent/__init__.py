@@ -29,6 +29,7 @@ from clark_agent.cancellation import CancellationToken, Subscription
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.conversation import Conversation
+from clark_agent.engine.loop import run, run_continue
 from clark_agent.errors import (
     AccessRefused,
     ClarkAgentError,
@@ -79,7 +80,6 @@ from clark_agent.history import (
     repair_history,
     unique_tool_call_ids,
 )
-from clark_agent.loop import LoopOutcome, RunResult, run, run_continue
 from clark_agent.plugin import (
     AfterToolCall,
     AfterToolCallContext,
@@ -143,6 +143,7 @@ from clark_agent.request_summary import (
     ProviderMessageCounts,
     ProviderRequestSummary,
 )
+from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.running import RunStream, run_sync, stream_run
 from clark_agent.schema import portable_schema, strict_schema
 from clark_agent.schema_rules import SchemaProblem, SchemaRules, check_schema

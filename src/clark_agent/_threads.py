@@ -18,7 +18,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["WorkerThreads", "run_in_thread"]
+__all__ = ["WorkerThreads", "call_in_loop", "has_running_loop", "is_running", "run_in_thread"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,30 @@ def has_running_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        return False
+    return True
+
+
+def is_running(loop: asyncio.AbstractEventLoop | None) -> bool:
+    """Whether this code runs in the event loop."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def call_in_loop(
+    loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object
+) -> bool:
+    """Have something called soon in an event loop, from any thread. False: the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except NotImplementedError:  # an event loop that only its own thread can reach
+        loop.call_soon(call, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        logger.debug("an event loop was closed before it could be told")
         return False
     return True
 
@@ -58,10 +82,7 @@ class _Job:
             self.error = error
 
     def deliver(self) -> None:
-        try:
-            self.loop.call_soon_threadsafe(self._settle)
-        except RuntimeError:  # the loop was closed while the call ran: nobody waits any more
-            logger.debug("a function in a thread outlived its event loop")
+        call_in_loop(self.loop, self._settle)
 
     def _settle(self) -> None:
         if self.future.done():  # whoever waited was cancelled

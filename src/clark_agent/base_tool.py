@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 from inspect import iscoroutinefunction, unwrap
-from threading import Lock, get_ident
+from threading import Lock
 from types import FunctionType
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
+from clark_agent._threads import call_in_loop, is_running
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.stream import ToolSchema
@@ -119,11 +120,6 @@ class ParentRun(Protocol):
         """Whether anybody wants to know how far a call has come."""
         ...
 
-    @property
-    def thread(self) -> int:
-        """The thread of the event loop."""
-        ...
-
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         """Tell listeners how far the call has come."""
         ...
@@ -133,7 +129,6 @@ class _NoRun:
     """Stands in for the run of a tool that is called by itself."""
 
     _identity: RunIdentity | None = None
-    thread = 0
 
     def __init__(
         self,
@@ -146,7 +141,6 @@ class _NoRun:
         self.tells_progress = emit is not None
         self.loop = loop
         if emit is not None:
-            self.thread = get_ident()
             self.loop = loop or asyncio.get_running_loop()
 
     def identify(self) -> RunIdentity:
@@ -241,7 +235,7 @@ class ToolContext:
         if self._settled or not run.tells_progress:
             return FINISHED
         result = ToolResult.text(partial) if isinstance(partial, str) else partial
-        if get_ident() == run.thread:
+        if is_running(run.loop):
             return self._report(result)
         assert run.loop is not None
         self._report_and_wait(run.loop, result)
@@ -279,9 +273,7 @@ class ToolContext:
             _reports.add(task)
             task.add_done_callback(_reports.discard)
 
-        try:
-            loop.call_soon_threadsafe(start)
-        except RuntimeError:  # the loop is closed
+        if not call_in_loop(loop, start):
             return
         while not self._settled and not self.signal.cancelled and loop.is_running():
             wait([done], _POLL_SECONDS)

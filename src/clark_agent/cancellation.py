@@ -17,6 +17,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from clark_agent._threads import call_in_loop
+
 __all__ = ["CancellationToken", "Subscription"]
 
 logger = logging.getLogger(__name__)
@@ -136,13 +138,7 @@ class CancellationToken:
             if not done.done():
                 done.set_result(None)
 
-        def wake_from_any_thread() -> None:
-            try:
-                loop.call_soon_threadsafe(wake)
-            except RuntimeError:  # the loop has closed in the meantime; nobody is waiting
-                logger.debug("cancelled after the waiting event loop was closed")
-
-        subscription = self.subscribe(wake_from_any_thread)
+        subscription = self.subscribe(lambda: call_in_loop(loop, wake))
         try:
             await done
         finally:

@@ -7,12 +7,13 @@ bring their own: retries then take no real time and ids repeat.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import time_ns
-from typing import Protocol
+from typing import Any, Protocol
 
 from clark_agent._ids import random_id
 
-__all__ = ["Clock", "SystemClock", "now_ms"]
+__all__ = ["Clock", "SystemClock", "Timer", "call_later", "now_ms"]
 
 
 def now_ms() -> int:
@@ -20,8 +21,20 @@ def now_ms() -> int:
     return time_ns() // 1_000_000
 
 
+class Timer(Protocol):
+    """Something that will happen, unless it is cancelled before."""
+
+    def cancel(self) -> None:
+        """Call it off. Harmless when it has happened."""
+        ...
+
+
 class Clock(Protocol):
-    """Contract: none of these raises, except that ``sleep`` may be cancelled."""
+    """Contract: none of these raises, except that ``sleep`` may be cancelled.
+
+    A clock may also have ``call_later(seconds, callback)``, which returns a `Timer`. Without it the
+    timers of a run are those of its event loop.
+    """
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
@@ -48,3 +61,10 @@ class SystemClock:
     def new_id(self) -> str:
         """A random UUID."""
         return random_id()
+
+
+def call_later(clock: Clock, seconds: float, callback: Callable[[], object]) -> Timer:
+    """Have something called in so many seconds, by the clock if it has timers of its own."""
+    own: Any = getattr(clock, "call_later", None)
+    timer: Timer = (own or asyncio.get_running_loop().call_later)(seconds, callback)
+    return timer

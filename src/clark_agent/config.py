@@ -11,15 +11,16 @@ from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from functools import cached_property
 from inspect import iscoroutinefunction, signature
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from msgspec import Struct, StructMeta, field
 from msgspec.structs import force_setattr, replace
 
 from clark_agent.argument_repair import close_match
+from clark_agent.audience import Audience
 from clark_agent.budget import Budget
 from clark_agent.clock import Clock, SystemClock
-from clark_agent.emitter import Audience
+from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.plugin import (
@@ -46,7 +47,6 @@ from clark_agent.plugin import (
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
-from clark_agent.run_log.log import RunLog
 from clark_agent.stream import ReasoningEffort, StreamFn
 from clark_agent.tokens import JsonSizeEstimator, TokenEstimator
 from clark_agent.tools import AgentTool, ToolLike, ToolRegistry
@@ -60,6 +60,14 @@ class ExecutionMode(StrEnum):
 
     PARALLEL = "parallel"
     SEQUENTIAL = "sequential"
+
+
+class Journals(Protocol):
+    """Where runs are written down: a `clark_agent.run_log.RunLog`."""
+
+    def journal(self, run_id: str, clock: Clock, *, checks_calls: bool = False) -> Any:
+        """What the engine tells of a run; ``checks_calls`` if hooks decide about tool calls."""
+        ...
 
 
 class _Named(StructMeta):
@@ -134,8 +142,10 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     hook_timeout: float | None = None
     """Seconds that a hook may take."""
     clock: Clock = field(default_factory=SystemClock)
-    run_log: RunLog | None = None
+    run_log: Journals | None = None
     """Where everything that comes into a run is written down, as it happens."""
+    effects: Effects | None = None
+    """How models are asked, tools run and child runs started, if not directly."""
 
     def __post_init__(self) -> None:
         for name in ("tools", "plugins"):
@@ -309,8 +319,13 @@ def _check(config: LoopConfig) -> None:
     _check_enum(config, "reasoning", ReasoningEffort)
     _check_fallback(config)
     run_log: Any = config.run_log
-    if run_log is not None and not isinstance(run_log, RunLog):
+    if run_log is not None and (
+        isinstance(run_log, type) or not callable(getattr(run_log, "journal", None))
+    ):
         raise ConfigError(f"run_log must be a RunLog, not {run_log!r}")
+    effects: Any = config.effects
+    if effects is not None and not isinstance(effects, Effects):
+        raise ConfigError(f"effects must be an instance of Effects, not {effects!r}")
     budget: Any = config.budget
     if budget is not None:
         if not isinstance(budget, Budget):
@@ -509,9 +524,13 @@ class AgentBuilder:
         """Time and ids."""
         return self._set("clock", value)
 
-    def run_log(self, value: RunLog) -> Self:
+    def run_log(self, value: Journals) -> Self:
         """Where everything that comes into a run is written down."""
         return self._set("run_log", value)
+
+    def effects(self, value: Effects) -> Self:
+        """How models are asked, tools run and child runs started."""
+        return self._set("effects", value)
 
     def plugin(self, plugin: Plugin) -> Self:
         """Add a plugin, with all its hooks."""

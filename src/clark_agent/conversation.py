@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
+from clark_agent.engine.arguments import check_arguments, check_continuation
+from clark_agent.engine.loop import start
 from clark_agent.errors import DecodeError, LoopError, RunAborted, failure_of
 from clark_agent.events import EventSink
-from clark_agent.loop import RunResult, check_arguments, check_continuation, start
+from clark_agent.result import RunResult
 from clark_agent.running import Prompts, RunStream
 from clark_agent.types import (
     AgentContext,

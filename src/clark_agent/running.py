@@ -16,9 +16,11 @@ from typing import Any, Self, TypeAlias
 from clark_agent._threads import has_running_loop
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
+from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
+from clark_agent.engine.loop import start
 from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, ChannelSink, EventSink
-from clark_agent.loop import RunResult, check_arguments, check_continuation, prompt_messages, start
+from clark_agent.result import RunResult
 from clark_agent.types import AgentContext, AgentMessage
 
 __all__ = ["RunStream", "run_sync", "stream_run"]

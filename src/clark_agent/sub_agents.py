@@ -11,11 +11,15 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import Any, cast
 
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from clark_agent.base_tool import check_tool_name
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
+from clark_agent.effects import DIRECT
+from clark_agent.engine.arguments import check_arguments
+from clark_agent.engine.loop import start
+from clark_agent.engine.run import Run
 from clark_agent.errors import (
     ConfigError,
     LoopError,
@@ -24,14 +28,42 @@ from clark_agent.errors import (
     ToolExecutionError,
 )
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
-from clark_agent.loop import LoopOutcome, RunResult, check_arguments, prompt_messages, start
-from clark_agent.run_state import Replayed, Run
+from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.tools import AgentTool, FunctionTool, ToolContext, ToolResult, tool_result
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
 
-__all__ = ["agent_tool", "run_child"]
+__all__ = ["ChildRun", "agent_tool", "run_child"]
 
 _MAX_DEPTH = 3
+
+
+class ChildRun(Struct, frozen=True, kw_only=True):
+    """A run that is about to start below another."""
+
+    ctx: ToolContext
+    """Of the call that starts it."""
+    prompts: str | AgentMessage | Iterable[AgentMessage]
+    context: AgentContext
+    config: LoopConfig
+    signal: CancellationToken
+
+    @property
+    def tool_call_id(self) -> str:
+        """The call that starts it."""
+        return self.ctx.tool_call_id
+
+    def start(self) -> Awaitable[RunResult]:
+        """Run it."""
+        parent = cast("Run | None", self.ctx.run)
+        return start(
+            self.prompts,
+            self.context,
+            self.config,
+            self.signal,
+            sink=_forward(self.ctx, self.context.identity, parent),
+            parent=parent,
+            call_id=self.tool_call_id,
+        )
 
 
 async def run_child(
@@ -53,27 +85,14 @@ async def run_child(
         raise ToolExecutionError(
             f"no agent may be started here: {max_depth} levels below the outermost run is the limit"
         )
-    replayed: Replayed | None = None
-    if parent is not None and parent.replays is not None:
-        given = prompt_messages(prompts, config)
-        replayed = parent.replays.child(ctx.tool_call_id, given, config)
-        identity, prompts, config = replayed.identity, replayed.prompts, replayed.config
     context = AgentContext(system_prompt, identity=identity)
     check_arguments(context, config)
-    for meter in () if parent is None else parent.meters:
+    for meter in () if parent is None else parent.spending.meters:
         meter.budget.check_model(config.model_id)
-    child = start(
-        prompts,
-        context,
-        config,
-        ctx.signal,
-        sink=_forward(ctx, identity, parent),
-        parent=parent,
-        call_id=ctx.tool_call_id,
-        replays=None if replayed is None else replayed.script,
-    )
+    child = ChildRun(ctx=ctx, prompts=prompts, context=context, config=config, signal=ctx.signal)
+    effects = DIRECT if parent is None else parent.effects
     # In a task of its own, so that its cancellations and those of the parent are told apart.
-    task = asyncio.get_running_loop().create_task(_held(child))
+    task = asyncio.get_running_loop().create_task(_held(effects.run_child(child)))
     while not task.done():
         try:
             await asyncio.wait([task])
@@ -105,9 +124,11 @@ def _child_identity(parent: Run | None, config: LoopConfig) -> RunIdentity:
     return RunIdentity.child_of(parent.identify(), parent.clock.new_id())
 
 
-def _forward(ctx: ToolContext, identity: RunIdentity, parent: Run | None) -> EventSink | None:
-    """Where the child's events go: into the parent's stream, if anybody there wants them."""
-    if parent is None or not parent.emitter.listeners(ChildRunEvent):
+def _forward(
+    ctx: ToolContext, identity: RunIdentity | None, parent: Run | None
+) -> EventSink | None:
+    """Where the child's events go: into the parent's stream, if a listener there wants them."""
+    if parent is None or identity is None or not parent.emitter.listeners(ChildRunEvent):
         return None
 
     async def forward(event: AgentEvent) -> None:

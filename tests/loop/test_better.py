@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -47,15 +49,14 @@ from clark_agent import (
     ToolResultMessage,
     UserMessage,
     check_events,
-    execution,
+    engine,
     fold_events,
     repair_history,
     run,
-    run_state,
-    turn,
 )
 from clark_agent import events as ev
-from clark_agent.emitter import Audience, Emitter
+from clark_agent.engine.emitter import Audience, Emitter
+from clark_agent.engine.run import Run
 from clark_agent.plugin import Hooks
 from clark_agent.stream import Chunk, Done, Start, TextChunk
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call
@@ -417,18 +418,22 @@ async def test_the_grammar_is_code_that_users_can_run_on_what_they_recorded() ->
 # --- nobody pays for listeners that are not there -----------------------------------------------
 
 
+def engine_modules() -> list[str]:
+    return [f"clark_agent.engine.{module.name}" for module in iter_modules(engine.__path__)]
+
+
 def counted_events(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Count every event that the loop makes, where it makes them."""
     made: Counter[str] = Counter()
 
     def counting(kind: Any) -> Any:
-        def count(self: object) -> None:
+        def make(*args: Any, **fields: Any) -> Any:
             made[kind.__name__] += 1
+            return kind(*args, **fields)
 
-        fields = {"__post_init__": count, "__module__": __name__}
-        return type(kind)(kind.__name__, (kind,), fields, frozen=True)
+        return make
 
-    for module in (execution, run_state, turn):
+    for module in map(import_module, engine_modules()):
         for name in ev.__all__:
             kind = getattr(module, name, None)
             if isinstance(kind, type) and issubclass(kind, ev._Event):
@@ -450,7 +455,7 @@ async def test_without_listeners_progress_is_not_even_reported(
     """A thread does not wait for the event loop to tell nobody."""
     told: list[str] = []
 
-    def spy(self: run_state.Run, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
+    def spy(self: Run, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         told.append(partial.plain_text)
         return self.emit(ev.ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
 
@@ -461,7 +466,7 @@ async def test_without_listeners_progress_is_not_even_reported(
             await ctx.update("half")
         return ToolResult.text("done")
 
-    monkeypatch.setattr(run_state.Run, "report", spy)
+    monkeypatch.setattr(Run, "report", spy)
     for sink, wanted in ((None, []), (RecordingSink(), ["half"])):
         stream = ScriptedStream([call("work"), "ok"])
         config = LoopConfig(stream=stream, tools=[Work("work", work)], event_sink=sink)

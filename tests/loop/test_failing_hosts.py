@@ -125,7 +125,7 @@ async def test_a_log_handler_that_raises_does_not_hold_up_the_events() -> None:
     def fail(event: AgentEvent) -> None:
         raise OSError("no space left on device")
 
-    emitting, full = logging.getLogger("clark_agent.emitter"), Full()
+    emitting, full = logging.getLogger("clark_agent.engine.emitter"), Full()
     emitting.addHandler(full)
     try:
         async with asyncio.timeout(60):

@@ -50,15 +50,15 @@ SEAMS = {
     "channel is over": "clark_agent.steering:Channel.is_over",
     "budget warns": "clark_agent.budget:Meter.nearly_reached",
     "plugins for a run": "clark_agent.plugin:Hooks.for_run",
-    "meters of a run": "clark_agent.run_state:Run._meters",
-    "event": "clark_agent.emitter:Emitter.emit",
-    "listener works": "clark_agent.emitter:Emitter.is_sending",
-    "batch is made": "clark_agent.execution:Batch.__init__",
-    "batch is run": "clark_agent.execution:Batch.execute",
-    "batch is settled": "clark_agent.execution:Batch.settle",
-    "batch is stopped": "clark_agent.execution:Batch.stop",
-    "batch awaits its tasks": "clark_agent.execution:Batch._tasks_done",
-    "grace of a call ends": "clark_agent.supervised:Supervised._end_of_grace",
+    "spending of a run": "clark_agent.engine.spending:Spending.__init__",
+    "event": "clark_agent.engine.emitter:Emitter.emit",
+    "listener works": "clark_agent.engine.emitter:Emitter.is_sending",
+    "batch is made": "clark_agent.engine.batch:Batch.__init__",
+    "batch is run": "clark_agent.engine.batch:Batch.run",
+    "batch is settled": "clark_agent.engine.batch:Batch.settle",
+    "calls are stopped": "clark_agent.engine.call:Siblings.stop",
+    "batch awaits its tasks": "clark_agent.engine.batch:Batch._tasks_done",
+    "grace of a call ends": "clark_agent.engine.supervised:Supervised._end_of_grace",
 }
 
 # Tests that notice a fault.
@@ -194,10 +194,10 @@ def _(fault: Fault) -> None:
     forgotten: dict[int, object] = {}
 
     def change(settle: Any) -> Any:
-        async def remember(self: Any) -> Any:
-            results = await settle(self)
-            settled.update({id(message): message for message in results})
-            return results
+        async def remember(self: Any, *args: Any) -> Any:
+            outcome = await settle(self, *args)
+            settled.update({id(message): message for message in outcome.results})
+            return outcome
 
         return remember
 
@@ -217,9 +217,10 @@ def _(fault: Fault) -> None:
 @breaks("an interrupted batch drops its results", CANCELLED.format("two tools at once"))
 def _(fault: Fault) -> None:
     def change(settle: Any) -> Any:
-        async def drop(self: Any) -> list[ca.ToolResultMessage]:
-            fault.fired += bool(await settle(self))
-            return []
+        async def drop(self: Any, *args: Any) -> Any:
+            outcome = await settle(self, *args)
+            fault.fired += bool(outcome.results)
+            return replace(outcome, results=[], positions=[])
 
         return drop
 
@@ -241,12 +242,12 @@ def _(fault: Fault) -> None:
         return take_up
 
     def change(settle: Any) -> Any:
-        async def drop(self: Any) -> Any:
-            results = await settle(self)
+        async def drop(self: Any, *args: Any) -> Any:
+            outcome = await settle(self, *args)
             if self in taken_up:
-                return results
-            fault.fired += bool(results)
-            return []
+                return outcome
+            fault.fired += bool(outcome.results)
+            return replace(outcome, results=[], positions=[])
 
         return drop
 
@@ -257,9 +258,9 @@ def _(fault: Fault) -> None:
 @breaks("tasks of an interrupted batch are left running", CANCELLED.format("two tools at once"))
 def _(fault: Fault) -> None:
     def unless_failing(stop: Any) -> Any:
-        def stop_others(self: Any, why: str) -> None:
+        def stop_others(self: Any, **kwargs: Any) -> None:
             if not is_failing():
-                stop(self, why)
+                stop(self, **kwargs)
 
         return stop_others
 
@@ -275,7 +276,7 @@ def _(fault: Fault) -> None:
 
         return leave
 
-    fault.wrap("batch is stopped", unless_failing)
+    fault.wrap("calls are stopped", unless_failing)
     fault.wrap("batch awaits its tasks", change)
 
 
@@ -580,16 +581,16 @@ def _(fault: Fault) -> None:
     "tests/test_budget.py::test_what_any_run_of_the_tree_spends_counts_for_all",
 )
 def _(fault: Fault) -> None:
-    def none_of(value: Any) -> Any:
-        if isinstance(value, tuple) and any(isinstance(meter, Meter) for meter in value):
-            fault.fired += 1
-            return ()
-        return value
+    def change(init: Any) -> Any:
+        def forget(self: Any, *args: Any, above: Any = None, **kwargs: Any) -> None:
+            init(self, *args, above=above, **kwargs)
+            shared = () if above is None else above.meters
+            fault.fired += bool(shared)
+            self.meters = tuple([meter for meter in self.meters if meter not in shared])
 
-    def change(meters: Any) -> Any:
-        return lambda self, *args: meters(self, *map(none_of, args))
+        return forget
 
-    fault.wrap("meters of a run", change)
+    fault.wrap("spending of a run", change)
 
 
 @breaks(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import clark_agent as ca
-from clark_agent import supervised
+from clark_agent.engine import supervised
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from tests.model.world import GRACE, Scenario, World
 

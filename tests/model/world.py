@@ -27,8 +27,8 @@ from typing import Any, Literal
 
 import clark_agent as ca
 from clark_agent import stream as st
-from clark_agent import supervised
-from clark_agent.loop import FALLBACK_ID
+from clark_agent.engine import supervised
+from clark_agent.engine.loop import FALLBACK_ID
 from clark_agent.testing import FakeClock, RecordingSink
 from tests.event_loops import timers
 

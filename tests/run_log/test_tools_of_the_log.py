@@ -45,7 +45,7 @@ from clark_agent import (
 )
 from clark_agent.errors import failure_of
 from clark_agent.events import TurnEnd
-from clark_agent.run_log.log import LoggedClock, RunWriter
+from clark_agent.run_log.log import RunWriter
 from clark_agent.run_log.pieces import cut, joined
 from clark_agent.run_log.records import (
     Answered,
@@ -588,7 +588,8 @@ def encode_entry_as_written(entry: Answered) -> bytes:
         def close(self) -> None:
             pass
 
-    writer = RunWriter(RunLog(MemoryStore()), "x", Taking(), LoggedClock(Ticking()))
+    writer = RunWriter(RunLog(MemoryStore()), "x", Ticking())
+    writer._appender = Taking()  # type: ignore[assignment]
     writer.write(entry)
     writer.close()
     return json.dumps(json.loads(taken[0])["entry"]).encode()

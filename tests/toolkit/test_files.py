@@ -31,7 +31,7 @@ from clark_agent import (
     encode_json,
     run,
 )
-from clark_agent.supervised import left_behind
+from clark_agent.engine.supervised import left_behind
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import _regex_worker
 from clark_agent.toolkit._edits import EditRefused, replace_text, unified_diff

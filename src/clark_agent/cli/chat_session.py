@@ -25,7 +25,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.conversation import Conversation, extended
 from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, RunIdentified
-from clark_agent.loop import RunResult
+from clark_agent.result import RunResult
 from clark_agent.run_log.records import RunEnded
 from clark_agent.steering import SteeringReceipt, SteeringStatus
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied

@@ -35,8 +35,8 @@ from clark_agent.cli.setup import (
 from clark_agent.cli.setup import Given as NothingGiven
 from clark_agent.cli.view import one_line
 from clark_agent.config import LoopConfig
+from clark_agent.engine.loop import run
 from clark_agent.errors import ClarkAgentError, ConfigError
-from clark_agent.loop import run
 from clark_agent.toolkit.sandbox import sandbox_status
 from clark_agent.transports import anthropic, gemini
 from clark_agent.transports.connect import _CHAT_SERVERS

@@ -42,9 +42,11 @@ from clark_agent.cli.setup import (
     system_option,
 )
 from clark_agent.cli.view import JsonView, PlainScreen, View, make_screen, safe, show_log_messages
+from clark_agent.engine.arguments import check_continuation
+from clark_agent.engine.loop import start
 from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
 from clark_agent.events import AgentEvent
-from clark_agent.loop import RunResult, check_continuation, start
+from clark_agent.result import RunResult
 from clark_agent.running import Starter
 from clark_agent.trajectory import fold
 from clark_agent.trajectory import fork as fork_run

@@ -7,12 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from clark_agent.cancel_scope import is_cancelled
+from clark_agent.engine.run import Run
+from clark_agent.engine.supervised import Supervised, as_coroutine, is_cancelled
 from clark_agent.errors import HookError
 from clark_agent.intake import accept_messages
 from clark_agent.plugin import Hook
-from clark_agent.run_state import Run
-from clark_agent.supervised import Supervised, as_coroutine
 from clark_agent.types import AgentMessage
 
 __all__ = ["call_hook", "poll"]
@@ -25,9 +24,8 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
 
     An async hook that ignores its cancellation is left behind after the run's grace.
     """
-    is_logged = run.run_log is not None
-    if is_logged:
-        await run.asks()
+    journal = run.journal
+    await journal.hook_asked()
     try:
         if not hook.is_async:
             answer = hook.call(*args)
@@ -38,8 +36,7 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
                 answer = await work
             else:
                 answer = await _within(run.config.hook_timeout, hook, work)
-        if is_logged:
-            await run.has_asked()
+        await journal.hook_answered()
         return answer
     except asyncio.CancelledError as error:
         if is_cancelled():
@@ -65,9 +62,9 @@ async def poll(run: Run, sources: Sequence[Hook], into: list[AgentMessage]) -> N
     """
     for source in sources:
         try:
-            run.collect(source, accept_messages(await call_hook(run, source)), into)
+            run.inbox.collect(source, accept_messages(await call_hook(run, source)), into)
         except HookError:
             raise
         except Exception:
             logger.exception("the message source %r failed; it counts as empty", source.name)
-    run.note_taken()
+    run.inbox.note_taken()

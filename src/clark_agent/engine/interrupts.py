@@ -1,83 +1,100 @@
-"""Lets a token cancel the task that runs under it, without a task of its own.
+"""What reaches into a run from outside: cancellation, a message that cannot wait, the end of time.
 
-The same way as ``asyncio.timeout``: the task is cancelled from outside and the cancellation is
-taken back when it has done its work.
+There is one mechanism for all three. What can be stopped right now is the ``handler``: it is called
+with the reason. While there is none, a cancelled token cancels the run's task (without a task of
+its own, as ``asyncio.timeout`` does it), and the others are noticed when the run asks `due`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
+from clark_agent._threads import call_in_loop
+from clark_agent.budget import Meter
 from clark_agent.cancellation import CancellationToken, Subscription
+from clark_agent.clock import Timer, call_later
+from clark_agent.engine.inbox import Inbox
+from clark_agent.engine.journal import Journal
+from clark_agent.engine.spending import Spending
+from clark_agent.errors import RunAborted
+from clark_agent.steering import SteerWhen
 
-__all__ = ["CancelScope", "is_cancelled"]
+__all__ = ["Interrupts", "Intervention", "Why"]
+
+Intervention: TypeAlias = Literal["steered", "out_of_time"]
+"""Why something is not begun, or is broken off, in a run that goes on."""
+
+Why: TypeAlias = Literal["aborted"] | Intervention
 
 
-def is_cancelled() -> bool:
-    """Whether somebody has cancelled the current task.
-
-    Without that a ``CancelledError`` is of the making of the code that raised it, and counts as its
-    failure.
-    """
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
-
-
-class CancelScope:
-    """While it is entered, cancelling the token cancels the current task, at most once.
-
-    ``interrupt`` can be set to something else to do instead, for a while: a tool batch ends its
-    calls in its own way.
-    """
+class Interrupts:
+    """While it is entered, cancelling the token cancels the current task, at most once."""
 
     __slots__ = (
         "_cancels",
+        "_inbox",
+        "_journal",
+        "_spending",
         "_subscription",
         "_task",
-        "_token",
+        "_timers",
+        "_was_noted",
+        "can_intervene",
         "expected",
-        "interrupt",
+        "handler",
         "is_fired",
-        "noticed",
+        "loop",
+        "signal",
     )
 
-    def __init__(self, token: CancellationToken) -> None:
-        self._token = token
+    def __init__(
+        self, signal: CancellationToken, inbox: Inbox, spending: Spending, journal: Journal
+    ) -> None:
+        self.signal = signal
+        self.loop = asyncio.get_running_loop()
+        self._inbox = inbox
+        self._spending = spending
+        self._journal = journal
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[object] | None = None
         self._cancels = 0
+        self._was_noted = False
+        self._timers: list[Timer] = []
         self.expected = 0
-        """How often the task counts as cancelled without anybody else's doing."""
-        self.interrupt: Callable[[], None] | None = None
+        """How often the task counts as cancelled by the run itself."""
+        self.handler: Callable[[Why], None] | None = None
+        """Stops what is in flight, while there is something that can be stopped."""
         self.is_fired = False
         """Whether the token was cancelled."""
-        self.noticed: Callable[[], None] | None = None
-        """Called in the event loop when the token was cancelled, before anything is stopped."""
+        self.can_intervene = inbox.can_interrupt or bool(spending.meters)
+        """Whether anything but a cancellation can reach into the run."""
+        inbox.listen(self._wake)
+        self.start_timers()
+
+    # --- cancellation ---------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         self.expected = 0 if self._task is None else self._task.cancelling()
-        self.is_fired = self._token.cancelled
+        self.is_fired = self.signal.cancelled
         if not self.is_fired:  # otherwise the run finds out by itself, at a known point
-            self._subscription = self._token.subscribe(self._fire_from_any_thread)
+            self._subscription = self.signal.subscribe(self._fire_from_any_thread)
         return self
 
     def _fire_from_any_thread(self) -> None:
         self.is_fired = True
-        if self._task is not None:
-            self._task.get_loop().call_soon_threadsafe(self._fire)
+        call_in_loop(self.loop, self._fire)
 
     def _fire(self) -> None:
-        task = self._task
-        if task is None:
+        if self._task is None:
             return
-        if self.noticed is not None:
-            self.noticed()
-        if self.interrupt is not None:
-            self.interrupt()
+        self.note_cancelled()
+        if self.handler is not None:
+            self.handler("aborted")
         else:
             self.cancel_task()
 
@@ -97,7 +114,7 @@ class CancelScope:
 
     @property
     def cancelled_from_outside(self) -> bool:
-        """Whether somebody else has cancelled the task since the scope was entered."""
+        """Whether the task was cancelled by something other than the run."""
         task = self._task
         return task is not None and task.cancelling() > self.expected
 
@@ -109,9 +126,25 @@ class CancelScope:
             return False
 
     def is_cancelled(self) -> bool:
-        """Whether the token was cancelled, or the task by somebody else."""
+        """Whether the run was cancelled, by its token or by its task. Callers act on it."""
         task = self._task
-        return self.is_fired or (task is not None and task.cancelling() > self.expected)
+        if self.is_fired or (task is not None and task.cancelling() > self.expected):
+            self.note_cancelled()
+            return True
+        return False
+
+    def check(self) -> None:
+        """Raise if the run was cancelled, also when that was swallowed."""
+        if self.is_cancelled():
+            if self.cancelled_from_outside:
+                raise asyncio.CancelledError
+            raise RunAborted(self.signal.reason)
+
+    def note_cancelled(self) -> None:
+        """Have the journal know where the run was cancelled."""
+        if not self._was_noted:
+            self._was_noted = True
+            self._journal.interrupted("cancelled")
 
     def __exit__(
         self,
@@ -125,3 +158,46 @@ class CancelScope:
         if task is not None:
             for _ in range(self._cancels):
                 task.uncancel()
+
+    # --- interventions --------------------------------------------------------------------------
+
+    def due(self, when: SteerWhen) -> Intervention | None:
+        """Why nothing more should be begun (before the next tool), or go on (now)."""
+        if not self.can_intervene:
+            return None
+        if self._inbox.cannot_wait(when):
+            return "steered"
+        return "out_of_time" if self._spending.is_out_of_time else None
+
+    def restored(self) -> None:
+        """What other processes have left is known: messages that wait, and time that is spent."""
+        self.can_intervene = self.can_intervene or self._inbox.can_interrupt
+        self.start_timers()
+
+    def _wake(self) -> None:
+        """A message cannot wait. Called on any thread."""
+        call_in_loop(self.loop, self._intervene)
+
+    def _intervene(self) -> None:
+        if self.handler is not None and (why := self.due(SteerWhen.NOW)) is not None:
+            self.handler(why)
+
+    def start_timers(self) -> None:
+        """Have each budget of time interrupt the run when it is over."""
+        self.stop_timers()
+        for meter in self._spending.meters:
+            left = meter.seconds_left()
+            if left is not None:
+                act = partial(self._out_of_time, meter)
+                self._timers.append(call_later(self._journal.clock, left, act))
+
+    def stop_timers(self) -> None:
+        """The run is over."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _out_of_time(self, meter: Meter) -> None:
+        self._journal.interrupted("out_of_time")
+        meter.is_out_of_time = True
+        self._intervene()

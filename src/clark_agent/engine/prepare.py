@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
-
-from msgspec import Struct
+from typing import Any
 
 from clark_agent._finished import FINISHED
 from clark_agent._text import describe, message_of
 from clark_agent.argument_repair import close_matches
+from clark_agent.engine.call import Call
+from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.run import Run
+from clark_agent.engine.turn import ModelAnswer
 from clark_agent.errors import HookError, ToolValidationError
-from clark_agent.hooks import call_hook
 from clark_agent.intake import accept_json, accept_result
 from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite
 from clark_agent.protocol import (
@@ -25,13 +26,10 @@ from clark_agent.protocol import (
     generic_hidden_tool_error,
     hidden_tool_details,
 )
-from clark_agent.run_log.records import RuntimeResult
-from clark_agent.run_state import Run
 from clark_agent.tools import AgentTool, ToolResult
-from clark_agent.turn import ModelAnswer
-from clark_agent.types import ToolCall, detect_arg_parse_error
+from clark_agent.types import detect_arg_parse_error
 
-__all__ = ["PendingCall", "accept", "ask_policy", "prepare"]
+__all__ = ["accept", "ask_policy", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,70 +39,20 @@ _MOST_OF_A_NAME = 100
 _BAD_ARGUMENTS = {"kind": "tool_argument_validation"}
 
 
-class PendingCall(Struct, eq=False):
-    """One call on its way through the batch."""
-
-    call: ToolCall
-    tool: AgentTool | None
-    args: Any
-    """The arguments as hooks see them."""
-    position: int
-    """Which call of the message it is."""
-    input: Any = None
-    """What the tool has made of them."""
-    decisions: list[dict[str, Any]] = []
-    result: ToolResult | None = None
-    given: ToolResult | None = None
-    """What the tool itself has given, if the hooks have changed it."""
-    raised: Literal["fatal", "aborted"] | None = None
-    """Whether the tool has ended the run."""
-    exception: Exception | None = None
-    """What the tool, or its check of the arguments, has raised."""
-    raised_text: str | None = None
-    """What it said."""
-    hook_raised: tuple[str, str] | None = None
-    """The type and the text of the exception for which it was not run."""
-    by_runtime: RuntimeResult | None = None
-    """Why the result is the runtime's own, if it is."""
-    checked: bool = False
-    """Whether the hooks after the call have seen the result."""
-    has_run: bool = False
-    """Whether the tool has given a result."""
-    returned: tuple[int, int] | None = None
-    """Where the log was then, if that does not follow from the rest."""
-    has_begun: bool = False
-    """Whether another process has begun it, and left no result."""
-    was_logged: bool = False
-    """Whether hooks and log do not get the result: another process wrote it, or nobody must."""
-    is_unresolved: bool = False
-    """Whether nobody must: what happened below the call is not written down."""
-    was_intervened: bool = False
-    """Whether somebody has intervened before it could."""
-    ended: bool = False
-
-    def answer_ourselves(self, made: tuple[ToolResult, RuntimeResult]) -> None:
-        """Give the call a result of the runtime's own."""
-        self.result, self.by_runtime = made
-
-    def decided(self, plugin: str, decision: str, **more: Any) -> None:
-        """Note that a plugin has changed what becomes of the call."""
-        self.decisions.append({"plugin": plugin, "decision": decision, **more})
-
-
-def prepare(run: Run, answer: ModelAnswer, pending: PendingCall) -> Awaitable[None]:
+def prepare(run: Run, answer: ModelAnswer, call: Call) -> Awaitable[None]:
     """Make the call ready to run, or give it its result. Await the rest of it."""
-    call, tool = pending.call, pending.tool
+    wanted, tool = call.call, call.tool
     if tool is None:
-        pending.result = ToolResult.error(_unknown_tool(call.name, run.registry.names))
-    elif answer.allowlist is not None and call.name not in answer.allowlist:
-        return _refuse_hidden(run, answer, pending, answer.allowlist)
-    elif (malformed := detect_arg_parse_error(call.arguments)) is not None:
-        text = _syntax_error(call.name, *malformed)
-        pending.result = ToolResult.error(text, details=dict(_BAD_ARGUMENTS))
+        call.result = ToolResult.error(_unknown_tool(wanted.name, run.registry.names))
+    elif answer.allowlist is not None and wanted.name not in answer.allowlist:
+        return _refuse_hidden(run, answer, call, answer.allowlist)
+    elif (malformed := detect_arg_parse_error(wanted.arguments)) is not None:
+        text = _syntax_error(wanted.name, *malformed)
+        call.result = ToolResult.error(text, details=dict(_BAD_ARGUMENTS))
     else:
-        pending.result = accept(tool, pending, call.arguments)
-        if pending.result is None and run.hooks.before_tool_call:
-            return _ask_hooks(run, answer, pending)
+        call.result = accept(tool, call, wanted.arguments)
+        if call.result is None and run.hooks.before_tool_call:
+            return _ask_hooks(run, answer, call)
     return FINISHED
 
 
@@ -123,18 +71,18 @@ def _unknown_tool(name: str, names: Sequence[str]) -> str:
     return f"{text} The tools are: {first}, and {len(names) - _MOST_TOOLS_NAMED} more."
 
 
-def accept(tool: AgentTool, pending: PendingCall, arguments: Any) -> ToolResult | None:
+def accept(tool: AgentTool, call: Call, arguments: Any) -> ToolResult | None:
     """Let the tool check the arguments; its objection, or None."""
     try:
-        pending.args = tool.prepare_arguments(arguments)
-        accepted = tool.validate(pending.args)
+        call.args = tool.prepare_arguments(arguments)
+        accepted = tool.validate(call.args)
     except ToolValidationError as error:
         return ToolResult.error(message_of(error), details=dict(_BAD_ARGUMENTS))
     except Exception as error:
         logger.exception("the tool %r failed to check its arguments", tool.name)
-        pending.exception = error
+        call.exception = error
         return ToolResult.error(f"{tool.name!r} could not check the arguments: {describe(error)}")
-    pending.input = pending.args if accepted is None else accepted
+    call.input = call.args if accepted is None else accepted
     return None
 
 
@@ -150,10 +98,10 @@ def _syntax_error(name: str, error: str, raw: str) -> str:
 
 
 async def _refuse_hidden(
-    run: Run, answer: ModelAnswer, pending: PendingCall, allowlist: frozenset[str]
+    run: Run, answer: ModelAnswer, call: Call, allowlist: frozenset[str]
 ) -> None:
-    said = await _why_hidden(run, answer, pending.call.name, allowlist)
-    pending.result = ToolResult.error(said.message, details=said.details)
+    said = await _why_hidden(run, answer, call.call.name, allowlist)
+    call.result = ToolResult.error(said.message, details=said.details)
 
 
 async def _why_hidden(
@@ -187,54 +135,48 @@ def ask_policy(run: Run, question: Callable[[], Any]) -> Any:
 # --- hooks before the call --------------------------------------------------------------------
 
 
-async def _ask_hooks(run: Run, answer: ModelAnswer, pending: PendingCall) -> None:
+async def _ask_hooks(run: Run, answer: ModelAnswer, call: Call) -> None:
     identity = run.identify()
     for hook in run.hooks.before_tool_call:
         context = BeforeToolCallContext(
             answer.message,
-            pending.call,
-            pending.args,
+            call.call,
+            call.args,
             run.transcript.view(),
-            pending.tool,
+            call.tool,
             identity,
         )
         try:
-            if hook.asks_outside and run.replays is not None:
-                await run.asks()
-                decision = run.replays.decision(hook.name, pending.position)
-                await run.has_asked()
-            else:
-                decision = await call_hook(run, hook, context)
-            _apply(hook, decision, pending)
+            _apply(hook, await call_hook(run, hook, context), call)
         except Exception as error:
             logger.exception("the hook %r failed; the call is blocked", hook.name)
-            pending.decided(hook.name, "failed")
-            pending.hook_raised = (type(error).__name__, message_of(error))
-            pending.result = ToolResult.error(
+            call.decided(hook.name, "failed")
+            call.hook_raised = (type(error).__name__, message_of(error))
+            call.result = ToolResult.error(
                 f"The call was not run: the hook {hook.name!r} that checks it raised "
                 + describe(error)
             )
-        if pending.result is not None:
+        if call.result is not None:
             return
 
 
-def _apply(hook: Hook, decision: Any, pending: PendingCall) -> None:
+def _apply(hook: Hook, decision: Any, call: Call) -> None:
     match decision:
         case None:
             return
         case Block(reason, details):
-            pending.decided(hook.name, "block")
+            call.decided(hook.name, "block")
             text = f"The call was blocked by {hook.name!r}." if reason is None else reason
-            pending.result = accept_result(ToolResult.error(text, details=details), hook.name)
+            call.result = accept_result(ToolResult.error(text, details=details), hook.name)
         case Rewrite(args):
-            assert pending.tool is not None
+            assert call.tool is not None
             args = accept_json(args, f"what {hook.name!r} gave as arguments")
-            refused = accept(pending.tool, pending, args)
-            pending.decided(hook.name, "rewrite", args=pending.args)
-            pending.result = refused
+            refused = accept(call.tool, call, args)
+            call.decided(hook.name, "rewrite", args=call.args)
+            call.result = refused
         case Answer(result):
-            pending.result = accept_result(result, f"the Answer of {hook.name!r}")
-            pending.decided(hook.name, "answer")
+            call.result = accept_result(result, f"the Answer of {hook.name!r}")
+            call.decided(hook.name, "answer")
         case _:
             raise TypeError(
                 f"on_before_tool_call must return Block, Rewrite, Answer or None; got {decision!r}"

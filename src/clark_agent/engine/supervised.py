@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType
 from typing import Any, Final, NoReturn
 
-__all__ = ["UNSTARTED", "Supervised", "as_coroutine", "left_behind", "step"]
+__all__ = ["UNSTARTED", "Supervised", "as_coroutine", "is_cancelled", "left_behind", "step"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,16 @@ UNSTARTED: Final = object()
 _left_behind: set[asyncio.Task[Any]] = set()
 _innermost: dict[asyncio.Task[Any], Supervised] = {}
 """Of those that a task awaits, one inside the other, the innermost."""
+
+
+def is_cancelled() -> bool:
+    """Whether the current task was cancelled.
+
+    If it was not, a ``CancelledError`` was made by the code that raised it, and counts as its
+    failure.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def left_behind() -> int:

@@ -15,16 +15,16 @@ from collections.abc import Coroutine
 from typing import Any, NoReturn
 
 from clark_agent.base_tool import ToolContext
-from clark_agent.supervised import Supervised
+from clark_agent.engine.supervised import Supervised
 
-__all__ = ["ToolLeftBehindError", "ToolRun"]
+__all__ = ["ToolLeftBehindError", "ToolTask"]
 
 
 class ToolLeftBehindError(Exception):
     """The call did not end within the grace and still goes on."""
 
 
-class ToolRun(Supervised):
+class ToolTask(Supervised):
     """Await it for the tool's result. After `stop` it ends within the grace, one way or another."""
 
     __slots__ = ("_context", "_in_thread", "cancelled_from_outside", "stopped")
@@ -46,6 +46,11 @@ class ToolRun(Supervised):
         """Why the call was stopped, if it was."""
         self.cancelled_from_outside = False
         """Whether it was the awaiting task that somebody cancelled."""
+
+    @property
+    def why(self) -> str | None:
+        """Why it was cancelled; None if it has cancelled itself."""
+        return "aborted" if self.cancelled_from_outside else self.stopped
 
     def stop_at(self, when: float, why: str) -> None:
         """Stop the call unless it has ended by then, on the event loop's clock."""

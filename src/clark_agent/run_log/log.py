@@ -9,22 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from hashlib import blake2b
-from operator import is_
-from typing import Any, Literal, TypeAlias, TypeVar
+from operator import eq, is_
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 from zlib import crc32
 
 import msgspec
+from msgspec import Struct
 
 from clark_agent._finished import FINISHED
-from clark_agent.clock import Clock
-from clark_agent.errors import ConfigError, RunBusy, RunExists, RunLogError
+from clark_agent._text import message_of
+from clark_agent._threads import call_in_loop, is_running
+from clark_agent.base_tool import ToolResult
+from clark_agent.clock import Clock, Timer, call_later
+from clark_agent.engine.answer import EMPTY, OpenAnswer
+from clark_agent.engine.journal import Emit, Journal
+from clark_agent.errors import (
+    ConfigError,
+    LoopError,
+    RunAborted,
+    RunBusy,
+    RunExists,
+    RunLogError,
+)
+from clark_agent.events import AgentEvent
+from clark_agent.plugin import plugin_name
 from clark_agent.run_log._checksums import SEALED
+from clark_agent.run_log.pieces import cut
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
+    Answered,
     Asked,
     BatchEnded,
     ContextEdited,
@@ -34,17 +51,32 @@ from clark_agent.run_log.records import (
     MessagesAdded,
     Purpose,
     Record,
+    RunBegan,
+    RunEnded,
+    RunFailed,
+    RunResumed,
     SteeringAccepted,
+    ToolEnded,
+    ToolProgress,
     ToolsGated,
+    ToolStarted,
 )
 from clark_agent.run_log.store import RunAppender, RunStore
 from clark_agent.steering import SteeringReceipt
 from clark_agent.stream import StreamRequest
 from clark_agent.transcript import MessageView
-from clark_agent.types import AgentMessage, ToolResultMessage
+from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
 from clark_agent.wire import to_json_value
 
+if TYPE_CHECKING:
+    from clark_agent.budget import BudgetLimit
+    from clark_agent.engine.call import Call
+    from clark_agent.engine.resumption import Resumption
+    from clark_agent.engine.run import Run
+    from clark_agent.result import LoopOutcome
+
 __all__ = [
+    "Continuation",
     "Durability",
     "LoggedClock",
     "OnFailure",
@@ -103,33 +135,19 @@ class RunLog:
         children: what it needs to know to run it again. It is no difference between two runs."""
         self.dropped = 0
         """How many records could not be written, in all runs."""
-        self.on_written: Callable[[Entry], None] | None = None
-        """Called behind every record. For a replay, which goes by what has happened."""
 
-    def begin(self, run_id: str, clock: LoggedClock) -> RunWriter:
-        """Begin the log of a run. Raises `RunLogError`."""
-        try:
-            appender = self.store.create(run_id)
-        except Exception as error:
-            if self.on_failure is OnFailure.DROP and not _is_taken(error):
-                logger.exception("the log of run %s cannot be begun", run_id)
-                return RunWriter(self, run_id, None, clock)
-            raise _could_not("be begun", error) from error
-        return RunWriter(self, run_id, appender, clock)
-
-    def go_on(
+    def journal(
         self,
         run_id: str,
-        clock: LoggedClock,
-        last: Record,
-        appender: RunAppender | None = None,
+        clock: Clock,
+        *,
+        checks_calls: bool = False,
+        after: Continuation | None = None,
     ) -> RunWriter:
-        """Go on with the log of a run behind its last record. Raises `RunLogError`."""
-        try:
-            appender = appender or self.store.reopen(run_id, after=last.seq)
-        except Exception as error:
-            raise _could_not("be continued", error) from error
-        return RunWriter(self, run_id, appender, clock, last=last)
+        """What writes a run; ``checks_calls`` if hooks decide about its tool calls, ``after`` if
+        its log goes on.
+        """
+        return RunWriter(self, run_id, clock, checks_calls=checks_calls, after=after)
 
 
 def _is_taken(error: Exception | None) -> bool:
@@ -209,6 +227,10 @@ class LoggedClock:
         """Sleep."""
         await self.unlogged.sleep(seconds)
 
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
+        """Have something called."""
+        return call_later(self.unlogged, seconds, callback)
+
     def new_id(self) -> str:
         """An id."""
         new = self.unlogged.new_id()
@@ -216,44 +238,154 @@ class LoggedClock:
         return new
 
 
-class RunWriter:
-    """Writes the records of one run, in order."""
+class Continuation(Struct, frozen=True):
+    """Where a log goes on that another process has begun."""
+
+    last: Record
+    """Its last record."""
+    waiting: Mapping[int, SteeringReceipt]
+    """What was accepted and never delivered, by number."""
+    last_number: int
+    """The last number that was given."""
+    below: tuple[str, ...] = ()
+    """The runs right below, by their ids."""
+    appender: RunAppender | None = None
+    """What goes on with the log, if that is taken already."""
+
+
+class RunWriter(Journal):
+    """The journal of a run that is logged: writes its records, in order."""
+
+    keeps_progress = True
 
     def __init__(
         self,
         log: RunLog,
         run_id: str,
-        appender: RunAppender | None,
-        clock: LoggedClock,
+        clock: Clock,
         *,
-        last: Record | None = None,
+        checks_calls: bool = False,
+        after: Continuation | None = None,
     ) -> None:
+        super().__init__(LoggedClock(clock))
         self.log = log
         self.run_id = run_id
-        self.clock = clock
-        self.has_ended = False
+        self.noted = cast("LoggedClock", self.clock)
+        """What the next record has to say besides its entry."""
+        self._checks_calls = checks_calls
+        self._after = after
+        self._is_open = False
+        self._has_ended = False
         """Whether it says that the run has its result; then nothing follows."""
-        self.is_closing = False
+        self._is_closing = False
         """Whether the run is over already, so that a failure can stop nothing any more."""
-        self._appender = appender
-        self._seq = self._confirmed = 0 if last is None else last.seq + 1
+        self._appender: RunAppender | None = None
+        last = None if after is None else after.last
+        self._seq = self._confirmed = self._first = 0 if last is None else last.seq + 1
         self._checksum = 0 if last is None or last.crc is None else int(last.crc, 16)
-        self._is_broken = appender is None
+        self._is_broken = False
         self._is_closed = False
-        self.is_writing = False
+        self._is_writing = False
         """Whether it is in the middle of a record."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._accepted = 0
         self._steering: dict[SteeringReceipt, int] = {}
         self._edits: dict[str, tuple[Sequence[AgentMessage], Sequence[AgentMessage]]] = {}
         self._gates: dict[str, tuple[str, ...] | None] = {}
-        self._on_written = log.on_written
+        self._attempts = (0, 0)
+        """The newest turn, and how often it has asked."""
         self._syncs_records = log.durability is Durability.RECORD
         self._fingerprint = _Fingerprint()
+
+    # --- the beginning and the end --------------------------------------------------------------
+
+    def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
+        """The run begins."""
+        self._open("be begun", lambda: self.log.store.create(self.run_id), may_fail=True)
+        identity, config = run.identify(), run.config
+        self.write(
+            RunBegan(
+                identity=identity,
+                system_prompt=run.system_prompt,
+                history=tuple(run.transcript),
+                prompts=tuple(prompts),
+                model_id=config.model_id,
+                tools={
+                    tool.name: {"description": tool.description, "parameters": tool.parameters}
+                    for tool in run.registry.schemas
+                },
+                plugins=tuple([plugin_name(plugin) for plugin in run.hooks.plugins]),
+                tool_call_id=run.lineage.call_id,
+                host_notes={} if identity.depth else self.log.notes,
+            )
+        )
+
+    def resumed(self, run: Run, resumption: Resumption) -> None:
+        """The run goes on that another process has begun."""
+        after = self._after
+        assert after is not None
+        self._open(
+            "be continued",
+            lambda: after.appender or self.log.store.reopen(self.run_id, after=after.last.seq),
+        )
+        self._accepted = after.last_number
+        self._steering = {receipt: number for number, receipt in after.waiting.items()}
+        self.write(RunResumed(resumption.turns, after.below))
+
+    def _open(self, what: str, take: Callable[[], RunAppender], *, may_fail: bool = False) -> None:
+        try:
+            self._appender = take()
+        except Exception as error:
+            if not may_fail or self.log.on_failure is OnFailure.FAIL or _is_taken(error):
+                raise _could_not(what, error) from error
+            logger.exception("the log of run %s cannot be begun", self.run_id)
+            self._is_broken = True
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+
+    def ended(self, run: Run, outcome: LoopOutcome, limit: BudgetLimit | None) -> None:
+        """The run has come to its end."""
+        self.write(
+            RunEnded(
+                outcome=str(outcome),
+                usage=run.spending.usage,
+                tree_usage=run.spending.tree_usage,
+                limit=None if limit is None else str(limit),
+            ),
+            ends_turn=True,
+        )
+        self._has_ended = True
+
+    def closing(self) -> None:
+        """The run is over. From now on a record that is lost stops nothing."""
+        self._is_closing = True
+
+    def failed(self, failure: LoopError) -> None:
+        """The run has ended with an error.
+
+        One that ended because of its log, or of one below, has not ended there: what is written can
+        be resumed.
+        """
+        if not self._is_open or self._has_ended or isinstance(failure, RunLogError):
+            return
+        self.write(
+            RunFailed(
+                error=type(failure).__name__,
+                text=str(failure),
+                reason=failure.reason if isinstance(failure, RunAborted) else None,
+                usage=failure.usage,
+                tree_usage=failure.tree_usage,
+                partial=failure.partial,
+                undelivered=failure.undelivered,
+            )
+        )
+
+    # --- records --------------------------------------------------------------------------------
 
     @property
     def place(self) -> tuple[int, int]:
         """The number of the next record, and how many steps there are behind the last."""
-        return self._seq, self.clock.steps
+        return self._seq, self.noted.steps
 
     def write(
         self,
@@ -272,8 +404,8 @@ class RunWriter:
         if appender is None or self._is_broken:
             self._lost(None)
             return
-        self.is_writing = True
-        clock, seq = self.clock, self._seq
+        self._is_writing = True
+        clock, seq = self.noted, self._seq
         readings, ids, interrupts = _NOTHING
         if clock.readings or clock.ids or clock.interrupts:
             readings, ids, interrupts = clock.take()
@@ -302,14 +434,12 @@ class RunWriter:
             elif hand_on:
                 appender.flush(sync=ends_turn and self.log.durability is Durability.TURN)
         except Exception as error:
-            self.is_writing = False
+            self._is_writing = False
             self._lost(error)
             return
         self._seq = seq + 1
         clock.events = clock.asked = 0
-        self.is_writing = False
-        if self._on_written is not None:
-            self._on_written(entry)
+        self._is_writing = False
 
     def barrier(self) -> Awaitable[None]:
         """Wait until the store has all that was written. Raises `RunLogError`."""
@@ -337,7 +467,7 @@ class RunWriter:
 
     async def settle(self, seconds: float | None) -> None:
         """Wait for the last records of a run that is over, at most so long. Does not raise."""
-        waiting = self.barrier()
+        waiting = self.barrier() if self._is_open else FINISHED
         if waiting is FINISHED:
             return
         task = asyncio.ensure_future(waiting)
@@ -349,13 +479,17 @@ class RunWriter:
             task.cancel()  # the store goes on without anybody who waits for it
             logger.warning("the end of the log of run %s is not written yet", self.run_id)
 
-    def asked(self, request: StreamRequest, turn: int, attempt: int) -> None:
+    # --- what comes into the run ----------------------------------------------------------------
+
+    def asked(self, request: StreamRequest, turn: int) -> None:
         """Write the fingerprint of a request; what the turns before have brought is then safe."""
+        last, attempt = self._attempts
+        self._attempts = turn, attempt + 1 if turn == last else 1
         fingerprint = self._fingerprint
         syncs = self.log.durability is Durability.TURN
         entry = Asked(
             turn=turn,
-            attempt=attempt,
+            attempt=self._attempts[1],
             messages=len(request.messages),
             digest=fingerprint.of_messages(request.messages),
             settings=fingerprint.of_settings(request),
@@ -363,15 +497,38 @@ class RunWriter:
         )
         self.write(entry, hand_on=syncs, ends_turn=syncs)
 
+    def answered(
+        self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
+    ) -> None:
+        """Write what the model said, and in which pieces; or how the stream failed."""
+        failure, answer.failure = answer.failure, None
+        kind, text, raised = failure or (None, None, None)
+        is_announced = answer.was_announced
+        # The record that a tool is about to run follows at once, and takes this one along.
+        follows = bool(message.tool_calls) and discarded is None
+        self.write(
+            Answered(
+                message=message,
+                start=answer.placeholder if is_announced and answer.placeholder != EMPTY else None,
+                pieces=cut(answer.chunks, message) if is_announced else None,
+                details=answer.details,
+                discarded=discarded,
+                error=kind,
+                error_text=text,
+                raised=None if raised is None else (type(raised).__name__, message_of(raised)),
+            ),
+            hand_on=not follows or self._checks_calls,
+        )
+
     def added(
         self,
         source: Literal["turn", "follow_up", "loop"],
         messages: Sequence[AgentMessage],
         purposes: Sequence[Purpose],
-        receipts: Iterable[SteeringReceipt] = (),
+        receipts: Sequence[SteeringReceipt] = (),
     ) -> None:
         """Write that messages enter the transcript, why, and which accepted ones they deliver."""
-        numbers = tuple([self.accepted(receipt) for receipt in receipts])
+        numbers = tuple([self._number(receipt) for receipt in receipts])
         self.write(
             MessagesAdded(
                 source=source,
@@ -381,41 +538,82 @@ class RunWriter:
             )
         )
 
-    def accepted(self, receipt: SteeringReceipt) -> int:
-        """Write that somebody sent a message, once; its number."""
+    def _number(self, receipt: SteeringReceipt) -> int:
+        """Write that a message was sent, once; its number."""
         number = self._steering.get(receipt)
         if number is None:
             self._accepted += 1
             number = self._steering[receipt] = self._accepted
             when = "follow_up" if receipt.is_follow_up else str(receipt.when)
             accepted = SteeringAccepted(number=number, message=receipt.message, when=when)
-            self.write(accepted, steps=self.clock.steps)
+            self.write(accepted, steps=self.noted.steps)
         return number
 
-    def heard(self, receipt: SteeringReceipt) -> None:
-        """Somebody has just sent a message. The sender is not to blame if that is not written: the
-        run finds out with its next record.
+    def accepted(self, receipt: SteeringReceipt) -> None:
+        """Write that a message was sent. The sender is not to blame if that fails: the run finds
+        out with its next record.
         """
         if not self._is_closed:
             with suppress(RunLogError):
-                self.accepted(receipt)
+                self._number(receipt)
 
-    def go_on_with(self, waiting: Mapping[int, SteeringReceipt], last: int) -> None:
-        """Know what another process has accepted, by number, and the last number that it gave."""
-        self._accepted = last
-        self._steering = {receipt: number for number, receipt in waiting.items()}
+    def accepted_on_any_thread(self, receipt: SteeringReceipt) -> None:
+        """The same, from wherever the message was sent."""
+        if self._seq == self._first:  # the run is about to begin: then it looks what waits
+            return
+        loop = self._loop
+        # A signal handler may steer, in the middle of a record.
+        if is_running(loop) and not self._is_writing:
+            self.accepted(receipt)
+        elif loop is not None:
+            call_in_loop(loop, self.accepted, receipt)
 
-    def batch_ended(self, positions: tuple[int, ...], results: Sequence[ToolResultMessage]) -> None:
+    def tool_started(self, call: Call) -> None:
+        """Write that a tool is about to run."""
+        wanted = call.call
+        self.write(
+            ToolStarted(
+                position=call.position,
+                tool_call_id=wanted.id,
+                tool_name=wanted.name,
+                arguments=None if call.args is wanted.arguments else call.args,
+            ),
+            hand_on=False,
+        )
+
+    def tool_progressed(self, position: int, partial: ToolResult) -> None:
+        """Write how far a tool is."""
+        self.write(ToolProgress(position=position, partial=partial), hand_on=False)
+
+    def tool_ended(self, call: Call, result: ToolResult) -> None:
+        """Write the result of a call."""
+        self.write(
+            ToolEnded(
+                position=call.position,
+                tool_call_id=call.call.id,
+                tool_name=call.repaired_name,
+                result=result,
+                given=call.given,
+                by_runtime=call.by_runtime,
+                raised=call.raised,
+                raised_text=call.raised_text,
+                hook_raised=call.hook_raised,
+                decisions=tuple(call.decisions),
+            ),
+            returned=call.returned_at,
+        )
+
+    def batch_ended(self, positions: Sequence[int], results: Sequence[ToolResultMessage]) -> None:
         """Write that the results of a batch are in the transcript."""
         times = tuple([result.timestamp or 0 for result in results])
         # The clock was read for nothing but these.
-        del self.clock.readings[-len(times) :]
+        del self.noted.readings[-len(times) :]
         if len(times) == 1:
             self.write(BatchEnded(times[0]), hand_on=False)
             return
         time = times[0] if len(set(times)) == 1 else times
-        in_order = positions == tuple(range(len(positions)))
-        self.write(BatchEnded(time, None if in_order else positions), hand_on=False)
+        in_order = all(map(eq, positions, range(len(positions))))
+        self.write(BatchEnded(time, None if in_order else tuple(positions)), hand_on=False)
 
     def edited(
         self,
@@ -454,6 +652,37 @@ class RunWriter:
             self._gates[plugin] = allow
             self.write(ToolsGated(plugin=plugin, allow=allow), hand_on=False)
 
+    # --- steps ----------------------------------------------------------------------------------
+
+    def emitting(self, emit: Emit) -> Emit:
+        """Emit, and count. First: who acts on an event acts behind it."""
+        noted = self.noted
+
+        def counted(event: AgentEvent) -> Awaitable[None]:
+            noted.events += 1
+            return emit(event)
+
+        return counted
+
+    def hook_asked(self) -> Awaitable[None]:
+        """A hook is about to be asked."""
+        self.noted.asked += 1
+        return FINISHED
+
+    def hook_answered(self) -> Awaitable[None]:
+        """The hook has answered."""
+        self.noted.asked += 1
+        return FINISHED
+
+    def decided(self) -> None:
+        """A decision was made that depends on what others have done."""
+        self.noted.asked += 1
+
+    def interrupted(self, why: Literal["cancelled", "out_of_time"]) -> None:
+        """The run was cancelled here, or its time is over."""
+        if why == "out_of_time" or not self._is_closing:
+            self.noted.interrupts.append((self.noted.steps, why))
+
     def close(self) -> None:
         """The run is over."""
         self._is_closed = True
@@ -468,7 +697,7 @@ class RunWriter:
         self._is_broken = True
         self.log.dropped += records
         may_go_on = self.log.on_failure is OnFailure.DROP and not _is_taken(error)
-        if may_go_on or self.is_closing:
+        if may_go_on or self._is_closing:
             if error is not None:
                 logger.error(
                     "the log of run %s cannot be written; the run goes on without it: %s",

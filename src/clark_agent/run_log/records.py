@@ -31,6 +31,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from clark_agent.base_tool import ToolResult
+from clark_agent.engine.runtime_results import RuntimeResult
 from clark_agent.types import AgentMessage, AssistantMessage, NonNegativeInt, RunIdentity, Usage
 
 __all__ = [
@@ -193,16 +194,6 @@ class ToolProgress(_Entry, frozen=True, kw_only=True, tag="tool_progress"):
 
     position: NonNegativeInt = 0
     partial: ToolResult
-
-
-class RuntimeResult(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Why a result is the runtime's own and not the tool's."""
-
-    kind: Literal["not_executed", "stopped", "uncertain", "unchecked"]
-    """The tool has not run; it was stopped; nobody knows whether it has run; or the run ended
-    before the hooks had checked its result."""
-    reason: str | None = None
-    still_running: bool = False
 
 
 class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):

@@ -20,8 +20,8 @@ from threading import Lock
 from typing import Any, TypeAlias, TypeVar
 
 from clark_agent._threads import run_in_thread
-from clark_agent.cancel_scope import is_cancelled
 from clark_agent.cancellation import CancellationToken
+from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import ConfigError, ToolExecutionError
 from clark_agent.tools import AgentTool, ToolResult, tool
 

@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from clark_agent._threads import has_running_loop
 from clark_agent.config import LoopConfig
+from clark_agent.engine.loop import start
 from clark_agent.errors import DecodeError, LoopError
 from clark_agent.events import EventSink
-from clark_agent.loop import RunResult, start
+from clark_agent.result import RunResult
 from clark_agent.run_log.jsonl import JsonlStore, read_log
 from clark_agent.run_log.log import RunLog, store_of
 from clark_agent.run_log.memory import MemoryStore
@@ -101,7 +102,6 @@ async def _replay_part(
             sink=sink,
             call_id=script.began.tool_call_id,
             resumption=resumption,
-            replays=script,
         )
     except LoopError as error:
         return error

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
+from clark_agent.engine.loop import start
+from clark_agent.engine.resumption import (
+    NEW_TURN,
+    AfterAnswer,
+    AfterBatch,
+    FinalAnswer,
+    Resumption,
+    Where,
+)
 from clark_agent.errors import ConfigError, DecodeError, InvalidContinuationError, failure_of
 from clark_agent.events import EventSink
-from clark_agent.loop import RunResult, start
-from clark_agent.run_log.log import RunLog, store_of
-from clark_agent.run_log.records import RunEnded
-from clark_agent.run_log.store import RunStore
-from clark_agent.run_state import Resumption
+from clark_agent.result import RunResult
+from clark_agent.run_log.log import Continuation, RunLog, store_of
+from clark_agent.run_log.records import RunEnded, SteeringAccepted
+from clark_agent.run_log.store import RunAppender, RunStore
+from clark_agent.steering import SteeringReceipt, SteerWhen
 from clark_agent.trajectory.fold import FoldedRun, fold
 from clark_agent.trajectory.forking import RunUsage, usage_tree
-from clark_agent.types import AgentContext, Usage
+from clark_agent.types import AgentContext, AgentMessage, Usage
 
 __all__ = ["resume"]
 
@@ -58,10 +68,10 @@ async def resume(
     has other notes. Then nothing has happened.
     """
     store = store_of(store)
-    config = _with_log(config, store)
+    config, run_log = _with_log(config, store)
     loaded = store.load(run_id)
     folded = fold(loaded)
-    _check_origin(folded, run_id, config, trust_log=trust_log)
+    _check_origin(folded, run_id, run_log, trust_log=trust_log)
     if isinstance(folded.ending, RunEnded):
         raise InvalidContinuationError(
             f"there is nothing to resume: the run {run_id!r} has ended ({folded.ending.outcome})"
@@ -69,13 +79,12 @@ async def resume(
     _check_tools(folded, config)
     if loaded.unchecked:
         logger.warning("the log of run %s has no checksums; damage to it is not noticed", run_id)
-    context, resumption = taken_up(folded, usage_tree(store, run_id))
     # From here on nobody else goes on with the run; and since it was read nobody else has.
     appender = store.reopen(run_id, after=folded.last.seq)
-    resumption = replace(resumption, appender=appender)
-    told = len(folded.messages) - (resumption.answer is not None)
-    earlier = tuple(folded.messages[:told])
+    earlier: tuple[AgentMessage, ...] = ()
     try:
+        context, resumption = taken_up(folded, usage_tree(store, run_id), run_log, appender)
+        earlier = resumption.messages
         result = await start((), context, config, signal, sink=sink, resumption=resumption)
     except BaseException as error:
         if (failure := failure_of(error)) is not None:
@@ -86,21 +95,23 @@ async def resume(
     return replace(result, messages=(*earlier, *result.messages))
 
 
-def _with_log(config: LoopConfig, store: RunStore) -> LoopConfig:
-    if config.run_log is None:
-        return config.replace(run_log=RunLog(store))
-    if config.run_log.store is not store:
+def _with_log(config: LoopConfig, store: RunStore) -> tuple[LoopConfig, RunLog]:
+    run_log = config.run_log
+    if run_log is None:
+        run_log = RunLog(store)
+        return config.replace(run_log=run_log), run_log
+    if not isinstance(run_log, RunLog) or run_log.store is not store:
         raise ConfigError("the config logs its runs to another store than the one to resume from")
-    return config
+    return config, run_log
 
 
-def _check_origin(folded: FoldedRun, run_id: str, config: LoopConfig, *, trust_log: bool) -> None:
+def _check_origin(folded: FoldedRun, run_id: str, run_log: RunLog, *, trust_log: bool) -> None:
     """Refuse a log that tells of another run, or of another place."""
     began = folded.began
     if began.identity.run_id != run_id:
         reason = f"the log of run {run_id!r} says that it is that of {began.identity.run_id!r}"
         raise DecodeError(reason, path="record 0")
-    said = {} if config.run_log is None or began.identity.depth else config.run_log.notes
+    said = {} if began.identity.depth else run_log.notes
     if trust_log or began.host_notes == to_builtins(said):  # a child has none
         return
     names = sorted({*began.host_notes, *said})
@@ -133,48 +144,63 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
             )
 
 
-def taken_up(folded: FoldedRun, spent: RunUsage) -> tuple[AgentContext, Resumption]:
-    """Where a run goes on, and from what context. Its newest answer is told again, so the context
-    ends before it.
+def taken_up(
+    folded: FoldedRun, spent: RunUsage, run_log: RunLog, appender: RunAppender | None = None
+) -> tuple[AgentContext, Resumption]:
+    """Where a run goes on, and from what context. Its newest answer is announced again, so the
+    context ends before it.
     """
-    resumption = _resumption(folded, spent)
-    messages = folded.transcript
-    if resumption.answer is not None:
-        messages = messages[:-1]
+    where = _where(folded)
+    is_again = isinstance(where, AfterAnswer)
+    waiting = {number: _receipt(sent) for number, sent in folded.waiting.items()}
+    after = Continuation(
+        folded.last,
+        waiting,
+        folded.last_number,
+        tuple([child.run_id for child in spent.children]),
+        appender,
+    )
     began = folded.began
-    return AgentContext(began.system_prompt, tuple(messages), began.identity), resumption
-
-
-def _resumption(folded: FoldedRun, spent: RunUsage) -> Resumption:
-    last = folded.transcript[-1] if folded.transcript else None
-    answer = folded.answer
-    if answer is not None and last is not answer:
-        answer = None
-    offered = frozenset(folded.offered)
-    below = [child.tree_usage for child in spent.children]
-    return Resumption(
-        last=folded.last,
+    resumption = Resumption(
+        where=where,
+        journal=partial(run_log.journal, began.identity.run_id, after=after),
         turns=folded.turns,
-        messages=tuple(folded.messages if answer is None else folded.messages[:-1]),
+        messages=tuple(folded.messages[:-1] if is_again else folded.messages),
         usage=folded.usage,
-        children_usage=sum(below, Usage()),
-        below=tuple([child.run_id for child in spent.children]),
-        spent=(
+        children_usage=sum([child.tree_usage for child in spent.children], Usage()),
+        costs=(
             (folded.turns, folded.usage, spent.model_id),
             *[each for child in spent.children for each in spent_by(child)],
         ),
-        answer=answer,
-        offered=None if offered.issuperset(folded.began.tools) else offered,
-        ended=folded.ended,
-        was_delivered=folded.was_delivered,
         purposes=tuple(folded.purposes),
         outcomes=tuple(folded.outcomes),
         requests=tuple(folded.requests),
         worked_ms=folded.worked_ms,
-        calls=folded.calls if answer is not None or folded.ended is not None else {},
-        waiting=tuple([(n, a.message, a.when) for n, a in folded.waiting.items()]),
-        last_number=folded.last_number,
+        waiting=tuple(waiting.values()),
     )
+    messages = folded.transcript[:-1] if is_again else folded.transcript
+    return AgentContext(began.system_prompt, tuple(messages), began.identity), resumption
+
+
+def _where(folded: FoldedRun) -> Where:
+    if folded.was_delivered:
+        return FinalAnswer()
+    if folded.ended is not None:
+        return AfterBatch(folded.ended, folded.calls)
+    answer = folded.answer
+    if answer is None or not folded.transcript or folded.transcript[-1] is not answer:
+        return NEW_TURN
+    offered = frozenset(folded.offered)
+    everything = offered.issuperset(folded.began.tools)
+    return AfterAnswer(answer, None if everything else offered, folded.calls)
+
+
+def _receipt(sent: SteeringAccepted) -> SteeringReceipt:
+    is_follow_up = sent.when == "follow_up"
+    when = SteerWhen.AFTER_BATCH if is_follow_up else SteerWhen(sent.when)
+    receipt = SteeringReceipt(sent.message, when)
+    receipt.is_follow_up = is_follow_up
+    return receipt
 
 
 def spent_by(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:

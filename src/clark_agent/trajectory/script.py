@@ -10,7 +10,7 @@ has there, it has left the log: then nobody waits for anything any more, and it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -19,10 +19,28 @@ from msgspec.structs import replace
 from clark_agent._finished import FINISHED
 from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
 from clark_agent.cancellation import CancellationToken
+from clark_agent.clock import Clock
 from clark_agent.config import LoopConfig
+from clark_agent.effects import Child, Effects
+from clark_agent.engine.arguments import prompt_messages
+from clark_agent.engine.call import CallAnswered, Siblings
+from clark_agent.engine.journal import Emit
+from clark_agent.engine.resumption import Resumption
+from clark_agent.engine.run import Run
 from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
-from clark_agent.plugin import Answer, BeforeToolDecision, Block, Rewrite, channels_among
-from clark_agent.run_log.log import RunLog
+from clark_agent.events import AgentEvent
+from clark_agent.plugin import (
+    HOOK_OF,
+    Answer,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Block,
+    Rewrite,
+    channels_among,
+    plugin_name,
+)
+from clark_agent.result import RunResult
+from clark_agent.run_log.log import Continuation, RunLog, RunWriter
 from clark_agent.run_log.pieces import joined
 from clark_agent.run_log.records import (
     Answered,
@@ -41,7 +59,6 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun, RunStore
-from clark_agent.run_state import Replayed, Resumption, Run
 from clark_agent.steering import SteeringHandle, SteerWhen
 from clark_agent.stream import (
     Chunk,
@@ -50,9 +67,10 @@ from clark_agent.stream import (
     Start,
     StreamErrorKind,
     StreamEvent,
+    StreamFn,
     StreamRequest,
 )
-from clark_agent.tool_run import ToolLeftBehindError
+from clark_agent.sub_agents import ChildRun
 from clark_agent.tools import ToolRegistry
 from clark_agent.trajectory.fold import fold
 from clark_agent.trajectory.forking import usage_of
@@ -64,7 +82,7 @@ __all__ = ["Script"]
 T = TypeVar("T")
 
 
-class Script:
+class Script(Effects):
     """Answers one run, or what one process did of it, from its records."""
 
     def __init__(
@@ -76,6 +94,8 @@ class Script:
         parent: Script | None = None,
     ) -> None:
         self.run: Run | None = None
+        self.writer: RunWriter | None = None
+        """Writes the log of the replay."""
         self.signal = CancellationToken()
         self._part = part
         self._records = records
@@ -135,8 +155,7 @@ class Script:
             why == "cancelled" for n in part for _, why in records[n].interrupts
         )
         requests = any(isinstance(r.entry, Asked) and r.entry.request is not None for r in records)
-        self._log = RunLog(copy, full_requests=requests, notes=began.host_notes)
-        self._log.on_written = self._written
+        self._log = _ScriptedLog(self, copy, full_requests=requests, notes=began.host_notes)
 
     def beginning(self) -> tuple[AgentContext, Resumption | None]:
         """Where the run, or this part of it, began."""
@@ -145,7 +164,7 @@ class Script:
             return AgentContext(began.system_prompt, began.history, began.identity), None
         before = LoadedRun(began.identity.run_id, tuple(self._records[:start]))
         spent = usage_of(self._store, began.identity.run_id, self._below_at(start))
-        return taken_up(fold(before), spent)
+        return taken_up(fold(before), spent, self._log)
 
     def config(self, config: LoopConfig) -> LoopConfig:
         """The config, with its outside replaced."""
@@ -154,12 +173,23 @@ class Script:
         tools = config.registry.values()
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
         return config.replace(
-            stream=self.answer,
-            tools=ToolRegistry([_ScriptedTool(tool, self) for tool in tools]),
-            plugins=[channels.get(id(plugin), plugin) for plugin in config.plugins],
+            tools=ToolRegistry([_Untimed(tool) for tool in tools]),
+            plugins=[
+                channels.get(id(plugin)) or self._decided(plugin) for plugin in config.plugins
+            ],
             clock=self._clock,
             run_log=self._log,
+            effects=self,
             tool_timeout=None,
+        )
+
+    def _decided(self, plugin: Any) -> Any:
+        """The plugin; one that asks outside gets its decisions from the log."""
+        asks = getattr(plugin, "asks_outside", False) is True
+        return (
+            _Decided(plugin, self)
+            if asks and hasattr(plugin, HOOK_OF["before_tool_call"])
+            else plugin
         )
 
     # --- how far it is --------------------------------------------------------------------------
@@ -173,7 +203,7 @@ class Script:
         assert isinstance(entry, kind)
         return entry
 
-    def _written(self, entry: Entry) -> None:
+    def written(self, entry: Entry) -> None:
         """The replay has written a record."""
         due = None if (record := self._next) is None else record.entry
         if type(due) is not type(entry) or _position(due) != _position(entry):
@@ -221,7 +251,7 @@ class Script:
         try:
             await self._held_behind(FINISHED)
         except asyncio.CancelledError:
-            if self.run is None or not self.run.scope.is_fired:
+            if self.run is None or not self.run.interrupts.is_fired:
                 raise
 
     def stepped(self, sent: Awaitable[None]) -> Awaitable[None]:
@@ -230,7 +260,9 @@ class Script:
         goes_on, run = self._was_stopped, self.run
         is_stopped = self._act()
         if is_stopped and not self._waits_to_be_stopped and run is not None:
-            (run.scope.interrupt or _nothing)()  # now, and not when the calls have come further
+            calls = _calls_of(run)
+            if calls is not None:
+                calls.stop()  # now, and not when they have come further
         if is_stopped or self._is_held:
             return self._held_behind(sent, goes_on=goes_on)
         return sent
@@ -240,7 +272,7 @@ class Script:
         await sent
         await self._released()
         run = self.run
-        if run is not None and self._was_stopped and not goes_on and run.scope.interrupt is None:
+        if run is not None and self._was_stopped and not goes_on and _calls_of(run) is None:
             await self._never()
 
     async def _released(self) -> None:
@@ -280,8 +312,8 @@ class Script:
     async def _reach_place(self, index: int, steps: int) -> None:
         """Wait until this record is next, and behind so many steps."""
         while not self._is_free and self._at <= index:
-            if self._at == index and self.run is not None:
-                if self.run.steps_since_record >= steps:
+            if self._at == index and self.writer is not None:
+                if self.writer.noted.steps >= steps:
                     return
                 await self._wait_for(_STEP)
             else:
@@ -316,9 +348,9 @@ class Script:
 
     def _due(self) -> SteeringAccepted | str | None:
         """What others have done behind the newest step: they sent a message, or stopped the run."""
-        if self._has_left or self._is_reading or self.run is None:
+        if self._has_left or self._is_reading or self.run is None or self.writer is None:
             return None
-        record, behind = self._next, self.run.steps_since_record
+        record, behind = self._next, self.writer.noted.steps
         if record is None:
             return "cancelled" if self._is_killed and not self._was_stopped else None
         if self._interrupted < len(record.interrupts) and not self._was_stopped:
@@ -327,7 +359,7 @@ class Script:
         if not isinstance(record.entry, SteeringAccepted):
             return None
         is_last = self._is_stuck and self._at >= self._tail
-        is_last = is_last and record.events <= self.run.events_since_record
+        is_last = is_last and record.events <= self.writer.noted.events
         return record.entry if is_last or record.steps <= behind else None
 
     @property
@@ -342,7 +374,7 @@ class Script:
         if why == "out_of_time":
             self._is_out_of_time = True
             # From the event loop, as a timer does: the tool that is about to start has started.
-            asyncio.get_running_loop().call_soon(run.run_out_of_time)
+            asyncio.get_running_loop().call_soon(self._clock.ring)
             return
         self._was_stopped = True
         if self._parent is not None and not self._parent._is_free:
@@ -362,10 +394,13 @@ class Script:
 
     # --- the model ------------------------------------------------------------------------------
 
-    async def answer(
-        self, request: StreamRequest, signal: CancellationToken
-    ) -> AsyncIterator[StreamEvent]:
-        """The transport: what the provider answered."""
+    def ask_model(
+        self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
+        """What the provider answered."""
+        return self._answer()
+
+    async def _answer(self) -> AsyncIterator[StreamEvent]:
         answered = self._next_answer()
         if answered is None:
             if self._is_stopped and not self._has_left:
@@ -412,7 +447,7 @@ class Script:
             self._stop("cancelled" if why == "aborted" else why)
         if why == "aborted":
             return True
-        return self._is_out_of_time or run.intervention(SteerWhen.NOW) is not None
+        return self._is_out_of_time or run.interrupts.due(SteerWhen.NOW) is not None
 
     # --- the tools ------------------------------------------------------------------------------
 
@@ -436,23 +471,6 @@ class Script:
                     pass
         return None
 
-    def by_runtime(self, position: int) -> RuntimeResult | None:
-        """Why a call that ends as it did had a result of the runtime's own."""
-        ended = self._end_of_call(position)
-        why = None if ended is None or self._has_left else ended.by_runtime
-        return None if why is None or why.kind == "unchecked" else why  # that is found out again
-
-    def why_stopped(self, position: int, why: str) -> str:
-        """Why a call was stopped by others: as it was, if it was."""
-        ended = self._end_of_call(position)
-        recorded = None if ended is None or self._has_left else _why_stopped(ended.by_runtime)
-        return recorded if recorded in _STOPPED and why in _STOPPED else why
-
-    def abort_reason(self, reason: str | None) -> str | None:
-        """What whoever stopped the run said: as it was, if it was."""
-        is_as_it_was = self._was_stopped and not self._has_left and self._failure is not None
-        return self._failure.reason if self._failure is not None and is_as_it_was else reason
-
     def passed(self) -> None:
         """The replay has made a step for which it does not wait."""
         _wake(self._waiting.pop(_STEP, ()))
@@ -464,7 +482,7 @@ class Script:
             return None
         return self._entry(call.end, ToolEnded)
 
-    async def run_tool(self, tool: AgentTool, given: Any, ctx: ToolContext) -> ToolResult:
+    async def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> ToolResult:
         """What a tool gave, and what it told on the way."""
         known = self._calls.get((self._answered, ctx.position))
         if known is None or not known.has_started or self._has_left:
@@ -478,7 +496,7 @@ class Script:
             self._is_stuck = True
             self._act()
         if tool.runs_agent:
-            return await self._run_agent(tool, given, ctx, end)
+            return await self._run_agent(tool, args, ctx, end)
         if end is None:  # the log ends before
             await self._never()
             return ToolResult.error("the log has no end of the call")
@@ -497,8 +515,9 @@ class Script:
             await self._never()  # the log ends before that of the agent begins
         own = await tool.execute(given, ctx)
         await self._reach(self._part.stop if end is None else end)
-        if _why_stopped(why) is not None and ctx.signal.cancelled and not self._has_left:
-            raise asyncio.CancelledError  # it was stopped before it had its result
+        was_stopped = _why_stopped(why) is not None and ctx.signal.cancelled
+        if ended is not None and was_stopped and not self._has_left:
+            raise _by_runtime(ended)  # it was stopped before it had its result
         return own
 
     async def _run_too_long(
@@ -521,14 +540,14 @@ class Script:
         finally:
             running.cancel()
             await asyncio.wait([running])
-        return ended.given or ended.result
+        raise _by_runtime(ended)
 
     def _is_cancelled_itself(self, ctx: ToolContext) -> bool:
         """Whether somebody has cancelled the replay, and not the run that it is about."""
         if self.run is None or not ctx.signal.cancelled:
             return True  # a run tells a call to stop, a task that is cancelled does not
-        scope = self.run.scope
-        return scope.cancelled_from_outside and not scope.is_running()
+        interrupts = self.run.interrupts
+        return interrupts.cancelled_from_outside and not interrupts.is_running()
 
     async def _end(self, index: int, ctx: ToolContext) -> ToolResult:
         """End as the tool did: with its result, an error, or not by itself."""
@@ -555,9 +574,10 @@ class Script:
                 raise
             await self._reach(index)  # when several are stopped they end in the order of the log
             if why is not None:
-                if ended.by_runtime is not None and ended.by_runtime.still_running:
-                    raise ToolLeftBehindError from None
-                raise
+                raise _by_runtime(ended) from None
+        made = None if self._has_left else ended.by_runtime
+        if made is not None and made.kind != "unchecked":  # that is found out again
+            raise _by_runtime(ended)
         if ended.raised == "fatal":
             raise ToolFatal(ended.raised_text or "")
         if ended.raised == "aborted":
@@ -566,10 +586,10 @@ class Script:
 
     # --- the runs below -------------------------------------------------------------------------
 
-    def child(
-        self, tool_call_id: str, prompts: Sequence[AgentMessage], config: LoopConfig
-    ) -> Replayed:
+    def run_child(self, child: Child) -> Awaitable[RunResult]:
         """The run that a call of this one started; with its prompts, if they are what they were."""
+        assert isinstance(child, ChildRun)
+        tool_call_id = child.tool_call_id
         known = self._started_by(tool_call_id)
         if not known:
             text = f"the log has no run that the call {tool_call_id!r} started"
@@ -578,16 +598,35 @@ class Script:
         script = Script(records, range(len(records)), self._store, self._copy, self)
         self._below.append(script)
         self._expected.discard(tool_call_id)  # from here on the run itself is waited for
-        recorded = script.began.prompts
+        prompts, recorded = prompt_messages(child.prompts, child.config), script.began.prompts
         if [_undated(message) for message in recorded] == [_undated(m) for m in prompts]:
             prompts = recorded
-        return Replayed(script.began.identity, prompts, script.config(config), script)
+        context = AgentContext(child.context.system_prompt, identity=script.began.identity)
+        return replace(
+            child,
+            prompts=prompts,
+            context=context,
+            config=script.config(child.config),
+            signal=script.follow(child.signal),
+        ).start()
+
+    def follow(self, signal: CancellationToken) -> CancellationToken:
+        """A token for the run of a call: cancelled when the call is, for the reason in the log."""
+        own = self.signal
+
+        def cancel() -> None:
+            is_as_it_was = self._was_stopped and not self._has_left and self._failure is not None
+            reason = self._failure.reason if is_as_it_was and self._failure else signal.reason
+            own.cancel(reason)
+
+        signal.subscribe(cancel)
+        return own
 
     def _count_runs_below(self, ctx: ToolContext) -> None:
         """Count what the runs have cost that a tool started by itself, since it is not run."""
         assert self.run is not None
         for run_id in self._started_by(ctx.tool_call_id):
-            self.run.count_below(spent_by(usage_of(self._store, run_id)))
+            self.run.spending.spend_below(spent_by(usage_of(self._store, run_id)))
 
     def _started_by(self, tool_call_id: str) -> list[str]:
         """The runs that a call has started, oldest first, and that were not replayed yet."""
@@ -621,8 +660,10 @@ class Script:
         return frozenset(self._entry(index, RunResumed).below)
 
 
-def _nothing() -> None:
-    pass
+def _calls_of(run: Run) -> Siblings | None:
+    """The calls that are at work, if whoever interrupts the run stops them."""
+    handler = getattr(run.interrupts.handler, "__self__", None)
+    return handler if isinstance(handler, Siblings) else None
 
 
 def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
@@ -648,6 +689,12 @@ def _why_stopped(why: RuntimeResult | None) -> str | None:
     if why is None or why.kind != "stopped":
         return None
     return why.reason if why.reason in (*_STOPPED, "sibling") else None
+
+
+def _by_runtime(ended: ToolEnded) -> CallAnswered:
+    """The result that the runtime gave in the tool's stead."""
+    assert ended.by_runtime is not None
+    return CallAnswered(ended.given or ended.result, ended.by_runtime)
 
 
 def _failed(answered: Answered) -> Error:
@@ -695,6 +742,21 @@ def _calls(records: Sequence[Record]) -> dict[tuple[int, int], _Call]:
     return calls
 
 
+class _Timer:
+    """Waits to be told."""
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self._callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        """It does not go off any more."""
+        self._callback = None
+
+    def ring(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+
 class ScriptedClock:
     """Says what the clock said, record by record."""
 
@@ -704,6 +766,7 @@ class ScriptedClock:
         self._last = records[part.start].at
         self._readings: list[int] = []
         self._ids: list[str] = []
+        self._timers: list[_Timer] = []
         self.move(part.start)
 
     def move(self, at: int) -> None:
@@ -731,25 +794,111 @@ class ScriptedClock:
         """Let others run."""
         await asyncio.sleep(0)
 
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> _Timer:
+        """A timer that goes off when the log says so."""
+        timer = _Timer(callback)
+        self._timers.append(timer)
+        return timer
+
+    def ring(self) -> None:
+        """The time is over, as it was in the run that is replayed."""
+        for timer in self._timers:
+            timer.ring()
+
     def new_id(self) -> str:
         """The id that was made next."""
         return self._ids.pop(0) if self._ids else "no further id in the log"
 
 
-class _ScriptedTool(AgentTool):
-    """Looks like a tool of the config, and gives what it gave."""
+class _ScriptedLog(RunLog):
+    """Has the script know how far the replay is."""
 
-    def __init__(self, tool: AgentTool, script: Script) -> None:
-        self._tool = tool
+    def __init__(self, script: Script, store: RunStore, **settings: Any) -> None:
+        super().__init__(store, **settings)
         self._script = script
 
+    def journal(
+        self,
+        run_id: str,
+        clock: Clock,
+        *,
+        checks_calls: bool = False,
+        after: Continuation | None = None,
+    ) -> RunWriter:
+        writer = _ScriptedWriter(self, run_id, clock, checks_calls=checks_calls, after=after)
+        writer.script = self._script
+        return writer
+
+
+class _ScriptedWriter(RunWriter):
+    """Writes, and has the script act where others did."""
+
+    script: Script
+
+    def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
+        self.script.run, self.script.writer = run, self
+        super().began(run, prompts)
+
+    def resumed(self, run: Run, resumption: Resumption) -> None:
+        self.script.run, self.script.writer = run, self
+        super().resumed(run, resumption)
+
+    def write(self, entry: Entry, **more: Any) -> None:
+        super().write(entry, **more)
+        self.script.written(entry)
+
+    def emitting(self, emit: Emit) -> Emit:
+        counted, script = super().emitting(emit), self.script
+
+        def emit_and_step(event: AgentEvent) -> Awaitable[None]:
+            return script.stepped(counted(event))
+
+        return emit_and_step
+
+    def hook_asked(self) -> Awaitable[None]:
+        return self.script.stepped(super().hook_asked())
+
+    def hook_answered(self) -> Awaitable[None]:
+        self.noted.asked += 1
+        return self.script.answered()
+
+    def decided(self) -> None:
+        super().decided()
+        self.script.passed()
+
+
+class _Untimed(AgentTool):
+    """Looks like a tool of the config, and has no time of its own: the script says when it ends."""
+
+    def __init__(self, tool: AgentTool) -> None:
+        self._tool = tool
+
     def __getattribute__(self, name: str) -> Any:
-        if name in ("_tool", "_script", "execute", "__class__", "runs_in_thread", "timeout"):
+        if name in ("_tool", "__class__", "runs_in_thread", "timeout"):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "_tool"), name)
 
     runs_in_thread = False
     timeout = None
 
-    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
-        return await self._script.run_tool(self._tool, args, ctx)
+
+class _Decided:
+    """Looks like a plugin of the config, and decides about calls as it did."""
+
+    def __init__(self, plugin: Any, script: Script) -> None:
+        self._plugin = plugin
+        self._script = script
+        self.name = plugin_name(plugin)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plugin, name)
+
+    def for_run(self) -> _Decided:
+        fresh = self._plugin.for_run() if hasattr(self._plugin, "for_run") else self._plugin
+        return _Decided(fresh, self._script)
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+        calls = ctx.assistant_message.tool_calls
+        same = [n for n, call in enumerate(calls) if call is ctx.tool_call]
+        same = same or [n for n, call in enumerate(calls) if call.id == ctx.tool_call.id]
+        return self._script.decision(self.name, same[0])

@@ -1,0 +1,59 @@
+"""Who wants which events: the listeners of a config, found once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from clark_agent.events import AgentEvent, EventSink
+from clark_agent.plugin import ObserverHook
+
+__all__ = ["Audience", "Listener", "Listeners"]
+
+
+class Listener(Struct, frozen=True, eq=False):
+    """A sink or an observer, with the event classes that it wants; None: all."""
+
+    name: str
+    call: Callable[[AgentEvent], Any]
+    observes: tuple[type, ...] | None = None
+    is_hook: bool = True
+    """Whether it has only the time that hooks have. A reader of ours has all it wants."""
+
+
+Listeners: TypeAlias = tuple[Listener, ...]
+
+
+class Audience(dict[type[AgentEvent], Listeners]):
+    """Who wants which events: the sink, a reader of ours, the observers in order.
+
+    Asked with the class of an event. Shared by the runs of a config, as long as none has listeners
+    of its own.
+    """
+
+    __slots__ = ("listeners", "only")
+
+    def __init__(
+        self,
+        sink: EventSink | None,
+        observers: Sequence[ObserverHook] = (),
+        reader: EventSink | None = None,
+    ) -> None:
+        listeners = [] if sink is None else [Listener("event_sink", sink)]
+        if reader is not None:
+            listeners.append(Listener("reader", reader, is_hook=False))
+        listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
+        self.listeners = tuple(listeners)
+        self.only: Callable[[AgentEvent], Any] | None = None
+        """The one listener to everything, if there is no other, as in most runs."""
+        if len(listeners) == 1 and listeners[0].observes is None:
+            self.only = listeners[0].call
+
+    def __missing__(self, kind: type[AgentEvent]) -> Listeners:
+        """Found once for each class, and kept."""
+        found = self[kind] = tuple(
+            [x for x in self.listeners if x.observes is None or kind in x.observes]
+        )
+        return found

@@ -1,0 +1,61 @@
+"""What a run does to the world: it asks the model, runs tools, and starts child runs.
+
+The three go through one object, the setting ``effects``, and nothing else in the engine does them.
+Subclass `Effects` to record, trace, move or replace them; call ``super()`` for the effect itself::
+
+    class Traced(Effects):
+        def run_tool(self, tool, args, ctx):
+            print("runs", tool.name)
+            return super().run_tool(tool, args, ctx)
+
+Child runs inherit the effects of the run above, unless their config has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable
+from typing import Any, Protocol
+
+from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
+from clark_agent.cancellation import CancellationToken
+from clark_agent.result import RunResult
+from clark_agent.stream import StreamEvent, StreamFn, StreamRequest
+
+__all__ = ["DIRECT", "Child", "Effects"]
+
+
+class Child(Protocol):
+    """A run that is about to start below another: `clark_agent.sub_agents.ChildRun`."""
+
+    @property
+    def tool_call_id(self) -> str:
+        """The call that starts it."""
+        ...
+
+    def start(self) -> Awaitable[RunResult]:
+        """Run it."""
+        ...
+
+
+class Effects:
+    """The effects themselves. All methods are called in the run's event loop.
+
+    Contract: what an override raises counts as raised by the model, the tool or the child.
+    """
+
+    def ask_model(
+        self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
+        """Ask the model: the config's transport, with the request of a turn."""
+        return stream(request, signal)
+
+    def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> Awaitable[ToolResult]:
+        """Run a tool. The journal knows that it is about to start."""
+        return tool.execute(args, ctx)
+
+    def run_child(self, child: Child) -> Awaitable[RunResult]:
+        """Start a run below this one."""
+        return child.start()
+
+
+DIRECT = Effects()

@@ -1,0 +1,186 @@
+"""The order of events, as a table, and what a run has open by it.
+
+Everything about the brackets of a run is in this file: `Phase` is the table, which the public
+`clark_agent.check_events` walks too, and `Brackets` is where one run is in it. What fails, fails
+between two events; `Brackets.close_messages` and `Brackets.close_run` then say which are missing.
+
+    new ─ agent_start → started ─ turn_start → turn ─ turn_end → idle ─ agent_end → closed
+                                               turn ─ message_start → message ─ message_end → turn
+                                               idle ─ message_start → late message → idle
+
+This file knows events and messages. It emits, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from clark_agent import events as ev
+from clark_agent._finished import FINISHED
+from clark_agent.events import AgentEvent, MessageDiscarded, MessageEnd, MessageStart
+from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
+
+if TYPE_CHECKING:
+    from clark_agent.engine.journal import Emit
+
+__all__ = [
+    "CLOSED",
+    "IDLE",
+    "LATE_MESSAGE",
+    "MESSAGE",
+    "NEW",
+    "STARTED",
+    "TURN",
+    "Brackets",
+    "Phase",
+]
+
+
+class Phase(dict[type[AgentEvent], "Phase"]):
+    """Where a run is: the events that may come next, and where each of them leads."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Phase {self.name}>"
+
+
+NEW = Phase("new")
+STARTED = Phase("started")
+"""The run is open, its first turn is not."""
+TURN = Phase("turn")
+MESSAGE = Phase("message")
+"""A message is open within a turn."""
+IDLE = Phase("idle")
+"""The run is open, and no turn is."""
+LATE_MESSAGE = Phase("late message")
+"""A message is open behind the last turn: a follow-up that no turn is left to answer."""
+CLOSED = Phase("closed")
+
+NEW.update({ev.AgentStart: STARTED})
+STARTED.update({ev.RunIdentified: STARTED, ev.TurnStart: TURN})
+TURN.update(
+    {
+        ev.ContextTransformApplied: TURN,
+        ev.ToolGateApplied: TURN,
+        ev.ToolGateConflictResolved: TURN,
+        ev.ProviderRequestPrepared: TURN,
+        ev.OutputTokensEscalation: TURN,
+        ev.MessageStart: MESSAGE,
+        ev.MessageDiscarded: TURN,
+        ev.ToolExecutionStart: TURN,
+        ev.ToolExecutionUpdate: TURN,
+        ev.ToolExecutionEnd: TURN,
+        ev.ChildRunEvent: TURN,
+        ev.TurnEnd: IDLE,
+    }
+)
+MESSAGE.update({ev.MessageUpdate: MESSAGE, ev.MessageEnd: TURN})
+IDLE.update({ev.TurnStart: TURN, ev.MessageStart: LATE_MESSAGE, ev.AgentEnd: CLOSED})
+LATE_MESSAGE.update({ev.MessageUpdate: LATE_MESSAGE, ev.MessageEnd: IDLE})
+
+
+class Brackets:
+    """Where a run is, and what its open turn has brought.
+
+    Each step is marked before its event goes out, so that whatever interrupts the event finds the
+    brackets as listeners have seen them.
+    """
+
+    __slots__ = (
+        "_emit",
+        "_last",
+        "_untold",
+        "answer",
+        "discarded",
+        "discarding",
+        "phase",
+        "results",
+    )
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._last: AgentEvent | None = None
+        self._untold: Iterator[AgentMessage] = iter(())
+        """Messages that are in the transcript, and that listeners have not heard of."""
+        self.phase = NEW
+        self.answer: AssistantMessage | None = None
+        """The answer of the open turn."""
+        self.results: Sequence[ToolResultMessage] = ()
+        """The results of its calls."""
+        self.discarded: AssistantMessage | None = None
+        """The newest answer of the turn that did not enter the transcript."""
+        self.discarding: str | None = None
+        """Why the message that has just ended is about to be discarded."""
+
+    def send(self, event: AgentEvent) -> Awaitable[None]:
+        """Emit an event that opens or closes a bracket. Await that all listeners have it."""
+        self.phase = self.phase[type(event)]
+        self._last = event
+        return self._emit(event)
+
+    def begin_turn(self) -> Awaitable[None]:
+        """Open a turn. The first is opened with the run."""
+        self.answer = self.discarded = None
+        self.results = ()
+        return FINISHED if self.phase is TURN else self.send(ev.TurnStart())
+
+    def entered(self, messages: Iterable[AgentMessage]) -> None:
+        """Messages are in the transcript, and are to be announced."""
+        self._untold = iter(messages)
+
+    async def announce(self) -> None:
+        """Announce what has entered."""
+        for message in self._untold:
+            await self.send(MessageStart(message))
+            await self.send(MessageEnd(message))
+
+    def end_turn(self) -> Awaitable[None]:
+        """Close the turn."""
+        message = self.answer or self.discarded
+        assert message is not None
+        return self.send(ev.TurnEnd(message, tuple(self.results)))
+
+    @property
+    def has_unanswered_calls(self) -> bool:
+        """Whether the turn's answer asks for tools, and there are no results."""
+        return (
+            self.phase is TURN
+            and self.answer is not None
+            and bool(self.answer.tool_calls)
+            and not self.results
+        )
+
+    def close_messages(self, cut_off: AssistantMessage | None) -> Iterator[AgentEvent]:
+        """The events that are missing until no message is open or untold.
+
+        ``cut_off`` is what there is of an answer that was being streamed. Send each event before
+        you ask for the next.
+        """
+        if self.phase is STARTED:
+            yield ev.TurnStart()
+        if self.phase is MESSAGE or self.phase is LATE_MESSAGE:
+            assert type(self._last) is MessageStart
+            yield MessageEnd(cut_off or self._last.message)
+        if self.discarding is not None:
+            reason, self.discarding = self.discarding, None
+            yield MessageDiscarded(reason)
+        for message in self._untold:
+            yield MessageStart(message)
+            yield MessageEnd(message)
+
+    def close_run(
+        self, unanswered: Callable[[], AssistantMessage], messages: Sequence[AgentMessage]
+    ) -> Iterator[AgentEvent]:
+        """The events that are missing until the run is closed; ``unanswered`` gives the answer of a
+        turn that has none. Send each event before you ask for the next.
+        """
+        if self.phase is TURN:
+            yield ev.TurnEnd(self.answer or self.discarded or unanswered(), tuple(self.results))
+        if self.phase is IDLE:
+            yield ev.AgentEnd(messages)

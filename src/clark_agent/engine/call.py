@@ -1,0 +1,486 @@
+"""One tool call: prepared, run, checked, ended.
+
+    prepare    is it known, offered, well-formed and allowed? See `clark_agent.engine.prepare`
+    run_call   the tool, which can be stopped
+    end_call   the hooks after the call, then the event that says that it is over
+
+Whatever happens, a call gets exactly one result. This file knows one call and, through `Siblings`,
+what the calls of its batch share; it does not know in which order they run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from enum import Enum, auto
+from inspect import isawaitable
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clark_agent._finished import FINISHED
+from clark_agent._text import describe, message_of
+from clark_agent.engine import runtime_results as results
+from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.runtime_results import Made, RuntimeResult
+from clark_agent.engine.supervised import as_coroutine
+from clark_agent.engine.tool_task import ToolLeftBehindError, ToolTask
+from clark_agent.errors import (
+    LoopError,
+    RunAborted,
+    RunLogError,
+    ToolAborted,
+    ToolContractError,
+    ToolFatal,
+    ToolFatalError,
+)
+from clark_agent.events import ToolExecutionEnd, note_exception
+from clark_agent.intake import accept_result, is_plain_result
+from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
+from clark_agent.steering import SteerWhen
+from clark_agent.tools import AgentTool, ToolContext, ToolResult
+from clark_agent.types import AssistantMessage, ToolCall
+
+if TYPE_CHECKING:
+    from clark_agent.engine.interrupts import Why
+    from clark_agent.engine.run import Run
+
+__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "end_call", "ended", "run_call"]
+
+logger = logging.getLogger(__name__)
+
+
+class CallState(Enum):
+    """How far a call is."""
+
+    WAITING = auto()
+    """It has not run. It may have a result all the same: it was refused, or a hook answered."""
+    INTERRUPTED = auto()
+    """Another process has begun it, and died."""
+    RECALLED = auto()
+    """Another process has run it, and its result is in the log."""
+    UNRECORDED = auto()
+    """What happened below it could not be logged, so the log must not say how it ended."""
+    RETURNED = auto()
+    """It has its result, which hooks have not seen."""
+    CHECKED = auto()
+    """The hooks after the call have seen the result."""
+    ENDED = auto()
+    """The result is final, and listeners have it."""
+
+
+_WAITING, _RETURNED, _CHECKED = CallState.WAITING, CallState.RETURNED, CallState.CHECKED
+_ENDED = CallState.ENDED
+# Hooks and journal do not get these results again, or never.
+_NOT_OURS = (CallState.RECALLED, CallState.UNRECORDED)
+_INTERVENED = ("steered", "out_of_time")
+
+
+class CallAnswered(Exception):
+    """Raised in a tool's stead: the call was not run to its end, and this is its result."""
+
+    def __init__(self, result: ToolResult, why: RuntimeResult) -> None:
+        super().__init__(why.kind, why.reason)
+        self.made: Made = (result, why)
+
+
+class Call(Struct, eq=False):
+    """A tool call on its way through a batch."""
+
+    call: ToolCall
+    tool: AgentTool | None
+    args: Any
+    """The arguments as hooks see them."""
+    position: int
+    """Which call of the message it is."""
+    repaired_name: str | None = None
+    """The tool's name, if the policy has repaired what the model wrote."""
+    input: Any = None
+    """What the tool has made of the arguments."""
+    state: CallState = _WAITING
+    result: ToolResult | None = None
+    by_runtime: RuntimeResult | None = None
+    """Why the result is the runtime's own, if it is."""
+    stopped: str | None = None
+    """Why it was held back, or stopped while it ran."""
+    decisions: list[dict[str, Any]] = []
+    """Which plugins had a hand in it, and how."""
+    given: ToolResult | None = None
+    """What the tool itself has given, if hooks have changed it."""
+    raised: Literal["fatal", "aborted"] | None = None
+    """Whether the tool has ended the run."""
+    raised_text: str | None = None
+    """What it said."""
+    hook_raised: tuple[str, str] | None = None
+    """The type and the text of the exception for which it was not run."""
+    exception: Exception | None = None
+    """What the tool, or its check of the arguments, has raised."""
+    returned_at: tuple[int, int] | None = None
+    """Where the journal was when the tool returned, if that does not follow from the rest."""
+    is_final_answer: bool = False
+    """Whether its tool takes the run's answer, and was run with it."""
+
+    def answer(self, made: Made) -> None:
+        """Give it a result of the runtime's own."""
+        self.result, self.by_runtime = made
+
+    def hold_back(self, why: Literal["steered", "out_of_time"]) -> None:
+        """It is not run any more: somebody has intervened."""
+        begun = self.state is CallState.INTERRUPTED
+        self.answer(results.uncertain() if begun else results.held_back(why))
+        self.stopped = why
+
+    def decided(self, plugin: str, decision: str, **more: Any) -> None:
+        """Note that a plugin has changed what becomes of the call."""
+        self.decisions.append({"plugin": plugin, "decision": decision, **more})
+
+    @property
+    def fails_siblings(self) -> bool:
+        """Whether the calls beside it are of no use any more."""
+        return (
+            self.tool is not None
+            and self.tool.aborts_siblings_on_error
+            and self.result is not None
+            and self.result.is_error
+            and self.stopped not in _INTERVENED
+        )
+
+
+class Siblings:
+    """What the calls of one batch share: which of them run, and whether they were stopped."""
+
+    stopped = False
+    """Whether the run is over: no call starts any more."""
+    failed = False
+    """Whether one has failed without which the others are of no use."""
+    failure: LoopError | None = None
+    """Why the run has to end."""
+    is_recorded = True
+    """Whether the journal may say how all calls have ended."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.running: dict[Call, ToolTask] = {}
+        """The tools that wait for something."""
+        self.tasks: dict[Call, asyncio.Task[None]] = {}
+        """The calls that run beside others."""
+
+    def interrupt(self, why: Why) -> None:
+        """The handler of interrupts while tools run."""
+        if why == "aborted":
+            self.stop()
+            return
+        for call, task in tuple(self.running.items()):
+            if task.stopped is None:
+                call.stopped = why
+                task.stop(why)
+
+    def stop(self, *, but: Call | None = None) -> None:
+        """The run is over: make every call end, except one, and start no other."""
+        self.stopped = True
+        for task in tuple(self.running.values()):
+            task.stop("aborted")
+        for call, own in self.tasks.items():
+            if call not in self.running and call is not but:  # in a hook, or not begun
+                own.cancel()
+
+    def stop_useless(self) -> None:
+        """One has failed without which the others are of no use."""
+        self.failed = True
+        for task in tuple(self.running.values()):
+            task.stop("sibling")
+
+    def is_over(self, noticed_by: Call) -> bool:
+        """Whether the run is. Who notices stops all other calls here and now: where they are does
+        not depend on when the event loop comes round.
+        """
+        if not self.stopped and self._run.interrupts.is_cancelled():
+            self.stop(but=noticed_by)
+        return self.stopped
+
+    def end_run(self, failure: LoopError, cause: BaseException) -> None:
+        """The run cannot go on. The first reason counts."""
+        if self.failure is None:
+            failure.__cause__ = cause
+            self.failure = failure
+
+    def comes_too_late(self, call: Call) -> bool:
+        """Whether a call must not start any more; then it has its result."""
+        interrupts = self._run.interrupts
+        if self.stopped or (interrupts.is_cancelled() and self.is_over(call)):
+            call.answer(results.aborted())
+        elif interrupts.can_intervene and self.is_held_back(call):
+            pass
+        elif self.failed:
+            call.answer(results.stopped("sibling"))
+        return call.result is not None
+
+    def is_held_back(self, call: Call) -> bool:
+        """Whether somebody has intervened before the call was run; then it has its result."""
+        why = self._run.interrupts.due(SteerWhen.BEFORE_NEXT_TOOL)
+        if why is None:
+            return False
+        call.hold_back(why)
+        self._run.journal.decided()
+        return True
+
+
+# --- the tool -----------------------------------------------------------------------------------
+
+
+async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = False) -> None:
+    """Run the tool. After this the call has its result, unless the run is over.
+
+    A call that runs ``alone``, in the run's own task, takes the run's interrupts.
+    """
+    if siblings.comes_too_late(call):
+        return
+    run.journal.tool_started(call)
+    waiting = run.journal.barrier()
+    if waiting is not FINISHED:
+        await waiting
+        if siblings.comes_too_late(call):
+            return
+    assert call.tool is not None
+    context = ToolContext(tool_call_id=call.call.id, tool_name=call.call.name, run=run)
+    context.position = call.position
+    task: ToolTask | None = None
+    cancelled: asyncio.CancelledError | None = None
+    started = run.loop.time() if _timeout(run, call.tool) is not None else 0.0
+    try:
+        work: Any = run.effects.run_tool(call.tool, call.input, context)
+        if type(work) is not CoroutineType:
+            work = as_coroutine(_awaitable(call.tool, work))
+        try:
+            awaited = work.send(None)
+        except StopIteration as done:  # it had nothing to wait for
+            _returned(run, call, context, done.value, alone=alone)
+        except GeneratorExit as error:
+            raise RuntimeError("GeneratorExit was raised") from error
+        else:
+            task = ToolTask(
+                work,
+                awaited,
+                context,
+                grace=run.grace,
+                cancelling=run.interrupts.expected if alone else 0,
+                in_thread=call.tool.runs_in_thread,
+            )
+            result = await _supervise(run, siblings, call, task, started, alone=alone)
+            _returned(run, call, context, result, alone=alone)
+    except (Exception, asyncio.CancelledError) as error:
+        _give_error(run, siblings, call, error, task)
+        cancelled = error if isinstance(error, asyncio.CancelledError) else None
+    except BaseException:  # the interpreter is told to stop
+        call.answer(results.stopped("aborted"))
+        raise
+    finally:
+        context.settle(drop=call.stopped not in _INTERVENED)
+    if task is not None and task.cancelled_from_outside:
+        raise cancelled or asyncio.CancelledError
+
+
+async def _supervise(
+    run: Run, siblings: Siblings, call: Call, task: ToolTask, started: float, *, alone: bool
+) -> Any:
+    """Wait for a tool that waits for something itself."""
+    assert call.tool is not None
+    siblings.running[call] = task
+    timeout = _timeout(run, call.tool)
+    if timeout is not None:
+        task.stop_at(started + timeout, "timeout")
+    if alone:
+        run.interrupts.handler = siblings.interrupt
+    try:
+        return await task
+    finally:
+        del siblings.running[call]
+        if alone:
+            run.interrupts.handler = None
+
+
+def _timeout(run: Run, tool: AgentTool) -> float | None:
+    return run.config.tool_timeout if tool.timeout is None else tool.timeout
+
+
+def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:
+    """What ``execute`` returned, if it can be awaited."""
+    if isawaitable(work):
+        return work
+    raise ToolContractError(
+        f"execute of the tool {tool.name!r} must be an 'async def', and returned "
+        f"{type(work).__name__}"
+    )
+
+
+def _returned(run: Run, call: Call, context: ToolContext, result: Any, *, alone: bool) -> None:
+    """The tool has given a result."""
+    if context.failure_below is not None:
+        raise context.failure_below
+    assert call.tool is not None
+    if not is_plain_result(result):
+        result = accept_result(result, f"the tool {call.tool.name!r}")
+    call.result = result
+    call.state = _RETURNED
+    call.is_final_answer = call.tool.takes_output
+    if not alone and run.hooks.after_tool_call:
+        call.returned_at = run.journal.place
+
+
+def _give_error(
+    run: Run,
+    siblings: Siblings,
+    call: Call,
+    error: Exception | asyncio.CancelledError,
+    task: ToolTask | None,
+) -> None:
+    """The result of a call whose tool gave none."""
+    assert call.tool is not None
+    name = call.tool.name
+    match error:
+        case CallAnswered():
+            call.answer(error.made)
+        case ToolLeftBehindError():
+            logger.warning("the tool %r did not stop and was left behind", name)
+            why = None if task is None else task.stopped
+            call.answer(results.stopped(why, _timeout(run, call.tool), still_running=True))
+        case asyncio.CancelledError():
+            why = None if task is None else task.why
+            is_left = why is not None and call.tool.runs_in_thread
+            if is_left:
+                logger.warning("the thread of the tool %r was left behind", name)
+            call.answer(results.stopped(why, _timeout(run, call.tool), still_running=is_left))
+        case ToolAborted():
+            call.raised, call.raised_text = "aborted", message_of(error)
+            siblings.end_run(RunAborted(f"the tool {name!r} aborted it: {call.raised_text}"), error)
+            call.result = ToolResult.error(f"The tool aborted the run: {call.raised_text}")
+        case ToolFatal():
+            call.raised, call.raised_text = "fatal", message_of(error)
+            siblings.end_run(ToolFatalError(name, call.raised_text), error)
+            call.result = ToolResult.error(f"The tool ended the run: {call.raised_text}")
+        case RunLogError():  # of a child: what happens below is not written down any more
+            siblings.end_run(RunLogError(f"in the tool {name!r}: {error}"), error)
+            call.result = ToolResult.error(f"The run was stopped: {error}")
+            call.state, siblings.is_recorded = CallState.UNRECORDED, False
+        case ToolContractError():
+            logger.error("a bug in the tool %r: %s", name, error, exc_info=error)
+            call.exception = error
+            details = {"kind": "tool_contract_error", "tool": name}
+            text = f"The tool is broken: {message_of(error)}"
+            call.result = ToolResult.error(text, details=details)
+        case _:
+            logger.warning("the tool %r failed", name, exc_info=error)
+            call.exception = error
+            call.result = ToolResult.error(describe(error))
+
+
+# --- the end of a call --------------------------------------------------------------------------
+
+
+def end_call(
+    run: Run, siblings: Siblings, asked_by: AssistantMessage, call: Call
+) -> Awaitable[None]:
+    """Let the hooks see the result, and tell that the call is over."""
+    if run.hooks.after_tool_call and call.state not in _NOT_OURS:
+        return _check_and_end(run, siblings, asked_by, call)
+    return run.emit(ended(run, call))
+
+
+async def _check_and_end(
+    run: Run, siblings: Siblings, asked_by: AssistantMessage, call: Call
+) -> None:
+    if not siblings.is_over(call):
+        await _ask_hooks(run, asked_by, call)
+    await run.emit(ended(run, call))
+
+
+async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
+    for hook in run.hooks.after_tool_call:
+        result = call.result
+        assert result is not None
+        context = AfterToolCallContext(
+            asked_by,
+            call.call,
+            call.args,
+            result,
+            result.is_error,
+            run.transcript.view(),
+            call.tool,
+        )
+        if call.exception is not None:
+            note_exception(context, call.exception)
+        try:
+            call.result = _changed(result, await call_hook(run, hook, context))
+        except Exception as error:
+            logger.exception("the hook %r failed; the result becomes an error", hook.name)
+            call.decided(hook.name, "failed")
+            call.result = ToolResult.error(
+                f"The result was withheld: the hook {hook.name!r} that checks it raised "
+                + describe(error)
+            )
+        else:
+            if call.result is not result:
+                call.decided(hook.name, "change")
+        if call.result is not result and call.given is None:
+            call.given = result
+    call.state = _CHECKED
+
+
+def _changed(result: ToolResult, decision: object) -> ToolResult:
+    """The result as an after-hook wants it: first its own, then the flags."""
+    if decision is None:
+        return result
+    if not isinstance(decision, AfterToolDecision):
+        raise TypeError(
+            f"on_after_tool_call must return an AfterToolDecision or None; got {decision!r}"
+        )
+    changed = result
+    if decision.result is not None:
+        changed = accept_result(decision.result, "AfterToolDecision.result")
+    if decision.mark_error is not None and decision.mark_error is not changed.is_error:
+        changed = replace(changed, is_error=decision.mark_error)
+    if decision.terminate is not None and decision.terminate is not changed.terminate:
+        changed = replace(changed, terminate=decision.terminate)
+    return changed
+
+
+def ended(run: Run, call: Call) -> ToolExecutionEnd:
+    """The call is over: its result stays as it is from now on. The event that says so."""
+    result = call.result
+    if result is None:
+        begun = call.state is CallState.INTERRUPTED
+        call.answer(results.uncertain() if begun else results.aborted())
+    elif (
+        run.hooks.after_tool_call
+        and call.state is not _CHECKED
+        and call.by_runtime is None
+        and call.state not in _NOT_OURS
+    ):
+        call.answer(results.unchecked())
+    if call.decisions:
+        assert call.result is not None
+        call.given = call.given or call.result
+        call.result = _with_decisions(call.result, call.decisions)
+    result = call.result
+    assert result is not None
+    if call.state not in _NOT_OURS:
+        run.journal.tool_ended(call, result)
+    call.state = _ENDED  # only now: if it could not be written the call has not ended
+    event = ToolExecutionEnd(call.call.id, call.call.name, result, result.is_error)
+    if call.exception is not None:
+        note_exception(event, call.exception)
+    return event
+
+
+def _with_decisions(result: ToolResult, decisions: list[dict[str, Any]]) -> ToolResult:
+    """The result, with those who had a hand in it named in the details.
+
+    Details that are no object belong to the host alone and stay as they are.
+    """
+    details = result.details
+    if not (details is None or isinstance(details, dict)):
+        return result
+    return replace(result, details={**(details or {}), "decided_by": decisions})

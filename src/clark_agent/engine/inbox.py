@@ -1,0 +1,139 @@
+"""Messages that wait for a run: steering, follow-ups, and what becomes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from clark_agent.engine.journal import Journal
+from clark_agent.plugin import Hook, SteeringChannel
+from clark_agent.steering import SteeringReceipt, SteerWhen
+from clark_agent.types import AgentMessage
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """What sources have given and the transcript does not have yet."""
+
+    __slots__ = (
+        "_are_follow_ups",
+        "_channels",
+        "_journal",
+        "_left",
+        "_left_follow_ups",
+        "_purposes",
+        "follow_ups",
+        "pending",
+    )
+
+    def __init__(self, channels: Sequence[SteeringChannel], journal: Journal) -> None:
+        self._channels = channels
+        self._journal = journal
+        self.pending: list[AgentMessage] = []
+        """For the next turn."""
+        self._are_follow_ups = False
+        """Whether ``pending`` has follow-ups, and no steering."""
+        self.follow_ups: list[AgentMessage] = []
+        """From follow-up sources, before it is decided what becomes of them."""
+        self._left: list[SteeringReceipt] = []
+        """Of ``pending``, what another process has accepted and not delivered."""
+        self._left_follow_ups: list[SteeringReceipt] = []
+        """The same of ``follow_ups``."""
+        self._purposes: dict[int, str] = {}
+        """Why a message was sent, by its ``id()``, where the plugin says so."""
+
+    @property
+    def can_interrupt(self) -> bool:
+        """Whether a message may come that cannot wait."""
+        return bool(self._channels or self._left)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called, on any thread, when a message comes that cannot wait."""
+        for channel in self._channels:
+            channel.listen(wake)
+
+    def watch(self) -> None:
+        """Have the journal know of every message that is sent from now on."""
+        for channel in self._channels:
+            channel.watch(self._journal.accepted_on_any_thread)
+
+    def note_waiting(self) -> None:
+        """Have the journal know what was sent before the run began."""
+        for channel in self._channels:
+            for receipt in channel.waiting():
+                self._journal.accepted(receipt)
+
+    def restore(self, waiting: Iterable[SteeringReceipt]) -> None:
+        """Take over what another process has accepted, as if it had been sent to this one."""
+        for receipt in waiting:
+            (self._left_follow_ups if receipt.is_follow_up else self._left).append(receipt)
+        self.pending += [receipt.message for receipt in self._left]
+        self.follow_ups += [receipt.message for receipt in self._left_follow_ups]
+
+    def collect(
+        self, source: Hook, messages: Sequence[AgentMessage], into: list[AgentMessage]
+    ) -> None:
+        """Take the messages of a source."""
+        into.extend(messages)
+        if source.purpose is not None:
+            self._purposes.update([(id(message), source.purpose) for message in messages])
+
+    def note_taken(self) -> None:
+        """Have the journal know what was sent before it was taken."""
+        for receipt in self._taken():
+            self._journal.accepted(receipt)
+
+    def cannot_wait(self, when: SteerWhen) -> bool:
+        """Whether a message wants to be heard by now."""
+        for channel in self._channels:
+            if channel.urgency in (when, SteerWhen.NOW):
+                for receipt in channel.waiting():  # what takes effect was accepted before
+                    self._journal.accepted(receipt)
+                return True
+        return any(receipt.when in (when, SteerWhen.NOW) for receipt in self._left)
+
+    def take(self) -> tuple[list[AgentMessage], list[str], list[SteeringReceipt]]:
+        """The messages for this turn, why each was sent, and the receipts behind them.
+
+        They count as delivered when `delivered` is called.
+        """
+        messages, self.pending = self.pending, []
+        usual = "follow_up" if self._are_follow_ups else "steering"
+        purposes = [self._purposes.pop(id(message), usual) for message in messages]
+        return messages, purposes, [*self._left, *self._taken()]
+
+    def delivered(self, turn: int) -> None:
+        """What was taken is in the transcript, before the answer of this turn."""
+        self._are_follow_ups = False
+        self._left = []
+        for channel in self._channels:
+            channel.delivered(turn)
+
+    def promote(self, follow_ups: list[AgentMessage]) -> None:
+        """Let follow-ups wait for the next turn."""
+        self.pending = follow_ups
+        self._are_follow_ups = True
+        self._left += self._left_follow_ups
+        self._left_follow_ups = []
+        for channel in self._channels:
+            channel.promoted()
+
+    def take_follow_ups(self) -> list[SteeringReceipt]:
+        """The receipts behind follow-ups that no turn is left to answer."""
+        return [*self._left_follow_ups, *self._taken()]
+
+    def appended(self) -> None:
+        """These follow-ups are in the transcript."""
+        self._left_follow_ups = []
+        for channel in self._channels:
+            channel.appended()
+
+    def close(self) -> tuple[AgentMessage, ...]:
+        """Take no more messages; what was accepted and never delivered."""
+        left = [*self.pending, *self.follow_ups]
+        for channel in self._channels:
+            left += channel.close()
+        return tuple(left)
+
+    def _taken(self) -> list[SteeringReceipt]:
+        return [receipt for channel in self._channels for receipt in channel.taken]

@@ -1,0 +1,225 @@
+"""How a run begins and how it ends, whatever happens in between.
+
+    begin    the journal, then agent_start, the first turn, the prompts
+    finish   the result; or, if anything was raised: close what is open, then the error
+
+Every failure goes through `finish`: brackets are closed, calls have their results, and the error
+carries what the run had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Sequence
+
+from clark_agent._text import describe
+from clark_agent.engine.batch import Batch
+from clark_agent.engine.brackets import NEW, TURN
+from clark_agent.engine.resumption import Resumption
+from clark_agent.engine.run import Run
+from clark_agent.errors import LoopError, RunAborted
+from clark_agent.events import AgentEnd, AgentEvent, AgentStart, RunIdentified, TurnEnd, TurnStart
+from clark_agent.result import LoopOutcome, RunResult
+from clark_agent.types import AgentMessage, AssistantMessage
+
+__all__ = ["begin", "finish"]
+
+logger = logging.getLogger(__name__)
+
+
+async def begin(
+    run: Run, prompts: Sequence[AgentMessage], resumption: Resumption | None = None
+) -> None:
+    """Open the run and its first turn; know what other processes have done, if it is resumed."""
+    run.inbox.watch()
+    if resumption is None:
+        run.journal.began(run, prompts)
+    else:
+        run.inbox.restore(resumption.waiting)
+        run.journal.resumed(run, resumption)
+    run.inbox.note_waiting()
+    await run.journal.barrier()
+    run.transcript.add(prompts)
+    run.brackets.entered(prompts)
+    await run.brackets.send(AgentStart())
+    if run.lineage.given is not None:
+        await run.brackets.send(RunIdentified(run.lineage.given))
+    await run.brackets.send(TurnStart())
+    await run.brackets.announce()
+    if resumption is not None:
+        run.restore(resumption)
+
+
+async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
+    """Let the run do its work, and close it.
+
+    Raises a `LoopError`, or what must not be swallowed, with the `LoopError` as its cause.
+    """
+    with run.interrupts:
+        try:
+            outcome = await work
+            await _end(run)
+            return await _result(run, outcome)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and not run.interrupts.is_running():
+                raise  # thrown away by an event loop that is gone: nothing can be awaited
+            ending = await _fail(run, error)
+            raise ending from ending.__cause__
+        finally:
+            run.interrupts.stop_timers()
+            run.hooks.end_run()
+            run.journal.close()
+
+
+async def _end(run: Run) -> None:
+    """Close a run that has come to its end."""
+    if run.brackets.phase is TURN:  # there was no budget for the first turn
+        await run.brackets.send(TurnEnd(run.answer.so_far("there is no budget for a turn"), ()))
+    await run.brackets.send(AgentEnd(run.transcript.added.view()))
+
+
+async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
+    limit = run.spending.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
+    run.journal.ended(run, outcome, limit)
+    await run.journal.barrier()
+    return RunResult(
+        messages=tuple(run.transcript.added),
+        outcome=outcome,
+        usage=run.spending.usage,
+        undelivered=run.inbox.close(),
+        output=run.output,
+        limit=limit,
+        spent=run.spending.spent(),
+        tree_usage=run.spending.tree_usage,
+    )
+
+
+# --- the end of a run that fails ----------------------------------------------------------------
+
+
+async def _fail(run: Run, error: BaseException) -> BaseException:
+    """Close what is open; what to raise."""
+    failure = _failure(error, run)
+    is_cancelled = run.interrupts.is_cancelled()
+    if isinstance(failure, RunAborted) and not isinstance(error, Exception):
+        run.interrupts.note_cancelled()
+    run.journal.closing()
+    closing = _Closing(run)
+    partial: AssistantMessage | None = None
+    try:
+        partial = await closing.close(error)
+    except Exception:  # the error carries what the run had, whatever goes wrong here
+        logger.exception("the run could not be closed in order")
+    _carry(run, failure, partial)
+    run.journal.failed(failure)
+    is_cancelled = is_cancelled or run.interrupts.is_cancelled()
+    await run.journal.settle(run.config.cancel_grace if is_cancelled else None)
+    return _ending(closing.exit or error, failure, run)
+
+
+def _failure(error: BaseException, run: Run) -> LoopError:
+    """The error that carries what the run had."""
+    if isinstance(error, LoopError):
+        return error
+    if not isinstance(error, (Exception, GeneratorExit)):
+        return RunAborted(run.signal.reason)
+    failure = LoopError(f"the run failed unexpectedly: {describe(error)}")
+    failure.__cause__ = error
+    return failure
+
+
+def _carry(run: Run, error: LoopError, partial: AssistantMessage | None) -> None:
+    """Put on an error what the run had, so that nothing is lost with it."""
+    error.messages = tuple(run.transcript.added)
+    if run.turns:
+        error.turn = run.turns
+        error.add_note(f"In turn {run.turns} of the run.")
+    error.partial = error.partial or partial or run.brackets.discarded
+    error.usage = run.spending.usage
+    error.tree_usage = run.spending.tree_usage
+    error.undelivered = run.inbox.close()
+
+
+def _ending(error: BaseException, failure: LoopError, run: Run) -> BaseException:
+    """What the caller gets: the failure, or what is not ours to end, with the failure as cause."""
+    from_outside = run.interrupts.cancelled_from_outside
+    by_token = run.signal.cancelled and not from_outside
+    if isinstance(error, asyncio.CancelledError) and not by_token:
+        ending: BaseException = error
+    elif isinstance(error, Exception) and from_outside:
+        ending = asyncio.CancelledError()
+    elif isinstance(error, (Exception, asyncio.CancelledError, GeneratorExit)):
+        return failure
+    else:  # the interpreter is told to stop
+        ending = error
+    ending.__cause__ = failure
+    return ending
+
+
+class _Closing:
+    """Closes what a failed run has open.
+
+    A cancellation that arrives meanwhile ends at most the listener that it hits. Once the run is
+    cancelled listeners have no more than ``cancel_grace`` for all that is left.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.exit: BaseException | None = None
+        """What told the interpreter to stop meanwhile."""
+
+    async def close(self, error: BaseException) -> AssistantMessage | None:
+        """Close everything, in order; the answer that was cut off, if one was."""
+        run, brackets = self._run, self._run.brackets
+        if brackets.phase is NEW:
+            return None
+        cut_off: AssistantMessage | None = None
+        if run.answer.is_open:
+            cut_off = run.failed_answer(error)
+            run.spending.spend(cut_off)
+            run.answer.cut_off(cut_off)
+        for event in brackets.close_messages(cut_off):
+            await self.emit(event)
+        if brackets.has_unanswered_calls or run.batch is not None:
+            await self._close_batch()
+        messages = run.transcript.added.view()
+        for event in brackets.close_run(lambda: run.failed_answer(error), messages):
+            await self.emit(event)
+        return cut_off
+
+    async def _close_batch(self) -> None:
+        run, brackets = self._run, self._run.brackets
+        batch, run.batch = run.batch, None
+        if batch is None:  # the run has failed before one was made
+            assert brackets.answer is not None
+            batch = Batch(run, brackets.answer)
+        outcome = await batch.settle(self.emit)
+        brackets.results = outcome.results
+        if outcome.is_recorded:
+            run.journal.batch_ended(outcome.positions, outcome.results)
+        if run.emitter.deadline is not None:  # the tools have had their grace first
+            self._limit_listeners()
+        run.transcript.add(outcome.results)
+        brackets.entered(outcome.results)
+        for event in brackets.close_messages(None):
+            await self.emit(event)
+
+    async def emit(self, event: AgentEvent) -> None:
+        """Emit an event that closes a bracket, also when the run is cancelled once more."""
+        run = self._run
+        if run.interrupts.is_cancelled() and run.emitter.deadline is None:
+            self._limit_listeners()
+        try:
+            await run.brackets.send(event)
+        except asyncio.CancelledError:
+            logger.debug("cancelled again while the run was being closed")
+        except (Exception, GeneratorExit):
+            raise
+        except BaseException as stop:  # the rest is closed all the same
+            self.exit = self.exit or stop
+
+    def _limit_listeners(self) -> None:
+        """From now on listeners have ``cancel_grace`` together, so that none can hold the run."""
+        run = self._run
+        run.emitter.deadline = run.loop.time() + run.config.cancel_grace
