@@ -152,6 +152,8 @@ class _NoRun:
         return FINISHED if self._emit is None else self._emit(partial)
 
 
+_NO_RESULT = object()
+
 # An event loop does not hold on to its tasks, and a thread may stop waiting for its own.
 _reports: set[asyncio.Task[None]] = set()
 
@@ -174,6 +176,8 @@ class ToolContext:
     """Whether listeners are being told of the tool's progress."""
     when_reported: Callable[[], object] | None = None
     """What to do as soon as they are."""
+    plain_result: object = _NO_RESULT
+    """A result that needs no check, because what makes it has checked it."""
     failure_below: Exception | None = None
     """Why the run must end, whatever the tool makes of it: a run below could not be logged."""
 

@@ -287,13 +287,9 @@ def accept_answer(message: Any) -> AssistantMessage:
 
 def is_plain_answer(message: Any) -> bool:
     """Whether an answer can be kept as it is, as a glance tells of most: every turn has one."""
-    if (
-        type(message) is not AssistantMessage
-        or type(message.content) is not tuple
-        or type(message.stop_reason) is not StopReason
-        or message.error_message is not None
-        or message.annotations
-    ):
+    if type(message) is not AssistantMessage or message.annotations:
+        return False
+    if tuple(map(type, _plain_fields(message))) not in _PLAIN_FIELDS:
         return False
     for block in message.content:
         if type(block) is ToolCall:
@@ -308,7 +304,14 @@ def is_plain_answer(message: Any) -> bool:
         _encode(message)  # not with half a character, or with arguments that have no JSON
     except Exception:
         return False
-    return message.timestamp is None or type(message.timestamp) is int
+    return True
+
+
+_plain_fields = attrgetter("content", "stop_reason", "error_message", "timestamp")
+_PLAIN_FIELDS = {
+    (tuple, StopReason, type(None), int),
+    (tuple, StopReason, type(None), type(None)),
+}
 
 
 def _accept_system(message: SystemMessage) -> AgentMessage:

@@ -102,7 +102,10 @@ class _PlannedTool(AgentTool):
             if isawaitable(value):  # an async function behind a plain wrapper
                 value = await value
         if type(value) is str:
-            return ToolResult((TextContent(value),))
+            result = ToolResult((TextContent(value),))
+            if value.isascii():
+                ctx.plain_result = result
+            return result
         return tool_result(value)
 
 

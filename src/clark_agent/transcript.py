@@ -108,6 +108,8 @@ class MessageView(Sequence[AgentMessage]):
     @overload
     def __getitem__(self, index: slice) -> tuple[AgentMessage, ...]: ...
     def __getitem__(self, index: int | slice) -> AgentMessage | tuple[AgentMessage, ...]:
+        if type(index) is int and 0 <= index < self._stable:  # as most ask
+            return self._items[index]
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             if step == 1 and stop <= self._stable:

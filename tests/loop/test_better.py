@@ -423,7 +423,7 @@ def engine_modules() -> list[str]:
 
 
 def counted_events(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Count every event that the loop makes, where it makes them."""
+    """Count the events that the loop makes for listeners alone, where it makes them."""
     made: Counter[str] = Counter()
 
     def counting(kind: Any) -> Any:
@@ -434,7 +434,7 @@ def counted_events(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         return make
 
     for module in map(import_module, engine_modules()):
-        for name in ev.__all__:
+        for name in ("MessageUpdate", "ToolExecutionUpdate", "ChildRunEvent"):
             kind = getattr(module, name, None)
             if isinstance(kind, type) and issubclass(kind, ev._Event):
                 monkeypatch.setattr(module, name, counting(kind))
@@ -509,10 +509,10 @@ async def test_without_listeners_no_event_object_is_made_at_all(
         max_output_tokens_recovery=MaxTokensRecovery(),
     )
     await run("go", CONTEXT, config)
-    assert made["MessageUpdate"] == 0
+    assert not made
     with pytest.raises(StreamError):
         await run("go", CONTEXT, config.replace(stream=ScriptedStream([failing("fatal")])))
-    assert made["MessageUpdate"] == 0
+    assert not made
 
 
 async def test_an_observer_gets_and_pays_for_what_it_wants_only(

@@ -220,7 +220,7 @@ def _(fault: Fault) -> None:
         async def drop(self: Any, *args: Any) -> Any:
             outcome = await settle(self, *args)
             fault.fired += bool(outcome.results)
-            return replace(outcome, results=[], positions=[])
+            return replace(outcome, results=[], calls=[])
 
         return drop
 
@@ -247,7 +247,7 @@ def _(fault: Fault) -> None:
             if self in taken_up:
                 return outcome
             fault.fired += bool(outcome.results)
-            return replace(outcome, results=[], positions=[])
+            return replace(outcome, results=[], calls=[])
 
         return drop
 

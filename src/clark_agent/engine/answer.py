@@ -10,7 +10,7 @@ from clark_agent.clock import Clock
 from clark_agent.engine.brackets import Brackets
 from clark_agent.engine.journal import Journal
 from clark_agent.engine.transcript import Transcript
-from clark_agent.events import MessageDiscarded, MessageEnd, MessageStart
+from clark_agent.events import MessageDiscarded
 from clark_agent.intake import accept_chunks
 from clark_agent.stream import MessageAssembler, StreamChunk
 from clark_agent.types import AssistantMessage, StopReason
@@ -23,36 +23,24 @@ EMPTY = AssistantMessage((), StopReason.OTHER)
 class OpenAnswer:
     """One for each run, used again for each answer."""
 
-    __slots__ = (
-        "_brackets",
-        "_clock",
-        "_journal",
-        "_transcript",
-        "chunks",
-        "details",
-        "failure",
-        "is_open",
-        "placeholder",
-        "was_announced",
-    )
+    is_open = False
+    """Whether the model has begun to answer and not ended."""
+    placeholder = EMPTY
+    """How the answer was announced."""
+    details: Any = None
+    """What the transport said about the call."""
+    was_announced = True
+    """Whether the transport has said that it begins."""
+    failure: tuple[str, str, BaseException | None] | None = None
+    """How the stream failed: the kind, the text, and the exception if there was one."""
 
     def __init__(self, brackets: Brackets, transcript: Transcript, journal: Journal) -> None:
         self._brackets = brackets
         self._transcript = transcript
         self._journal = journal
         self._clock: Clock = journal.clock
-        self.is_open = False
-        """Whether the model has begun to answer and not ended."""
-        self.placeholder = EMPTY
-        """How the answer was announced."""
-        self.details: Any = None
-        """What the transport said about the call."""
         self.chunks: list[StreamChunk] = []
         """What has come so far."""
-        self.was_announced = True
-        """Whether the transport has said that it begins."""
-        self.failure: tuple[str, str, BaseException | None] | None = None
-        """How the stream failed: the kind, the text, and the exception if there was one."""
 
     def begin(self, placeholder: AssistantMessage, details: Any = None) -> Awaitable[None]:
         """The model begins to answer."""
@@ -60,7 +48,7 @@ class OpenAnswer:
         self.is_open = self.was_announced = True
         self.details = details
         self.chunks = []
-        return self._brackets.send(MessageStart(placeholder, details))
+        return self._brackets.begin_message(placeholder, details)
 
     def keep(self, message: AssistantMessage) -> Awaitable[None]:
         """The answer is complete and enters the transcript."""
@@ -68,9 +56,10 @@ class OpenAnswer:
             return self._without_start(message, None)
         self._journal.answered(self, message)  # if this fails the answer is still open
         self.is_open = False
-        self._brackets.answer = message
+        brackets = self._brackets
+        brackets.answer = message
         self._transcript.add_answer(message)
-        return self._brackets.send(MessageEnd(message))
+        return brackets.end_message(message)
 
     async def discard(self, message: AssistantMessage, reason: str) -> None:
         """The answer does not enter the transcript."""
@@ -78,7 +67,7 @@ class OpenAnswer:
             await self._without_start(message, reason)
             return
         self._drop(message, reason)
-        await self._brackets.send(MessageEnd(message))
+        await self._brackets.end_message(message)
         self._brackets.discarding = None
         await self._brackets.send(MessageDiscarded(reason))
 

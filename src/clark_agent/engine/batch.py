@@ -46,11 +46,11 @@ class BatchOutcome(Struct, frozen=True):
 
     results: list[ToolResultMessage]
     """One for each call, in their order; those over the cap come last."""
-    positions: list[int]
-    """Which call each result answers."""
+    calls: Sequence[Call]
+    """The call that each result answers."""
     is_recorded: bool
     """Whether the journal may say how all calls have ended."""
-    ends_run: bool
+    ends_run: bool = False
     """Whether all results that count vote so."""
     output: Any = None
     """The run's answer, if the batch ends it with one."""
@@ -64,14 +64,19 @@ class Batch:
     """What tells the interpreter to stop, raised by one of the calls."""
 
     def __init__(
-        self, run: Run, message: AssistantMessage, earlier: EarlierResults | None = None
+        self,
+        run: Run,
+        message: AssistantMessage,
+        wanted: Sequence[ToolCall],
+        earlier: EarlierResults | None = None,
     ) -> None:
         """``earlier`` is what another process has left of the batch."""
         self._run = run
         self._message = message
+        self._wanted = wanted
         self._earlier = earlier
         # As the model named them, for a batch that is settled before it is run.
-        self._calls = self._ready = self._made_of(message.tool_calls)
+        self._calls = self._ready = self._made_of(wanted)
         self._siblings = Siblings(run)
 
     def _made_of(self, wanted: Sequence[ToolCall]) -> list[Call]:
@@ -88,29 +93,30 @@ class Batch:
         run = self._run
         run.interrupts.check()
         self._normalize()
-        self._restore()
+        if self._earlier:
+            self._restore(self._earlier)
         if self._message.stop_reason is _MAX_TOKENS:
             for call in self._calls:
                 call.answer(results.cut_off())
             await self._end_all()
             return self._outcome()
-        self._apply_cap()
+        if run.config.max_tool_calls_per_turn is not None:
+            self._apply_cap(run.config.max_tool_calls_per_turn)
+        at_once = False
         if len(self._calls) > 1:
             self._reject_final_answer_with_other_calls()
-        if len(self._ready) <= 1 or self._is_sequential():
-            await self._one_by_one(answer)
-        else:
-            await self._all_at_once(answer)
+            at_once = len(self._ready) > 1 and not self._is_sequential()
+        await (self._all_at_once if at_once else self._one_by_one)(answer)
         return self._outcome()
 
     async def settle(self, emit: Callable[[AgentEvent], Awaitable[None]]) -> BatchOutcome:
         """The batch was interrupted: stop what runs and end every call."""
         self._siblings.stop()
         await self._tasks_done()
-        with suppress(HookError):
-            if self._earlier:  # it has not come to that
+        if self._earlier:  # it has not come to that
+            with suppress(HookError):
                 self._normalize()
-        self._restore()
+            self._restore(self._earlier)
         for call in (*self._ready, *self._over_cap):
             if call.state is not _ENDED:
                 await emit(ended(self._run, call))
@@ -119,16 +125,17 @@ class Batch:
     def recall(self) -> BatchOutcome:
         """How a batch voted that another process has ended. Its results are in the transcript."""
         self._normalize()
-        self._restore()
-        self._apply_cap()
+        self._restore(self._earlier or {})
+        if self._run.config.max_tool_calls_per_turn is not None:
+            self._apply_cap(self._run.config.max_tool_calls_per_turn)
         ends_run = self._ends_run()
-        return BatchOutcome([], [], True, ends_run, self._output() if ends_run else None)
+        return BatchOutcome([], (), True, ends_run, self._output() if ends_run else None)
 
     # --- which calls, and in which order --------------------------------------------------------
 
     def _normalize(self) -> None:
         """Let the policy repair the names and arguments of the calls."""
-        protocol, wanted = self._run.config.protocol, self._message.tool_calls
+        protocol, wanted = self._run.config.protocol, self._wanted
         try:
             repaired = protocol.normalize_tool_calls(wanted, self._run.registry)
             if repaired is wanted:
@@ -143,31 +150,26 @@ class Batch:
         for call, given in zip(self._calls, wanted, strict=True):
             call.repaired_name = None if call.call.name == given.name else call.call.name
 
-    def _restore(self) -> None:
+    def _restore(self, earlier: EarlierResults) -> None:
         """Give the calls that another process has run their results. None is run twice, unless its
         tool says that this does no harm.
         """
-        if not self._earlier:
-            return
-        for position, result in self._earlier.items():
+        for position, result in earlier.items():
             call = self._calls[position]
             tool = call.tool
             if result is not None:
                 call.result, call.state = result, _RECALLED
                 self._siblings.failed = self._siblings.failed or call.fails_siblings
                 if tool is not None and tool.takes_output:
-                    call.is_final_answer = accept(tool, call, call.call.arguments) is None
+                    call.has_run = accept(tool, call, call.call.arguments) is None
             else:
                 call.state = _INTERRUPTED
                 if tool is None or not tool.idempotent:
                     call.answer(results.uncertain())
         self._earlier = None
 
-    def _apply_cap(self) -> None:
+    def _apply_cap(self, cap: int) -> None:
         """Tell the calls that may run from those over the cap, which get their result now."""
-        cap = self._run.config.max_tool_calls_per_turn
-        if cap is None:
-            return
         counted = [call for call in self._calls if _takes_a_slot(call.tool)]
         self._over_cap = counted[cap:]
         for call in self._over_cap:
@@ -195,7 +197,9 @@ class Batch:
                 await run.pace.pause_if_due()
                 run.interrupts.check()
                 siblings.failed = siblings.failed or previous.fails_siblings
-            if not self._is_settled(call) and call.result is None:
+            if siblings.failed or run.interrupts.can_intervene:
+                self._hold_back(call)
+            if call.result is None:
                 await prepare(run, answer, call)
                 if call.result is None:
                     wanted = call.call
@@ -210,16 +214,15 @@ class Batch:
         if siblings.stopped:
             run.interrupts.check()
 
-    def _is_settled(self, call: Call) -> bool:
-        """Whether a call is not run because of what came before it; then it has its result."""
+    def _hold_back(self, call: Call) -> None:
+        """Give a call its result that is not run because of what came before it, if there is such.
+
+        What another process has brought of it stays.
+        """
         if call.state is _RECALLED or (call.state is _INTERRUPTED and call.result is not None):
-            return True
-        if self._run.interrupts.can_intervene and self._siblings.is_held_back(call):
-            return True
-        if self._siblings.failed:
+            return
+        if not self._siblings.is_held_back(call) and self._siblings.failed:
             call.answer(results.after_failed_sibling())
-            return True
-        return False
 
     async def _all_at_once(self, answer: ModelAnswer) -> None:
         run, siblings = self._run, self._siblings
@@ -297,25 +300,15 @@ class Batch:
 
     def _outcome(self, *, votes: bool = True) -> BatchOutcome:
         calls = [*self._ready, *self._over_cap] if self._over_cap else self._ready
-        ends_run = votes and self._ends_run()
-        return BatchOutcome(
-            self._messages(calls),
-            [call.position for call in calls],
-            self._siblings.is_recorded,
-            ends_run,
-            self._output() if ends_run else None,
-        )
-
-    def _messages(self, calls: Sequence[Call]) -> list[ToolResultMessage]:
         now_ms = self._run.clock.now_ms
         messages: list[ToolResultMessage] = []
         for call in calls:
-            result = call.result
+            wanted, result = call.call, call.result
             assert result is not None
             messages.append(
                 ToolResultMessage(
-                    call.call.id,
-                    call.call.name,
+                    wanted.id,
+                    wanted.name,
                     result.content,
                     result.is_error,
                     result.narration,
@@ -323,7 +316,10 @@ class Batch:
                     now_ms(),
                 )
             )
-        return messages
+        recorded = self._siblings.is_recorded
+        if votes and self._ends_run():
+            return BatchOutcome(messages, calls, recorded, True, self._output())
+        return BatchOutcome(messages, calls, recorded)
 
     def _ends_run(self) -> bool:
         """Whether all results that count vote to end the run, and there is one."""
@@ -340,7 +336,7 @@ class Batch:
     def _output(self) -> Any:
         """What the last tool that takes the run's answer was run with."""
         for call in reversed(self._calls):
-            if call.is_final_answer and call.tool is not None:
+            if call.has_run and call.tool is not None and call.tool.takes_output:
                 return call.tool.output(call.input)
         return None
 

@@ -14,11 +14,18 @@ This file knows events and messages. It emits, and decides nothing.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clark_agent import events as ev
 from clark_agent._finished import FINISHED
-from clark_agent.events import AgentEvent, MessageDiscarded, MessageEnd, MessageStart
+from clark_agent.events import (
+    AgentEvent,
+    MessageDiscarded,
+    MessageEnd,
+    MessageStart,
+    TurnEnd,
+    TurnStart,
+)
 from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
 
 if TYPE_CHECKING:
@@ -92,59 +99,68 @@ class Brackets:
     brackets as listeners have seen them.
     """
 
-    __slots__ = (
-        "_emit",
-        "_last",
-        "_untold",
-        "answer",
-        "discarded",
-        "discarding",
-        "phase",
-        "results",
-    )
+    phase = NEW
+    answer: AssistantMessage | None = None
+    """The answer of the open turn."""
+    results: Sequence[ToolResultMessage] = ()
+    """The results of its calls."""
+    discarded: AssistantMessage | None = None
+    """The newest answer of the turn that did not enter the transcript."""
+    discarding: str | None = None
+    """Why the message that has just ended is about to be discarded."""
+    _open: AgentMessage | None = None
+    """The newest message of those that were announced."""
+    _untold: Iterator[AgentMessage] = iter(())
+    """Messages that are in the transcript, and that listeners have not heard of."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._last: AgentEvent | None = None
-        self._untold: Iterator[AgentMessage] = iter(())
-        """Messages that are in the transcript, and that listeners have not heard of."""
-        self.phase = NEW
-        self.answer: AssistantMessage | None = None
-        """The answer of the open turn."""
-        self.results: Sequence[ToolResultMessage] = ()
-        """The results of its calls."""
-        self.discarded: AssistantMessage | None = None
-        """The newest answer of the turn that did not enter the transcript."""
-        self.discarding: str | None = None
-        """Why the message that has just ended is about to be discarded."""
 
     def send(self, event: AgentEvent) -> Awaitable[None]:
         """Emit an event that opens or closes a bracket. Await that all listeners have it."""
         self.phase = self.phase[type(event)]
-        self._last = event
         return self._emit(event)
 
     def begin_turn(self) -> Awaitable[None]:
         """Open a turn. The first is opened with the run."""
         self.answer = self.discarded = None
         self.results = ()
-        return FINISHED if self.phase is TURN else self.send(ev.TurnStart())
+        if self.phase is TURN:
+            return FINISHED
+        self.phase = self.phase[TurnStart]
+        return self._emit(TurnStart())
+
+    def begin_message(self, message: AgentMessage, details: Any = None) -> Awaitable[None]:
+        """Open a message."""
+        self.phase = self.phase[MessageStart]
+        return self._emit(MessageStart(message, details))
+
+    def end_message(self, message: AgentMessage) -> Awaitable[None]:
+        """Close it."""
+        self.phase = self.phase[MessageEnd]
+        return self._emit(MessageEnd(message))
 
     def entered(self, messages: Iterable[AgentMessage]) -> None:
         """Messages are in the transcript, and are to be announced."""
         self._untold = iter(messages)
 
-    async def announce(self) -> None:
-        """Announce what has entered."""
+    async def announce(self, messages: Iterable[AgentMessage] | None = None) -> None:
+        """Announce what has entered, or these messages."""
+        if messages is not None:
+            self._untold = iter(messages)
+        around, emit = self.phase, self._emit
         for message in self._untold:
-            await self.send(MessageStart(message))
-            await self.send(MessageEnd(message))
+            self._open, self.phase = message, around[MessageStart]
+            await emit(MessageStart(message))
+            self.phase = around
+            await emit(MessageEnd(message))
 
     def end_turn(self) -> Awaitable[None]:
         """Close the turn."""
         message = self.answer or self.discarded
         assert message is not None
-        return self.send(ev.TurnEnd(message, tuple(self.results)))
+        self.phase = self.phase[TurnEnd]
+        return self._emit(TurnEnd(message, tuple(self.results)))
 
     @property
     def has_unanswered_calls(self) -> bool:
@@ -163,10 +179,11 @@ class Brackets:
         you ask for the next.
         """
         if self.phase is STARTED:
-            yield ev.TurnStart()
+            yield TurnStart()
         if self.phase is MESSAGE or self.phase is LATE_MESSAGE:
-            assert type(self._last) is MessageStart
-            yield MessageEnd(cut_off or self._last.message)
+            message = cut_off or self._open
+            assert message is not None
+            yield MessageEnd(message)
         if self.discarding is not None:
             reason, self.discarding = self.discarding, None
             yield MessageDiscarded(reason)
@@ -181,6 +198,6 @@ class Brackets:
         turn that has none. Send each event before you ask for the next.
         """
         if self.phase is TURN:
-            yield ev.TurnEnd(self.answer or self.discarded or unanswered(), tuple(self.results))
+            yield TurnEnd(self.answer or self.discarded or unanswered(), tuple(self.results))
         if self.phase is IDLE:
             yield ev.AgentEnd(messages)

@@ -64,18 +64,18 @@ class CallState(Enum):
     """Another process has run it, and its result is in the log."""
     UNRECORDED = auto()
     """What happened below it could not be logged, so the log must not say how it ended."""
-    RETURNED = auto()
-    """It has its result, which hooks have not seen."""
     CHECKED = auto()
     """The hooks after the call have seen the result."""
     ENDED = auto()
     """The result is final, and listeners have it."""
 
 
-_WAITING, _RETURNED, _CHECKED = CallState.WAITING, CallState.RETURNED, CallState.CHECKED
+_WAITING, _CHECKED = CallState.WAITING, CallState.CHECKED
 _ENDED = CallState.ENDED
 # Hooks and journal do not get these results again, or never.
 _NOT_OURS = (CallState.RECALLED, CallState.UNRECORDED)
+# Hooks have seen these results, or must not.
+_SEEN = (_CHECKED, *_NOT_OURS)
 _INTERVENED = ("steered", "out_of_time")
 
 
@@ -120,8 +120,8 @@ class Call(Struct, eq=False):
     """What the tool, or its check of the arguments, has raised."""
     returned_at: tuple[int, int] | None = None
     """Where the journal was when the tool returned, if that does not follow from the rest."""
-    is_final_answer: bool = False
-    """Whether its tool takes the run's answer, and was run with it."""
+    has_run: bool = False
+    """Whether the tool was run, and gave the result that hooks may have changed."""
 
     def answer(self, made: Made) -> None:
         """Give it a result of the runtime's own."""
@@ -210,11 +210,12 @@ class Siblings:
     def comes_too_late(self, call: Call) -> bool:
         """Whether a call must not start any more; then it has its result."""
         interrupts = self._run.interrupts
-        if self.stopped or (interrupts.is_cancelled() and self.is_over(call)):
+        is_cancelled = interrupts.is_cancelled()
+        if not (is_cancelled or self.stopped or self.failed or interrupts.can_intervene):
+            return False
+        if self.is_over(call):
             call.answer(results.aborted())
-        elif interrupts.can_intervene and self.is_held_back(call):
-            pass
-        elif self.failed:
+        elif not self.is_held_back(call) and self.failed:
             call.answer(results.stopped("sibling"))
         return call.result is not None
 
@@ -238,26 +239,27 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
     """
     if siblings.comes_too_late(call):
         return
-    run.journal.tool_started(call)
-    waiting = run.journal.barrier()
+    waiting = run.journal.tool_started(call)
     if waiting is not FINISHED:
         await waiting
         if siblings.comes_too_late(call):
             return
-    assert call.tool is not None
-    context = ToolContext(tool_call_id=call.call.id, tool_name=call.call.name, run=run)
+    wanted, tool = call.call, call.tool
+    assert tool is not None
+    context = ToolContext(tool_call_id=wanted.id, tool_name=wanted.name, run=run)
     context.position = call.position
     task: ToolTask | None = None
     cancelled: asyncio.CancelledError | None = None
-    started = run.loop.time() if _timeout(run, call.tool) is not None else 0.0
+    timeout = run.config.tool_timeout if tool.timeout is None else tool.timeout
+    due = None if timeout is None else run.loop.time() + timeout  # the first step included
     try:
-        work: Any = run.effects.run_tool(call.tool, call.input, context)
+        work: Any = run.effects.run_tool(tool, call.input, context)
         if type(work) is not CoroutineType:
-            work = as_coroutine(_awaitable(call.tool, work))
+            work = as_coroutine(_awaitable(tool, work))
         try:
             awaited = work.send(None)
         except StopIteration as done:  # it had nothing to wait for
-            _returned(run, call, context, done.value, alone=alone)
+            result = done.value
         except GeneratorExit as error:
             raise RuntimeError("GeneratorExit was raised") from error
         else:
@@ -267,10 +269,18 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
                 context,
                 grace=run.grace,
                 cancelling=run.interrupts.expected if alone else 0,
-                in_thread=call.tool.runs_in_thread,
+                in_thread=tool.runs_in_thread,
             )
-            result = await _supervise(run, siblings, call, task, started, alone=alone)
-            _returned(run, call, context, result, alone=alone)
+            if due is not None:
+                task.stop_at(due, "timeout")
+            result = await _supervise(run, siblings, call, task, alone=alone)
+        if context.failure_below is not None:
+            raise context.failure_below
+        if result is not context.plain_result and not is_plain_result(result):
+            result = accept_result(result, f"the tool {tool.name!r}")
+        call.result, call.has_run = result, True
+        if not alone and run.hooks.after_tool_call:
+            call.returned_at = run.journal.place
     except (Exception, asyncio.CancelledError) as error:
         _give_error(run, siblings, call, error, task)
         cancelled = error if isinstance(error, asyncio.CancelledError) else None
@@ -278,20 +288,16 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
         call.answer(results.stopped("aborted"))
         raise
     finally:
-        context.settle(drop=call.stopped not in _INTERVENED)
+        context.settle(drop=call.stopped is None or call.stopped not in _INTERVENED)
     if task is not None and task.cancelled_from_outside:
         raise cancelled or asyncio.CancelledError
 
 
 async def _supervise(
-    run: Run, siblings: Siblings, call: Call, task: ToolTask, started: float, *, alone: bool
+    run: Run, siblings: Siblings, call: Call, task: ToolTask, *, alone: bool
 ) -> Any:
     """Wait for a tool that waits for something itself."""
-    assert call.tool is not None
     siblings.running[call] = task
-    timeout = _timeout(run, call.tool)
-    if timeout is not None:
-        task.stop_at(started + timeout, "timeout")
     if alone:
         run.interrupts.handler = siblings.interrupt
     try:
@@ -314,20 +320,6 @@ def _awaitable(tool: AgentTool, work: Any) -> Awaitable[Any]:
         f"execute of the tool {tool.name!r} must be an 'async def', and returned "
         f"{type(work).__name__}"
     )
-
-
-def _returned(run: Run, call: Call, context: ToolContext, result: Any, *, alone: bool) -> None:
-    """The tool has given a result."""
-    if context.failure_below is not None:
-        raise context.failure_below
-    assert call.tool is not None
-    if not is_plain_result(result):
-        result = accept_result(result, f"the tool {call.tool.name!r}")
-    call.result = result
-    call.state = _RETURNED
-    call.is_final_answer = call.tool.takes_output
-    if not alone and run.hooks.after_tool_call:
-        call.returned_at = run.journal.place
 
 
 def _give_error(
@@ -449,23 +441,16 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
 
 def ended(run: Run, call: Call) -> ToolExecutionEnd:
     """The call is over: its result stays as it is from now on. The event that says so."""
-    result = call.result
-    if result is None:
+    if call.result is None:
         begun = call.state is CallState.INTERRUPTED
         call.answer(results.uncertain() if begun else results.aborted())
-    elif (
-        run.hooks.after_tool_call
-        and call.state is not _CHECKED
-        and call.by_runtime is None
-        and call.state not in _NOT_OURS
-    ):
+    elif run.hooks.after_tool_call and call.by_runtime is None and call.state not in _SEEN:
         call.answer(results.unchecked())
-    if call.decisions:
-        assert call.result is not None
-        call.given = call.given or call.result
-        call.result = _with_decisions(call.result, call.decisions)
     result = call.result
     assert result is not None
+    if call.decisions:
+        call.given = call.given or result
+        call.result = result = _with_decisions(result, call.decisions)
     if call.state not in _NOT_OURS:
         run.journal.tool_ended(call, result)
     call.state = _ENDED  # only now: if it could not be written the call has not ended

@@ -32,7 +32,16 @@ class Emitter:
     works the others still get the event before the cancellation goes on.
     """
 
-    __slots__ = ("_audience", "_grace", "_listen", "_timeout", "_waiting", "deadline", "is_sending")
+    __slots__ = (
+        "_audience",
+        "_grace",
+        "_listen",
+        "_only",
+        "_timeout",
+        "_waiting",
+        "deadline",
+        "is_sending",
+    )
 
     def __init__(
         self,
@@ -47,7 +56,9 @@ class Emitter:
         """
         self._audience = audience
         self._grace = grace
-        self._listen = None if eager else audience.only
+        self._only = None if eager else audience.only
+        self._listen = self._only
+        """The only listener, while it has no event that it is not done with."""
         self._timeout = timeout
         self.deadline: float | None = None
         """When listeners have had their time, by the event loop's clock; None: they may take it."""
@@ -65,7 +76,7 @@ class Emitter:
         Plain listeners are called at once; a coroutine is made only for what has to be waited for.
         """
         listen = self._listen
-        if listen is None or self.is_sending:
+        if listen is None:
             listeners = self._audience[type(event)]
             return self._send(event, listeners) if listeners else FINISHED
         try:
@@ -75,7 +86,7 @@ class Emitter:
             return FINISHED
         if pending is None:
             return FINISHED
-        self.is_sending = True
+        self.is_sending, self._listen = True, None
         return self._send_the_rest(event, self._audience.listeners, pending)
 
     def _send(self, event: AgentEvent, listeners: Listeners) -> Awaitable[None]:
@@ -197,7 +208,7 @@ class Emitter:
         if self._waiting:
             self._waiting.popleft().set_result(None)
         else:
-            self.is_sending = False
+            self.is_sending, self._listen = False, self._only
 
 
 def _cancels() -> int:

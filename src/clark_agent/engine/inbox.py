@@ -15,24 +15,14 @@ __all__ = ["Inbox"]
 class Inbox:
     """What sources have given and the transcript does not have yet."""
 
-    __slots__ = (
-        "_are_follow_ups",
-        "_channels",
-        "_journal",
-        "_left",
-        "_left_follow_ups",
-        "_purposes",
-        "follow_ups",
-        "pending",
-    )
+    _are_follow_ups = False
+    """Whether ``pending`` has follow-ups, and no steering."""
 
     def __init__(self, channels: Sequence[SteeringChannel], journal: Journal) -> None:
         self._channels = channels
         self._journal = journal
         self.pending: list[AgentMessage] = []
         """For the next turn."""
-        self._are_follow_ups = False
-        """Whether ``pending`` has follow-ups, and no steering."""
         self.follow_ups: list[AgentMessage] = []
         """From follow-up sources, before it is decided what becomes of them."""
         self._left: list[SteeringReceipt] = []

@@ -34,22 +34,19 @@ Why: TypeAlias = Literal["aborted"] | Intervention
 class Interrupts:
     """While it is entered, cancelling the token cancels the current task, at most once."""
 
-    __slots__ = (
-        "_cancels",
-        "_inbox",
-        "_journal",
-        "_spending",
-        "_subscription",
-        "_task",
-        "_timers",
-        "_was_noted",
-        "can_intervene",
-        "expected",
-        "handler",
-        "is_fired",
-        "loop",
-        "signal",
-    )
+    is_fired = False
+    """Whether the token was cancelled."""
+    expected = 0
+    """How often the task counts as cancelled by the run itself."""
+    handler: Callable[[Why], None] | None = None
+    """Stops what is in flight, while there is something that can be stopped."""
+    _subscription: Subscription | None = None
+    _task: asyncio.Task[object] | None = None
+    _cancelling: Callable[[], int] = int
+    """How often the task was cancelled."""
+    _cancels = 0
+    _was_noted = False
+    _timers: tuple[Timer, ...] = ()
 
     def __init__(
         self, signal: CancellationToken, inbox: Inbox, spending: Spending, journal: Journal
@@ -59,27 +56,19 @@ class Interrupts:
         self._inbox = inbox
         self._spending = spending
         self._journal = journal
-        self._subscription: Subscription | None = None
-        self._task: asyncio.Task[object] | None = None
-        self._cancels = 0
-        self._was_noted = False
-        self._timers: list[Timer] = []
-        self.expected = 0
-        """How often the task counts as cancelled by the run itself."""
-        self.handler: Callable[[Why], None] | None = None
-        """Stops what is in flight, while there is something that can be stopped."""
-        self.is_fired = False
-        """Whether the token was cancelled."""
         self.can_intervene = inbox.can_interrupt or bool(spending.meters)
         """Whether anything but a cancellation can reach into the run."""
-        inbox.listen(self._wake)
-        self.start_timers()
+        if self.can_intervene:
+            inbox.listen(self._wake)
+            self.start_timers()
 
     # --- cancellation ---------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         self._task = asyncio.current_task()
-        self.expected = 0 if self._task is None else self._task.cancelling()
+        if self._task is not None:
+            self._cancelling = self._task.cancelling
+        self.expected = self._cancelling()
         self.is_fired = self.signal.cancelled
         if not self.is_fired:  # otherwise the run finds out by itself, at a known point
             self._subscription = self.signal.subscribe(self._fire_from_any_thread)
@@ -115,8 +104,7 @@ class Interrupts:
     @property
     def cancelled_from_outside(self) -> bool:
         """Whether the task was cancelled by something other than the run."""
-        task = self._task
-        return task is not None and task.cancelling() > self.expected
+        return self._cancelling() > self.expected
 
     def is_running(self) -> bool:
         """Whether the task is the one that runs now. Not when its coroutine is thrown away."""
@@ -127,15 +115,15 @@ class Interrupts:
 
     def is_cancelled(self) -> bool:
         """Whether the run was cancelled, by its token or by its task. Callers act on it."""
-        task = self._task
-        if self.is_fired or (task is not None and task.cancelling() > self.expected):
+        if self.is_fired or self._cancelling() > self.expected:
             self.note_cancelled()
             return True
         return False
 
     def check(self) -> None:
         """Raise if the run was cancelled, also when that was swallowed."""
-        if self.is_cancelled():
+        if self.is_fired or self._cancelling() > self.expected:
+            self.note_cancelled()
             if self.cancelled_from_outside:
                 raise asyncio.CancelledError
             raise RunAborted(self.signal.reason)
@@ -154,7 +142,7 @@ class Interrupts:
     ) -> None:
         if self._subscription is not None:
             self._subscription.close()
-        task, self._task = self._task, None
+        task, self._task, self._cancelling = self._task, None, int
         if task is not None:
             for _ in range(self._cancels):
                 task.uncancel()
@@ -185,17 +173,18 @@ class Interrupts:
     def start_timers(self) -> None:
         """Have each budget of time interrupt the run when it is over."""
         self.stop_timers()
-        for meter in self._spending.meters:
-            left = meter.seconds_left()
-            if left is not None:
-                act = partial(self._out_of_time, meter)
-                self._timers.append(call_later(self._journal.clock, left, act))
+        self._timers = tuple(
+            [
+                call_later(self._journal.clock, left, partial(self._out_of_time, meter))
+                for meter in self._spending.meters
+                if (left := meter.seconds_left()) is not None
+            ]
+        )
 
     def stop_timers(self) -> None:
         """The run is over."""
         for timer in self._timers:
             timer.cancel()
-        self._timers.clear()
 
     def _out_of_time(self, meter: Meter) -> None:
         self._journal.interrupted("out_of_time")

@@ -123,8 +123,9 @@ class Journal:
         """Where it is: which record is next, and how many steps there were since the last."""
         return None
 
-    def tool_started(self, call: Call) -> None:
-        """A tool is about to run."""
+    def tool_started(self, call: Call) -> Awaitable[None]:
+        """A tool is about to run. Await that this is safe."""
+        return FINISHED
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
         """A tool says how far it is."""
@@ -132,8 +133,8 @@ class Journal:
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """A call has its result."""
 
-    def batch_ended(self, positions: Sequence[int], results: Sequence[ToolResultMessage]) -> None:
-        """The results of a batch enter the transcript."""
+    def batch_ended(self, calls: Sequence[Call], results: Sequence[ToolResultMessage]) -> None:
+        """The results of these calls enter the transcript."""
 
     # --- steps: what is told apart when somebody interrupts -------------------------------------
 

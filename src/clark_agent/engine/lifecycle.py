@@ -32,21 +32,22 @@ async def begin(
     run: Run, prompts: Sequence[AgentMessage], resumption: Resumption | None = None
 ) -> None:
     """Open the run and its first turn; know what other processes have done, if it is resumed."""
-    run.inbox.watch()
+    brackets, journal, inbox = run.brackets, run.journal, run.inbox
+    inbox.watch()
     if resumption is None:
-        run.journal.began(run, prompts)
+        journal.began(run, prompts)
     else:
-        run.inbox.restore(resumption.waiting)
-        run.journal.resumed(run, resumption)
-    run.inbox.note_waiting()
-    await run.journal.barrier()
+        inbox.restore(resumption.waiting)
+        journal.resumed(run, resumption)
+    inbox.note_waiting()
+    await journal.barrier()
     run.transcript.add(prompts)
-    run.brackets.entered(prompts)
-    await run.brackets.send(AgentStart())
+    brackets.entered(prompts)
+    await brackets.send(AgentStart())
     if run.lineage.given is not None:
-        await run.brackets.send(RunIdentified(run.lineage.given))
-    await run.brackets.send(TurnStart())
-    await run.brackets.announce()
+        await brackets.send(RunIdentified(run.lineage.given))
+    await brackets.send(TurnStart())
+    await brackets.announce()
     if resumption is not None:
         run.restore(resumption)
 
@@ -80,18 +81,19 @@ async def _end(run: Run) -> None:
 
 
 async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
-    limit = run.spending.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
+    spending = run.spending
+    limit = spending.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
     run.journal.ended(run, outcome, limit)
     await run.journal.barrier()
     return RunResult(
         messages=tuple(run.transcript.added),
         outcome=outcome,
-        usage=run.spending.usage,
+        usage=spending.usage,
         undelivered=run.inbox.close(),
         output=run.output,
         limit=limit,
-        spent=run.spending.spent(),
-        tree_usage=run.spending.tree_usage,
+        spent=spending.spent(),
+        tree_usage=spending.tree_usage,
     )
 
 
@@ -193,11 +195,11 @@ class _Closing:
         batch, run.batch = run.batch, None
         if batch is None:  # the run has failed before one was made
             assert brackets.answer is not None
-            batch = Batch(run, brackets.answer)
+            batch = Batch(run, brackets.answer, brackets.answer.tool_calls)
         outcome = await batch.settle(self.emit)
         brackets.results = outcome.results
         if outcome.is_recorded:
-            run.journal.batch_ended(outcome.positions, outcome.results)
+            run.journal.batch_ended(outcome.calls, outcome.results)
         if run.emitter.deadline is not None:  # the tools have had their grace first
             self._limit_listeners()
         run.transcript.add(outcome.results)

@@ -27,7 +27,6 @@ from clark_agent.engine.hooks import poll
 from clark_agent.engine.lifecycle import begin, finish
 from clark_agent.engine.prepare import ask_policy
 from clark_agent.engine.resumption import (
-    NEW_TURN,
     AfterAnswer,
     AfterBatch,
     FinalAnswer,
@@ -129,57 +128,58 @@ async def _live(
     run: Run, prompts: Sequence[AgentMessage], resumption: Resumption | None
 ) -> LoopOutcome:
     """The double loop."""
+    inbox, interrupts, hooks = run.inbox, run.interrupts, run.hooks
     fallback = PlainTextFallback(run.config)
     await begin(run, prompts, resumption)
-    where: Where = NEW_TURN
+    step = _ANSWER
     if resumption is not None:
-        where, earlier = resumption.where, resumption.messages
+        earlier = resumption.messages
         ask_policy(run, lambda: fallback.restore(earlier))
-    step = await _enter(run, where, fallback)
-    if step is not _END:
-        await poll(run, run.hooks.steering, run.inbox.pending)
+        step = await _enter(run, resumption.where, fallback)
+    if step is not _END and hooks.steering:
+        await poll(run, hooks.steering, inbox.pending)
     while True:
-        while step is _ANSWER or run.inbox.pending:
+        while step is _ANSWER or inbox.pending:
             await run.pace.pause_if_due()
-            run.interrupts.check()
-            if run.at_cap():
+            interrupts.check()
+            if run.is_capped and run.at_cap():
                 break
             step = await _turn(run, fallback)
-            if step is not _END and run.hooks.steering:
-                await poll(run, run.hooks.steering, run.inbox.pending)
+            if step is not _END and hooks.steering:
+                await poll(run, hooks.steering, inbox.pending)
         _check_empty_outcomes(run.config, fallback)
         if step is _END:
             return _outcome(run, unfinished=False)
-        await poll(run, run.hooks.follow_up, run.inbox.follow_ups)
-        follow_ups, run.inbox.follow_ups = run.inbox.follow_ups, []
+        if hooks.follow_up:
+            await poll(run, hooks.follow_up, inbox.follow_ups)
+        follow_ups, inbox.follow_ups = inbox.follow_ups, []
         if run.at_cap():
-            unfinished = step is _ANSWER or bool(run.inbox.pending) or bool(follow_ups)
+            unfinished = step is _ANSWER or bool(inbox.pending) or bool(follow_ups)
             await _append_follow_ups(run, follow_ups)
             return _outcome(run, unfinished=unfinished)
         if not follow_ups:
             return _outcome(run, unfinished=False)
-        run.inbox.promote(follow_ups)
+        inbox.promote(follow_ups)
         step = _ANSWER
 
 
 async def _enter(run: Run, where: Where, fallback: PlainTextFallback) -> NextStep:
-    """What is to be done first: a run that begins asks the model, one that is resumed goes on."""
+    """Go on where another process has stopped; what is to be done then."""
     match where:
         case NewTurn():
             return _ANSWER
         case FinalAnswer():
             return _END
         case AfterBatch(message, calls):
-            outcome = Batch(run, message, calls).recall()
+            outcome = Batch(run, message, message.tool_calls, calls).recall()
             run.output = outcome.output
             return _END if outcome.ends_run else _ANSWER
         case AfterAnswer(message, offered, calls):
             if message.tool_calls:
-                run.batch = Batch(run, message, calls)
+                run.batch = Batch(run, message, message.tool_calls, calls)
             run.brackets.answer = message
             run.transcript.add_answer(message)  # the journal has it
-            run.brackets.entered([message])
-            await run.brackets.announce()
+            await run.brackets.announce([message])
             gates = ToolGateContext(
                 run.turns - 1,
                 run.transcript.view(),
@@ -193,7 +193,11 @@ async def _enter(run: Run, where: Where, fallback: PlainTextFallback) -> NextSte
 
 async def _turn(run: Run, fallback: PlainTextFallback) -> NextStep:
     """Steering, the model's answer, its tool calls; and what comes then."""
-    await _begin_turn(run)
+    run.turns += 1
+    if run.inbox.pending or run.spending.meters:
+        await _begin_turn_with_messages(run)
+    else:
+        await run.brackets.begin_turn()
     answer = await ask_model(run)
     if answer is None:
         await run.brackets.end_turn()
@@ -201,20 +205,13 @@ async def _turn(run: Run, fallback: PlainTextFallback) -> NextStep:
     message = answer.message
     if message.stop_reason is _ABORTED or message.stop_reason is _ERROR:
         raise _reported_failure(message)
-    if message.tool_calls:
-        run.batch = Batch(run, message)
+    if calls := message.tool_calls:
+        run.batch = Batch(run, message, calls)
     return await _finish_turn(run, answer, fallback)
 
 
-def _begin_turn(run: Run) -> Awaitable[None]:
-    """Open a turn (the first is open already) and put pending messages first."""
-    run.turns += 1
-    if run.inbox.pending or run.spending.meters:
-        return _begin_turn_with_messages(run)
-    return run.brackets.begin_turn()
-
-
 async def _begin_turn_with_messages(run: Run) -> None:
+    """Open a turn, and put the messages first that wait for it."""
     run.spending.begin_turn()
     await run.brackets.begin_turn()
     messages, purposes, receipts = run.inbox.take()
@@ -234,10 +231,12 @@ async def _finish_turn(run: Run, answer: ModelAnswer, fallback: PlainTextFallbac
         outcome = await run.batch.run(answer)
         if fallback.stops:
             fallback.reset()
-        run.journal.batch_ended(outcome.positions, outcome.results)  # the batch is open until then
+        run.journal.batch_ended(outcome.calls, outcome.results)  # the batch is open until then
         run.batch, run.brackets.results = None, outcome.results
         await _add(run, outcome.results)
-        step, run.output = _END if outcome.ends_run else _ANSWER, outcome.output
+        step = _ANSWER
+        if outcome.ends_run:
+            step, run.output = _END, outcome.output
     else:
         run.interrupts.check()
         step = await _without_tools(run, answer, fallback)
@@ -303,8 +302,7 @@ def _delivered(run: Run, text: str) -> ToolResultMessage:
 def _add(run: Run, messages: Sequence[AgentMessage]) -> Awaitable[None]:
     """Append messages to the transcript; await that all listeners have them."""
     run.transcript.add(messages)
-    run.brackets.entered(messages)
-    return run.brackets.announce()
+    return run.brackets.announce(messages)
 
 
 def _say(run: Run, message: AgentMessage, purpose: str) -> Awaitable[None]:

@@ -73,8 +73,6 @@ async def read_answer(run: Run, request: StreamRequest) -> AssistantMessage | St
         run.interrupts.handler = reading
     try:
         events = run.effects.ask_model(run.config.stream, request, run.signal)
-        if not hasattr(type(events), "__aiter__"):
-            raise _no_transport(events)
         work = _read(run, events, reading)
         try:
             awaited = work.send(None)
@@ -174,7 +172,8 @@ async def _read(
             elif reading.is_over:
                 break
             elif kind is Start and placeholder is None:
-                placeholder = await _begin(run, event)
+                placeholder, details = _accepted(event)
+                await answer.begin(placeholder, details)
                 keep = answer.chunks.append
             elif kind is Done:
                 if answer.chunks and not tells_deltas:
@@ -191,6 +190,10 @@ async def _read(
             if reading.is_due:
                 break
         accept_chunks(answer.chunks)
+    except TypeError:
+        if hasattr(type(events), "__aiter__"):
+            raise
+        raise _no_transport(events) from None
     except GeneratorExit as error:
         if not run.interrupts.is_running():
             raise
@@ -208,15 +211,14 @@ async def _read(
     return StreamFailure(message, StreamErrorKind.EMPTY, text)
 
 
-async def _begin(run: Run, event: Start) -> AssistantMessage:
-    """The model begins to answer. The placeholder, checked."""
+def _accepted(event: Start) -> tuple[AssistantMessage, Any]:
+    """How the transport announces its answer, checked."""
     placeholder, details = event.partial, event.details
     if type(placeholder) is not AssistantMessage or placeholder.content:
         placeholder = accept_answer(placeholder)
     if details is not None:
         details = accept_json(details, "Start.details")
-    await run.answer.begin(placeholder, details)
-    return placeholder
+    return placeholder, details
 
 
 def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:

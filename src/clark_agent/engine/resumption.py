@@ -29,7 +29,7 @@ EarlierResults: TypeAlias = Mapping[int, ToolResult | None]
 
 
 class NewTurn(Struct, frozen=True):
-    """The model is asked next. A run that begins is here too."""
+    """The model is asked next."""
 
 
 class AfterAnswer(Struct, frozen=True):

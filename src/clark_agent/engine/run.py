@@ -64,6 +64,7 @@ class Run:
         "hooks",
         "inbox",
         "interrupts",
+        "is_capped",
         "journal",
         "journals",
         "lineage",
@@ -138,6 +139,8 @@ class Run:
 
         self.turns = 0
         """How many have begun."""
+        self.is_capped = config.max_iterations is not None or bool(self.spending.meters)
+        """Whether there is a limit to turns, or to what they may spend."""
         self.batch: Batch | None = None
         """The batch whose results are not in the transcript yet."""
         self.output: Any = None
@@ -182,9 +185,7 @@ class Run:
     def at_cap(self) -> bool:
         """Whether no turn is left."""
         cap = self.config.max_iterations
-        if cap is not None and self.turns >= cap:
-            return True
-        return bool(self.spending.meters) and self.spending.limit is not None
+        return (cap is not None and self.turns >= cap) or self.spending.limit is not None
 
     def transform_context(self, iteration: int) -> TransformContext:
         """What transforms and the overflow recovery get."""

@@ -24,7 +24,10 @@ RunCost: TypeAlias = tuple[int, Usage, str | None]
 class Spending:
     """Counts for one run, and for those above it."""
 
-    __slots__ = ("_above", "_clock", "_model_id", "_transcript", "below", "meters", "usage")
+    usage = Usage()
+    """The tokens of this run."""
+    below = Usage()
+    """The tokens of the runs below it."""
 
     def __init__(
         self,
@@ -40,10 +43,6 @@ class Spending:
         self._clock = clock
         self._transcript = transcript
         self._above = above
-        self.usage = Usage()
-        """The tokens of this run."""
-        self.below = Usage()
-        """The tokens of the runs below it."""
         self.meters: tuple[Meter, ...] = () if above is None else above.meters
         """One of its own unless the budget is that of a run above, and those of the runs above."""
         if budget is not None and all(meter.budget is not budget for meter in self.meters):

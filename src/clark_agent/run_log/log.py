@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from hashlib import blake2b
-from operator import eq, is_
+from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 from zlib import crc32
 
@@ -568,8 +568,8 @@ class RunWriter(Journal):
         elif loop is not None:
             call_in_loop(loop, self.accepted, receipt)
 
-    def tool_started(self, call: Call) -> None:
-        """Write that a tool is about to run."""
+    def tool_started(self, call: Call) -> Awaitable[None]:
+        """Write that a tool is about to run. Await that the store has it."""
         wanted = call.call
         self.write(
             ToolStarted(
@@ -580,6 +580,7 @@ class RunWriter(Journal):
             ),
             hand_on=False,
         )
+        return self.barrier()
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
         """Write how far a tool is."""
@@ -603,7 +604,7 @@ class RunWriter(Journal):
             returned=call.returned_at,
         )
 
-    def batch_ended(self, positions: Sequence[int], results: Sequence[ToolResultMessage]) -> None:
+    def batch_ended(self, calls: Sequence[Call], results: Sequence[ToolResultMessage]) -> None:
         """Write that the results of a batch are in the transcript."""
         times = tuple([result.timestamp or 0 for result in results])
         # The clock was read for nothing but these.
@@ -612,8 +613,9 @@ class RunWriter(Journal):
             self.write(BatchEnded(times[0]), hand_on=False)
             return
         time = times[0] if len(set(times)) == 1 else times
-        in_order = all(map(eq, positions, range(len(positions))))
-        self.write(BatchEnded(time, None if in_order else tuple(positions)), hand_on=False)
+        positions = tuple([call.position for call in calls])
+        in_order = positions == tuple(range(len(positions)))
+        self.write(BatchEnded(time, None if in_order else positions), hand_on=False)
 
     def edited(
         self,
