@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from clark_agent import events as ev
+from clark_agent.engine.brackets import CLOSED, NEW, Phase
 from clark_agent.errors import EventOrderError
 from clark_agent.events import AgentEvent
 from clark_agent.types import AgentMessage, AssistantMessage
@@ -38,17 +39,18 @@ def check_events(events: Iterable[AgentEvent]) -> None:
 
 
 class EventChecker:
-    """The state machine behind `check_events`, for events as they come."""
+    """The state machine behind `check_events`, for events as they come.
+
+    Which event may come where is in the table that the engine itself goes by,
+    `clark_agent.engine.brackets`. Here is what an event must carry, and what belongs together.
+    """
 
     def __init__(self) -> None:
         self._position = -1
         self._event: AgentEvent | None = None
         self._previous: AgentEvent | None = None
         self._messages: list[AgentMessage] = []
-        self._begun = False
-        self._ended = False
-        self._turn_open = False
-        self._turns = 0
+        self._phase = NEW
         self._open: AgentMessage | None = None
         self._failed = False
         self._broken_off = False
@@ -65,16 +67,16 @@ class EventChecker:
         """Take the next event."""
         self._position += 1
         self._event = event
-        if self._ended:
-            self._fail("nothing follows agent_end")
-        if not self._begun and not isinstance(event, ev.AgentStart):
-            self._fail("a run begins with agent_start")
+        after = self._phase.get(type(event))
+        if after is None:
+            self._fail(_rule(self._phase, event))
         self._check(event)
+        self._phase = after
         self._previous = event
 
     def finish(self) -> None:
         """There are no more events."""
-        if not self._ended:
+        if self._phase is not CLOSED:
             self._position += 1
             self._event = None
             self._fail("a run ends with agent_end")
@@ -82,8 +84,7 @@ class EventChecker:
     def _check(self, event: AgentEvent) -> None:
         match event:
             case ev.AgentStart():
-                self._require(not self._begun, "a run has one agent_start")
-                self._begun = True
+                pass
             case ev.RunIdentified():
                 after_start = isinstance(self._previous, ev.AgentStart)
                 self._require(after_start, "run_identified directly follows agent_start")
@@ -112,11 +113,7 @@ class EventChecker:
     # --- brackets -------------------------------------------------------------------------------
 
     def _turn_start(self) -> None:
-        self._require(not self._turn_open, "turn_start comes after the turn_end before it")
-        self._require(self._open is None, "no message is open at turn_start")
         self._require(not self._failed, "a turn without an answer is the last")
-        self._turn_open = True
-        self._turns += 1
         self._broken_off = False
         self._stage = 0
         self._asked = False
@@ -126,8 +123,6 @@ class EventChecker:
         self._finished.clear()
 
     def _turn_end(self, event: ev.TurnEnd) -> None:
-        self._require(self._turn_open, "turn_end closes a turn")
-        self._require(self._open is None, "no message is open at turn_end")
         self._require(not self._running.total(), "no tool runs at turn_end")
         if self._answer is not None:
             self._require(event.message == self._answer, "turn_end carries the turn's answer")
@@ -138,21 +133,14 @@ class EventChecker:
                 self._require(told == wanted, "turn_end carries one result for every call")
         was_told = self._retold is not None and event.message == self._retold
         self._failed = self._answer is None and not self._broken_off and not was_told
-        self._turn_open = False
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
-        self._require(not self._turn_open, "agent_end comes after the last turn_end")
-        self._require(self._turns > 0, "a run has at least one turn")
-        self._require(self._open is None, "no message is open at agent_end")
         same = list(event.messages) == self._messages
         self._require(same, "agent_end carries the messages that were told of")
-        self._ended = True
 
     # --- messages -------------------------------------------------------------------------------
 
     def _message_start(self, message: AgentMessage) -> None:
-        self._require(self._open is None, "one message ends before the next starts")
-        self._require(self._turns > 0, "messages come after the first turn_start")
         answers = isinstance(message, AssistantMessage)
         self._require(answers or not self._asked, "the model's answer comes before other messages")
         self._require(not self._running.total(), "no message starts while a tool runs")
@@ -161,7 +149,6 @@ class EventChecker:
         self._open = message
 
     def _message_end(self, message: AgentMessage) -> None:
-        self._require(self._open is not None, "message_end closes a message")
         same_kind = type(message) is type(self._open)
         self._require(same_kind, "message_end closes the message that was started")
         if self._asked and isinstance(message, AssistantMessage):
@@ -191,8 +178,6 @@ class EventChecker:
     # --- requests and tools ---------------------------------------------------------------------
 
     def _about_request(self, event: AgentEvent) -> None:
-        self._require(self._turn_open, "requests are made within a turn")
-        self._require(self._open is None, "no message is open while a request is prepared")
         self._require(self._answer is None, "a turn asks no more once it has its answer")
         self._require(not self._asked, "provider_request_prepared is followed by the answer")
         match event:
@@ -214,8 +199,6 @@ class EventChecker:
         self, event: ev.ToolExecutionStart | ev.ToolExecutionUpdate | ev.ToolExecutionEnd
     ) -> None:
         call_id = event.tool_call_id
-        self._require(self._turn_open, "tools run within a turn")
-        self._require(self._open is None, "no message is open while tools run")
         if self._answer is None and self._told is not None:
             self._answer = self._told
         self._require(self._answer is not None, "tools run after the answer that asks for them")
@@ -243,3 +226,46 @@ class EventChecker:
     def _fail(self, rule: str) -> NoReturn:
         kind = "the end" if self._event is None else str(self._event.__struct_config__.tag)
         raise EventOrderError(self._position, kind, rule)
+
+
+# Why an event may not come in a phase, by the name of that; in any other for the reason under "".
+_RUNS = {"": "tools run within a turn", "message": "no message is open while tools run"}
+_ASKS = {
+    "": "requests are made within a turn",
+    "message": "no message is open while a request is prepared",
+}
+_RULES: dict[type[AgentEvent], dict[str, str]] = {
+    ev.AgentStart: {"": "a run has one agent_start"},
+    ev.RunIdentified: {"": "run_identified directly follows agent_start"},
+    ev.TurnStart: {
+        "": "turn_start comes after the turn_end before it",
+        "late message": "no message is open at turn_start",
+    },
+    ev.TurnEnd: {"": "turn_end closes a turn", "message": "no message is open at turn_end"},
+    ev.AgentEnd: {
+        "": "agent_end comes after the last turn_end",
+        "started": "a run has at least one turn",
+        "late message": "no message is open at agent_end",
+    },
+    ev.MessageStart: {
+        "": "one message ends before the next starts",
+        "started": "messages come after the first turn_start",
+    },
+    ev.MessageUpdate: {"": "message_update carries the placeholder of an open message"},
+    ev.MessageEnd: {"": "message_end closes a message"},
+    ev.MessageDiscarded: {"": "message_discarded directly follows the end of an answer"},
+    ev.ChildRunEvent: {"": "child runs belong to a tool that runs"},
+    ev.ToolExecutionStart: _RUNS,
+    ev.ToolExecutionUpdate: _RUNS,
+    ev.ToolExecutionEnd: _RUNS,
+}
+
+
+def _rule(phase: Phase, event: AgentEvent) -> str:
+    """Why an event may not come there."""
+    if phase is CLOSED:
+        return "nothing follows agent_end"
+    if phase is NEW:
+        return "a run begins with agent_start"
+    reasons = _RULES.get(type(event), _ASKS)
+    return reasons.get(phase.name, reasons[""])
