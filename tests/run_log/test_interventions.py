@@ -210,11 +210,6 @@ async def test_who_acts_at_any_moment_changes_nothing(act: str, listens: bool, h
             ((23, "now"), (25, "cancel the task")),
             {"helps": True, "listens": True},
             id="a call finds it out before it begins",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the log does not say which of the calls that have not begun noticed that "
-                "the run was cancelled: whether one was told by the run or looked by itself",
-            ),
         ),
         pytest.param(
             ((114, "cancel the task"), (120, "follow_up")), {"helps": True}, id="behind the results"
@@ -223,12 +218,6 @@ async def test_who_acts_at_any_moment_changes_nothing(act: str, listens: bool, h
             ((25, "now"), (26, "follow_up"), (27, "cancel")),
             {"helps": True, "listens": True},
             id="a child and a call are stopped by different people",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="a call that is about to end because somebody steered is cancelled too, "
-                "while a child of another call ends: the log does not say in which order they "
-                "were stopped",
-            ),
         ),
     ],
 )
@@ -293,11 +282,6 @@ async def test_whoever_acts_a_run_that_was_killed_and_resumed_replays() -> None:
     assert found == {}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the replay records another broken-off answer than the run did",
-)
 async def test_steering_from_within_a_transport_that_has_said_nothing_yet() -> None:
     steering = ChannelSteering()
     sent: list[object] = []

@@ -197,7 +197,7 @@ class Siblings:
         """Whether the run is. Who notices stops all other calls here and now: where they are does
         not depend on when the event loop comes round.
         """
-        if not self.stopped and self._run.interrupts.is_cancelled():
+        if not self.stopped and self._run.interrupts.is_cancelled(noticed_by.position):
             self.stop(but=noticed_by)
         return self.stopped
 
@@ -210,7 +210,7 @@ class Siblings:
     def comes_too_late(self, call: Call) -> bool:
         """Whether a call must not start any more; then it has its result."""
         interrupts = self._run.interrupts
-        is_cancelled = interrupts.is_cancelled()
+        is_cancelled = interrupts.is_cancelled(call.position)
         if not (is_cancelled or self.stopped or self.failed or interrupts.can_intervene):
             return False
         if self.is_over(call):
@@ -279,8 +279,6 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
         if result is not context.plain_result and not is_plain_result(result):
             result = accept_result(result, f"the tool {tool.name!r}")
         call.result, call.has_run = result, True
-        if not alone and run.hooks.after_tool_call:
-            call.returned_at = run.journal.place
     except (Exception, asyncio.CancelledError) as error:
         _give_error(run, siblings, call, error, task)
         cancelled = error if isinstance(error, asyncio.CancelledError) else None
@@ -289,6 +287,8 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
         raise
     finally:
         context.settle(drop=call.stopped is None or call.stopped not in _INTERVENED)
+    if not alone and run.hooks.after_tool_call:
+        call.returned_at = run.journal.place
     if task is not None and task.cancelled_from_outside:
         raise cancelled or asyncio.CancelledError
 

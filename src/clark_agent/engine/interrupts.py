@@ -113,10 +113,13 @@ class Interrupts:
         except RuntimeError:  # there is no event loop any more
             return False
 
-    def is_cancelled(self) -> bool:
-        """Whether the run was cancelled, by its token or by its task. Callers act on it."""
+    def is_cancelled(self, noticed_by: int | None = None) -> bool:
+        """Whether the run was cancelled, by its token or by its task. Callers act on it.
+
+        A tool call that asks says which it is.
+        """
         if self.is_fired or self._cancelling() > self.expected:
-            self.note_cancelled()
+            self.note_cancelled(noticed_by)
             return True
         return False
 
@@ -128,11 +131,11 @@ class Interrupts:
                 raise asyncio.CancelledError
             raise RunAborted(self.signal.reason)
 
-    def note_cancelled(self) -> None:
+    def note_cancelled(self, noticed_by: int | None = None) -> None:
         """Have the journal know where the run was cancelled."""
         if not self._was_noted:
             self._was_noted = True
-            self._journal.interrupted("cancelled")
+            self._journal.interrupted("cancelled", noticed_by)
 
     def __exit__(
         self,

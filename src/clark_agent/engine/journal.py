@@ -153,5 +153,9 @@ class Journal:
     def decided(self) -> None:
         """A decision was made that depends on what others have done."""
 
-    def interrupted(self, why: Literal["cancelled", "out_of_time"]) -> None:
-        """The run was cancelled here, or its time is over."""
+    def interrupted(
+        self, why: Literal["cancelled", "out_of_time"], noticed_by: int | None = None
+    ) -> None:
+        """The run was cancelled here, or its time is over; ``noticed_by`` is the position of the
+        call that found out, if one did.
+        """

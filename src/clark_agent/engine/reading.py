@@ -71,6 +71,7 @@ async def read_answer(run: Run, request: StreamRequest) -> AssistantMessage | St
         if run.interrupts.due(SteerWhen.NOW) is not None:
             return None
         run.interrupts.handler = reading
+        run.journal.decided()  # who intervenes from here on does so while the stream is read
     try:
         events = run.effects.ask_model(run.config.stream, request, run.signal)
         work = _read(run, events, reading)

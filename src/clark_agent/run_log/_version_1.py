@@ -17,6 +17,7 @@ from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
 from clark_agent.run_log.records import (
     Answered,
     Entry,
+    Interrupt,
     MessagesAdded,
     Purpose,
     Record,
@@ -55,7 +56,7 @@ def upgraded(records: Sequence[Record]) -> list[Record]:
                 case _:
                     if not is_stopped and before is not None and _is_cancelled(before, entry):
                         is_stopped = True
-                        record = replace(record, interrupts=((0, "cancelled"),))
+                        record = replace(record, interrupts=(Interrupt(0, "cancelled"),))
             before = entry
         made.append(record)
     return made

@@ -680,10 +680,12 @@ class RunWriter(Journal):
         """A decision was made that depends on what others have done."""
         self.noted.asked += 1
 
-    def interrupted(self, why: Literal["cancelled", "out_of_time"]) -> None:
+    def interrupted(
+        self, why: Literal["cancelled", "out_of_time"], noticed_by: int | None = None
+    ) -> None:
         """The run was cancelled here, or its time is over."""
         if why == "out_of_time" or not self._is_closing:
-            self.noted.interrupts.append((self.noted.steps, why))
+            self.noted.interrupts.append(Interrupt(self.noted.steps, why, noticed_by))
 
     def close(self) -> None:
         """The run is over."""

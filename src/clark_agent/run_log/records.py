@@ -64,11 +64,17 @@ Purpose: TypeAlias = str
 (the budget does), ``nudge`` (the model has to be reminded of its tools), ``final_answer`` (its text
 was taken for that), or what the plugin that steers says, such as ``repetition``."""
 
-Interrupt: TypeAlias = tuple[NonNegativeInt, Literal["cancelled", "out_of_time"]]
-"""What reached into the run, and behind how many steps since the record before.
 
-A step is an event that is emitted, a hook that is asked, or a hook's answer.
-"""
+class Interrupt(Struct, frozen=True, array_like=True, gc=False):
+    """What reached into the run, and behind how many steps since the record before.
+
+    A step is an event that is emitted, a hook that is asked, or a hook's answer.
+    """
+
+    steps: NonNegativeInt
+    why: Literal["cancelled", "out_of_time"]
+    noticed_by: NonNegativeInt | None = None
+    """The position of the call that found out and stopped the others, if one did."""
 
 
 class _Entry(Struct, frozen=True, omit_defaults=True, tag_field="kind"):

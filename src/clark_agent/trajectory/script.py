@@ -47,6 +47,7 @@ from clark_agent.run_log.records import (
     Asked,
     BatchEnded,
     Entry,
+    Interrupt,
     Record,
     RunBegan,
     RunEnded,
@@ -114,6 +115,8 @@ class Script(Effects):
         self._is_out_of_time = False
         self._was_stopped = False
         """Whether it is where it was cancelled."""
+        self._is_noticed_by_call = False
+        """Whether a call finds that out by itself, and stops the others."""
         self._waits_to_be_stopped = False
         """For a child: whether whoever stopped it may do so now."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
@@ -152,7 +155,7 @@ class Script(Effects):
         while self._is_killed and isinstance(records[self._tail - 1].entry, SteeringAccepted):
             self._tail -= 1
         self._is_stopped = self._is_killed or any(
-            why == "cancelled" for n in part for _, why in records[n].interrupts
+            each.why == "cancelled" for n in part for each in records[n].interrupts
         )
         requests = any(isinstance(r.entry, Asked) and r.entry.request is not None for r in records)
         self._log = _ScriptedLog(self, copy, full_requests=requests, notes=began.host_notes)
@@ -260,7 +263,7 @@ class Script(Effects):
         goes_on, run = self._was_stopped, self.run
         is_stopped = self._act()
         if is_stopped and not self._waits_to_be_stopped and run is not None:
-            calls = _calls_of(run)
+            calls = None if self._is_noticed_by_call else _calls_of(run)
             if calls is not None:
                 calls.stop()  # now, and not when they have come further
         if is_stopped or self._is_held:
@@ -309,6 +312,13 @@ class Script(Effects):
         if self._at < index and not self._is_free:
             await self._wait_for(index)
 
+    async def _reach_return(self, index: int) -> None:
+        """Wait until the tool may return whose end this record is."""
+        if (place := self._records[index].returned) is not None:
+            await self._reach_place(*place)
+        else:
+            await self._reach(index)
+
     async def _reach_place(self, index: int, steps: int) -> None:
         """Wait until this record is next, and behind so many steps."""
         while not self._is_free and self._at <= index:
@@ -343,19 +353,21 @@ class Script(Effects):
                 self._send(cue)
             else:
                 self._interrupted += 1
-                self._stop(cue)
+                self._is_noticed_by_call = cue.noticed_by is not None
+                self._stop(cue.why)
         return self._was_stopped and not was_stopped
 
-    def _due(self) -> SteeringAccepted | str | None:
+    def _due(self) -> SteeringAccepted | Interrupt | None:
         """What others have done behind the newest step: they sent a message, or stopped the run."""
         if self._has_left or self._is_reading or self.run is None or self.writer is None:
             return None
         record, behind = self._next, self.writer.noted.steps
         if record is None:
-            return "cancelled" if self._is_killed and not self._was_stopped else None
+            killed = self._is_killed and not self._was_stopped
+            return Interrupt(0, "cancelled") if killed else None
         if self._interrupted < len(record.interrupts) and not self._was_stopped:
-            steps, why = record.interrupts[self._interrupted]
-            return why if steps <= behind else None
+            interrupt = record.interrupts[self._interrupted]
+            return interrupt if interrupt.steps <= behind else None
         if not isinstance(record.entry, SteeringAccepted):
             return None
         is_last = self._is_stuck and self._at >= self._tail
@@ -404,7 +416,7 @@ class Script(Effects):
         answered = self._next_answer()
         if answered is None:
             if self._is_stopped and not self._has_left:
-                if self._next is not None:  # it had begun to answer
+                if self._next is not None and not self._was_stopped:  # it had begun to answer
                     yield Start(_EMPTY)
                 if not self._was_stopped:
                     self._stop("cancelled")
@@ -555,10 +567,7 @@ class Script(Effects):
         result = ended.given or ended.result
         why = _why_stopped(ended.by_runtime)
         try:
-            if (place := self._records[index].returned) is not None:
-                await self._reach_place(*place)
-            else:
-                await self._reach(index)
+            await self._reach_return(index)
             await self._released()
             if self._waits_to_be_stopped and not ctx.signal.cancelled:
                 await self._never()  # it has returned while it was being stopped
@@ -572,7 +581,7 @@ class Script(Effects):
             if self._is_cancelled_itself(ctx):
                 self._leave()
                 raise
-            await self._reach(index)  # when several are stopped they end in the order of the log
+            await self._reach_return(index)  # when several are stopped they end in their order
             if why is not None:
                 raise _by_runtime(ended) from None
         made = None if self._has_left else ended.by_runtime
