@@ -13,6 +13,7 @@ import pytest
 
 from clark_agent import (
     AgentContext,
+    AgentEvent,
     AgentTool,
     AssistantMessage,
     CancellationToken,
@@ -32,6 +33,7 @@ from clark_agent import (
     run_child,
     tool,
 )
+from clark_agent.events import AgentStart, ProviderRequestPrepared, ToolExecutionStart
 from clark_agent.run_log import _database
 from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded, ToolStarted
 from clark_agent.testing import ScriptedStream, call
@@ -487,3 +489,39 @@ async def test_a_child_whose_log_cannot_be_written_ends_the_runs_above(
     assert [m.details["kind"] for m in results] == ["tool_call_uncertain"] * calls
     assert result.text == "So be it."
     assert (await replay(store, "r", config)).is_identical
+
+
+@pytest.mark.parametrize("kind", [AgentStart, ProviderRequestPrepared, ToolExecutionStart])
+@pytest.mark.parametrize("writers", [1, 2])
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_run_that_finds_itself_cancelled_returns_when_its_log_is_kept(
+    tmp_path: Path, kind: type[AgentEvent], writers: int, by_token: bool
+) -> None:
+    """The cancellation arrives in the task a little later: it must not cut the waiting short."""
+    store, token = SqliteStore(tmp_path / "runs.db"), CancellationToken()
+    others = [store.create(f"other {number}") for number in range(1, writers)]
+
+    def cancel(event: AgentEvent) -> None:
+        if isinstance(event, kind) and by_token:
+            token.cancel("enough")
+        elif isinstance(event, kind):
+            running.cancel()
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        return "done"
+
+    config = LoopConfig(
+        stream=ScriptedStream([call("work"), "Well."]),
+        tools=[work],
+        event_sink=cancel,
+        run_log=RunLog(store),
+    )
+    context = AgentContext(identity=RunIdentity.root("r"))
+    running = asyncio.ensure_future(run("go", context, config, token))
+    with pytest.raises(RunAborted if by_token else asyncio.CancelledError):
+        await running
+    assert isinstance(store.load("r").records[-1].entry, RunFailed)
+    for other in others:
+        other.close()

@@ -46,6 +46,7 @@ class Interrupts:
     """How often the task was cancelled."""
     _cancels = 0
     _was_noted = False
+    _is_acted_on = False
     _timers: tuple[Timer, ...] = ()
 
     def __init__(
@@ -79,13 +80,19 @@ class Interrupts:
         call_in_loop(self.loop, self._fire)
 
     def _fire(self) -> None:
-        if self._task is None:
+        if self._task is None or self._is_acted_on:
             return
         self.note_cancelled()
         if self.handler is not None:
             self.handler("aborted")
         else:
             self.cancel_task()
+
+    def closing(self) -> None:
+        """The run is over. If that is because of the token, the task need not be cancelled for it:
+        what is left to do would only be disturbed.
+        """
+        self._is_acted_on = self.is_fired
 
     def cancel_task(self) -> None:
         """Cancel the task now; taken back on exit."""

@@ -107,6 +107,7 @@ async def _fail(run: Run, error: BaseException) -> BaseException:
     if isinstance(failure, RunAborted) and not isinstance(error, Exception):
         run.interrupts.note_cancelled()
     run.journal.closing()
+    run.interrupts.closing()
     closing = _Closing(run)
     partial: AssistantMessage | None = None
     try:

@@ -471,10 +471,19 @@ class RunWriter(Journal):
         if waiting is FINISHED:
             return
         task = asyncio.ensure_future(waiting)
+        now = asyncio.get_running_loop().time
+        until = None if seconds is None else now() + seconds
         try:
-            await asyncio.wait([task], timeout=seconds)
+            while not task.done() and (until is None or now() < until):
+                try:
+                    await asyncio.wait([task], timeout=None if until is None else until - now())
+                except asyncio.CancelledError:
+                    if until is None:
+                        raise
+                    # It may be the cancellation that has ended the run, delivered only now.
+                    logger.debug("cancelled again while the log of a run was being closed")
         except asyncio.CancelledError:
-            logger.debug("cancelled again while the log of a run was being closed")
+            logger.debug("cancelled while the log of a run was being closed")
         if not task.done():
             task.cancel()  # the store goes on without anybody who waits for it
             logger.warning("the end of the log of run %s is not written yet", self.run_id)
