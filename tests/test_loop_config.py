@@ -43,6 +43,11 @@ class Named(AgentTool):
         return ToolResult.text(self.name)
 
 
+class Source:
+    def tools_for_turn(self, ctx: object) -> tuple[()]:
+        return ()
+
+
 class KeepNothing:
     def recover(
         self, messages: Sequence[AgentMessage], ctx: TransformContext
@@ -81,6 +86,7 @@ INHERITED: dict[str, Any] = {
     "budget": Budget(turns=3),
     "run_log": RunLog(MemoryStore()),
     "effects": Effects(),
+    "tool_source": Source(),
     "plain_text_terminal_fallback_tool": "done",
     "plain_text_terminal_fallback_eager": True,
     "plain_text_terminal_fallback_eager_nudge": True,
@@ -123,6 +129,7 @@ DEFAULTS: dict[str, Any] = {
     "budget": None,
     "run_log": None,
     "effects": None,
+    "tool_source": None,
     "plain_text_terminal_fallback_tool": None,
     "plain_text_terminal_fallback_eager": False,
     "plain_text_terminal_fallback_eager_nudge": False,

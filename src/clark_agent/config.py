@@ -36,6 +36,7 @@ from clark_agent.plugin import (
     EventObserver,
     FollowUpSource,
     FunctionPlugin,
+    Hook,
     Hooks,
     MaybeAsync,
     Plugin,
@@ -43,12 +44,14 @@ from clark_agent.plugin import (
     ToolGate,
     ToolGateContext,
     TransformContext,
+    hook_of,
 )
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
 from clark_agent.stream import ReasoningEffort, StreamFn
 from clark_agent.tokens import JsonSizeEstimator, TokenEstimator
+from clark_agent.tool_source import ToolSource
 from clark_agent.tools import AgentTool, ToolLike, ToolRegistry
 from clark_agent.types import AgentMessage
 
@@ -90,6 +93,8 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     """The transport to the model."""
     tools: ToolRegistry | Iterable[ToolLike] = ()
     """Tools, or functions to make tools of."""
+    tool_source: ToolSource | None = None
+    """Asked once a turn for more tools, which may come and go."""
     plugins: Iterable[Plugin] = ()
     """In the order in which they are asked."""
     event_sink: EventSink | None = None
@@ -166,6 +171,12 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     def hooks(self) -> Hooks:
         """The plugins by capability, with those that the settings call for."""
         return Hooks.of([*self.plugins, *_installed(self)])
+
+    @cached_property
+    def source_hook(self) -> Hook | None:
+        """The source of tools, ready to be asked."""
+        source = self.tool_source
+        return None if source is None else hook_of(source, "tools_for_turn")
 
     @cached_property
     def audience(self) -> Audience:
@@ -323,6 +334,11 @@ def _check(config: LoopConfig) -> None:
         isinstance(run_log, type) or not callable(getattr(run_log, "journal", None))
     ):
         raise ConfigError(f"run_log must be a RunLog, not {run_log!r}")
+    source: Any = config.tool_source
+    if source is not None and (
+        isinstance(source, type) or not callable(getattr(source, "tools_for_turn", None))
+    ):
+        raise ConfigError(f"tool_source must be an object with tools_for_turn(ctx), not {source!r}")
     effects: Any = config.effects
     if effects is not None and not isinstance(effects, Effects):
         raise ConfigError(f"effects must be an instance of Effects, not {effects!r}")
@@ -527,6 +543,10 @@ class AgentBuilder:
     def run_log(self, value: Journals) -> Self:
         """Where everything that comes into a run is written down."""
         return self._set("run_log", value)
+
+    def tool_source(self, value: ToolSource) -> Self:
+        """Where tools come from that may come and go."""
+        return self._set("tool_source", value)
 
     def effects(self, value: Effects) -> Self:
         """How models are asked, tools run and child runs started."""

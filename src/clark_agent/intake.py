@@ -289,7 +289,10 @@ def is_plain_answer(message: Any) -> bool:
     """Whether an answer can be kept as it is, as a glance tells of most: every turn has one."""
     if type(message) is not AssistantMessage or message.annotations:
         return False
-    if tuple(map(type, _plain_fields(message))) not in _PLAIN_FIELDS:
+    kinds = tuple(map(type, _plain_fields(message)))
+    if kinds not in _PLAIN_FIELDS and not (
+        kinds in _WITH_USAGE and _usage(message.usage) is message.usage
+    ):
         return False
     for block in message.content:
         if type(block) is ToolCall:
@@ -297,9 +300,6 @@ def is_plain_answer(message: Any) -> bool:
                 return False
         elif type(block) is not TextContent or type(block.text) is not str:
             return False
-    usage = message.usage
-    if usage is not None and _usage(usage) is not usage:
-        return False
     try:
         _encode(message)  # not with half a character, or with arguments that have no JSON
     except Exception:
@@ -307,11 +307,12 @@ def is_plain_answer(message: Any) -> bool:
     return True
 
 
-_plain_fields = attrgetter("content", "stop_reason", "error_message", "timestamp")
+_plain_fields = attrgetter("usage", "content", "stop_reason", "error_message", "timestamp")
 _PLAIN_FIELDS = {
-    (tuple, StopReason, type(None), int),
-    (tuple, StopReason, type(None), type(None)),
+    (type(None), tuple, StopReason, type(None), int),
+    (type(None), tuple, StopReason, type(None), type(None)),
 }
+_WITH_USAGE = {(Usage, *kinds[1:]) for kinds in _PLAIN_FIELDS}
 
 
 def _accept_system(message: SystemMessage) -> AgentMessage:

@@ -526,7 +526,7 @@ class Hooks(Struct, frozen=True):
     def _bind(cls, plugins: tuple[object, ...]) -> Hooks:
         def found(capability: Capability) -> tuple[Hook, ...]:
             hook = HOOK_OF[capability]
-            return tuple([_hook(p, hook) for p in plugins if hasattr(p, hook)])
+            return tuple([hook_of(p, hook) for p in plugins if hasattr(p, hook)])
 
         return cls(
             plugins=plugins,
@@ -612,7 +612,8 @@ def _fresh(plugin: Any) -> Any:
     return fresh
 
 
-def _hook(plugin: object, method: str) -> Hook:
+def hook_of(plugin: object, method: str) -> Hook:
+    """A method of a plugin, ready to be called."""
     call = getattr(plugin, method)
     asks_outside = getattr(plugin, "asks_outside", False) is True
     purpose = getattr(plugin, "purpose", None)
@@ -621,21 +622,21 @@ def _hook(plugin: object, method: str) -> Hook:
 
 
 def _observer_hook(plugin: object) -> ObserverHook:
-    hook = _hook(plugin, "on_event")
+    hook = hook_of(plugin, "on_event")
     observes = getattr(plugin, "observes", None)
     return ObserverHook(hook.name, hook.call, hook.is_async, observes and tuple(observes))
 
 
 def _transform_hook(plugin: object) -> TransformHook:
     should = getattr(plugin, "should_transform", None)
-    return TransformHook(plugin_name(plugin), _hook(plugin, "transform_context"), should)
+    return TransformHook(plugin_name(plugin), hook_of(plugin, "transform_context"), should)
 
 
 def _gate_hook(plugin: object) -> GateHook:
     return GateHook(
         plugin_name(plugin),
-        _hook(plugin, "next_turn_tool_allowlist"),
-        _hook(plugin, "denial_reason") if hasattr(plugin, "denial_reason") else None,
+        hook_of(plugin, "next_turn_tool_allowlist"),
+        hook_of(plugin, "denial_reason") if hasattr(plugin, "denial_reason") else None,
         getattr(plugin, "suppresses_advisory_gates", None),
         plugin,
     )

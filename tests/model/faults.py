@@ -54,7 +54,7 @@ SEAMS = {
     "event": "clark_agent.engine.emitter:Emitter.emit",
     "listener works": "clark_agent.engine.emitter:Emitter.is_sending",
     "batch is made": "clark_agent.engine.batch:Batch.__init__",
-    "batch is run": "clark_agent.engine.batch:Batch.run",
+    "batch is run": "clark_agent.engine.batch:Batch.execute",
     "batch is settled": "clark_agent.engine.batch:Batch.settle",
     "calls are stopped": "clark_agent.engine.call:Siblings.stop",
     "batch awaits its tasks": "clark_agent.engine.batch:Batch._tasks_done",

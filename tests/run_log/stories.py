@@ -80,6 +80,7 @@ from clark_agent.stream import (
     ToolCallChunk,
 )
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call, say
+from clark_agent.tool_source import ToolSourceContext
 from clark_agent.trajectory import LoadedRun, MemoryStore, RunLog, RunStore
 from clark_agent.wire import decode_json, encode_json
 
@@ -462,6 +463,41 @@ def gates(s: Story) -> None:
         [call("work"), call("danger", n=1)],
         [call("danger", n=2)],
         [call("danger", n=3), call("work")],
+        "Done.",
+    )
+
+
+class Coming:
+    """A source whose tools come and go: one stays, one goes with the second turn, one comes."""
+
+    def __init__(self, s: Story) -> None:
+        def add(a: int, b: int) -> int:
+            """Add two numbers."""
+            return a + b
+
+        always = tool(add)
+        early = Deed(s, "early", after(1), aborts_siblings_on_error=True)
+        late = Deed(s, "late", "late it is", requires_exclusive_sandbox=True)
+        own = Deed(s, "work", "never run: the config has a tool of that name")
+        self.early, self.late = (always, early, own), (always, late)
+        self.asked = 0
+
+    async def tools_for_turn(self, ctx: ToolSourceContext) -> Sequence[AgentTool]:
+        await asyncio.sleep(0)
+        self.asked += 1
+        if ctx.turn == 3 and self.asked > 1:
+            raise OSError("the server is away")
+        return self.early if ctx.turn < 2 else self.late
+
+
+@story
+def tools_come_and_go(s: Story) -> None:
+    s.deed("work", after(1))
+    s.settings["tool_source"] = Coming(s)
+    s.model(
+        [call("early"), call("late"), call("add", a=1, b=2), call("work")],
+        [call("late"), call("early"), call("add", a="one", b=2)],
+        [call("late"), call("add", a=3, b=4)],
         "Done.",
     )
 

@@ -5,8 +5,17 @@
     run         all at once; or one after the other, when a tool or the config says so
     vote        the run ends when every result that counts says so
 
-`Batch.run` returns a `BatchOutcome`. If it is interrupted, `Batch.settle` gives every call its
-result and returns the outcome all the same. One call is `clark_agent.engine.call`.
+The loop opens a batch, awaits `Batch.execute`, and puts the results of its `BatchOutcome` into the
+transcript. If anything is raised meanwhile (the run is cancelled, a tool ends it, the journal
+fails), the batch is still open: `clark_agent.engine.lifecycle` then calls `Batch.settle`, which
+stops what runs, gives every call that has none a result that says so, and returns the outcome all
+the same. So every call gets exactly one result, and results enter the transcript together.
+
+One call, and what it shares with its siblings, is `clark_agent.engine.call`:
+
+    waiting ─→ checked by hooks ─→ ended
+    interrupted   begun by another process: run again if idempotent, else answered "uncertain"
+    recalled      ended by another process: its result is kept
 """
 
 from __future__ import annotations
@@ -21,7 +30,7 @@ from msgspec import Struct
 
 from clark_agent.config import ExecutionMode
 from clark_agent.engine import runtime_results as results
-from clark_agent.engine.call import Call, CallState, Siblings, end_call, ended, run_call
+from clark_agent.engine.call import Call, CallState, Siblings, end_call, end_event, run_call
 from clark_agent.engine.prepare import accept, prepare
 from clark_agent.engine.resumption import EarlierResults
 from clark_agent.engine.run import Run
@@ -35,7 +44,7 @@ __all__ = ["Batch", "BatchOutcome"]
 
 logger = logging.getLogger(__name__)
 
-# A name of the module is found faster than a member of an enumeration.
+# Globals of the module: cheaper than members of an enumeration, every turn.
 _MAX_TOKENS = StopReason.MAX_TOKENS
 _SEQUENTIAL = ExecutionMode.SEQUENTIAL
 _ENDED, _INTERRUPTED, _RECALLED = CallState.ENDED, CallState.INTERRUPTED, CallState.RECALLED
@@ -60,8 +69,8 @@ class Batch:
     """The calls of one answer."""
 
     _over_cap: Sequence[Call] = ()
-    _exit: BaseException | None = None
-    """What tells the interpreter to stop, raised by one of the calls."""
+    _exit_request: BaseException | None = None
+    """A KeyboardInterrupt or SystemExit from one of the calls."""
 
     def __init__(
         self,
@@ -76,10 +85,10 @@ class Batch:
         self._wanted = wanted
         self._earlier = earlier
         # As the model named them, for a batch that is settled before it is run.
-        self._calls = self._ready = self._made_of(wanted)
+        self._calls = self._ready = self._make_calls(wanted)
         self._siblings = Siblings(run)
 
-    def _made_of(self, wanted: Sequence[ToolCall]) -> list[Call]:
+    def _make_calls(self, wanted: Sequence[ToolCall]) -> list[Call]:
         find = self._run.registry.find
         return [
             Call(call, find(call.name), call.arguments, position)
@@ -88,7 +97,7 @@ class Batch:
 
     # --- from the outside -----------------------------------------------------------------------
 
-    async def run(self, answer: ModelAnswer) -> BatchOutcome:
+    async def execute(self, answer: ModelAnswer) -> BatchOutcome:
         """Run the calls. Raises `ToolFatalError` or `RunAborted` when a tool says so."""
         run = self._run
         run.interrupts.check()
@@ -102,27 +111,31 @@ class Batch:
             return self._outcome()
         if run.config.max_tool_calls_per_turn is not None:
             self._apply_cap(run.config.max_tool_calls_per_turn)
-        at_once = False
         if len(self._calls) > 1:
             self._reject_final_answer_with_other_calls()
-            at_once = len(self._ready) > 1 and not self._is_sequential()
-        await (self._all_at_once if at_once else self._one_by_one)(answer)
+        if len(self._ready) > 1 and not self._is_sequential():
+            await self._all_at_once(answer)
+        else:
+            await self._one_by_one(answer)
         return self._outcome()
 
     async def settle(self, emit: Callable[[AgentEvent], Awaitable[None]]) -> BatchOutcome:
-        """The batch was interrupted: stop what runs and end every call."""
+        """The batch was interrupted: stop what runs and end every call.
+
+        ``emit`` goes on when the run is cancelled once more.
+        """
         self._siblings.stop()
         await self._tasks_done()
-        if self._earlier:  # it has not come to that
+        if self._earlier:  # interrupted before `execute` has restored them
             with suppress(HookError):
                 self._normalize()
             self._restore(self._earlier)
         for call in (*self._ready, *self._over_cap):
             if call.state is not _ENDED:
-                await emit(ended(self._run, call))
+                await emit(end_event(self._run, call))
         return self._outcome(votes=False)
 
-    def recall(self) -> BatchOutcome:
+    def recall_vote(self) -> BatchOutcome:
         """How a batch voted that another process has ended. Its results are in the transcript."""
         self._normalize()
         self._restore(self._earlier or {})
@@ -146,7 +159,7 @@ class Batch:
                 )
         except Exception as error:
             raise HookError("protocol policy", protocol.name, error) from error
-        self._calls = self._ready = self._made_of(repaired)
+        self._calls = self._ready = self._make_calls(repaired)
         for call, given in zip(self._calls, wanted, strict=True):
             call.repaired_name = None if call.call.name == given.name else call.call.name
 
@@ -169,7 +182,7 @@ class Batch:
         self._earlier = None
 
     def _apply_cap(self, cap: int) -> None:
-        """Tell the calls that may run from those over the cap, which get their result now."""
+        """Separate the calls that may run from those over the cap, and answer the latter."""
         counted = [call for call in self._calls if _takes_a_slot(call.tool)]
         self._over_cap = counted[cap:]
         for call in self._over_cap:
@@ -202,8 +215,10 @@ class Batch:
             if call.result is None:
                 await prepare(run, answer, call)
                 if call.result is None:
-                    wanted = call.call
-                    await run.emit(ToolExecutionStart(wanted.id, wanted.name, wanted.arguments))
+                    tool_call = call.call
+                    await run.emit(
+                        ToolExecutionStart(tool_call.id, tool_call.name, tool_call.arguments)
+                    )
                     await run_call(run, siblings, call, alone=True)
             await end_call(run, siblings, self._message, call)
             if siblings.failure is not None:
@@ -215,25 +230,27 @@ class Batch:
             run.interrupts.check()
 
     def _hold_back(self, call: Call) -> None:
-        """Give a call its result that is not run because of what came before it, if there is such.
+        """Answer a call that must not run because of what came before it.
 
         What another process has brought of it stays.
         """
         if call.state is _RECALLED or (call.state is _INTERRUPTED and call.result is not None):
             return
-        if not self._siblings.is_held_back(call) and self._siblings.failed:
+        if not self._siblings.hold_back_if_due(call) and self._siblings.failed:
             call.answer(results.after_failed_sibling())
 
     async def _all_at_once(self, answer: ModelAnswer) -> None:
         run, siblings = self._run, self._siblings
         for call in self._ready:
-            if call.result is not None or siblings.is_held_back(call):
+            if call.result is not None or siblings.hold_back_if_due(call):
                 continue
             await run.pace.pause_if_due()
             await prepare(run, answer, call)
             if call.result is None:
-                wanted = call.call
-                await run.emit(ToolExecutionStart(wanted.id, wanted.name, wanted.arguments))
+                tool_call = call.call
+                await run.emit(
+                    ToolExecutionStart(tool_call.id, tool_call.name, tool_call.arguments)
+                )
         to_run: list[Call] = []
         for call in self._ready:
             if call.result is None:
@@ -247,7 +264,9 @@ class Batch:
         await self._end_all()
 
     async def _run_in_tasks(self, to_run: Sequence[Call]) -> None:
-        run, tasks = self._run, self._siblings.tasks
+        run = self._run
+        tasks: dict[Call, asyncio.Task[None]] = {}
+        self._siblings.tasks = tasks
         run.interrupts.handler = self._siblings.interrupt
         try:
             # Known one by one: where tasks are eager, a call may stop the others before the next
@@ -257,8 +276,8 @@ class Batch:
             await asyncio.wait(tasks.values())
         finally:
             run.interrupts.handler = None
-        if self._exit is not None:
-            raise self._exit
+        if self._exit_request is not None:
+            raise self._exit_request
         for task in tasks.values():
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
@@ -272,7 +291,7 @@ class Batch:
         except (KeyboardInterrupt, SystemExit) as stop:
             # Out of a task it would stop the event loop with the run still open. The run's own task
             # raises it, once all is closed.
-            self._exit = self._exit or stop
+            self._exit_request = self._exit_request or stop
             siblings.stop()
             return
         if siblings.failure is not None:

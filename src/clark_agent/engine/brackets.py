@@ -141,13 +141,12 @@ class Brackets:
         return self._emit(MessageEnd(message))
 
     def entered(self, messages: Iterable[AgentMessage]) -> None:
-        """Messages are in the transcript, and are to be announced."""
+        """Messages are in the transcript, and will be announced; or the end of the run does it."""
         self._untold = iter(messages)
 
-    async def announce(self, messages: Iterable[AgentMessage] | None = None) -> None:
-        """Announce what has entered, or these messages."""
-        if messages is not None:
-            self._untold = iter(messages)
+    async def announce(self, messages: Iterable[AgentMessage]) -> None:
+        """Announce messages that have entered the transcript."""
+        self._untold = iter(messages)
         around, emit = self.phase, self._emit
         for message in self._untold:
             self._open, self.phase = message, around[MessageStart]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from enum import Enum, auto
 from inspect import isawaitable
 from types import CoroutineType
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from clark_agent.engine.interrupts import Why
     from clark_agent.engine.run import Run
 
-__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "end_call", "ended", "run_call"]
+__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "end_call", "end_event", "run_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,13 @@ class Call(Struct, eq=False):
 
 
 class Siblings:
-    """What the calls of one batch share: which of them run, and whether they were stopped."""
+    """What the calls of one batch share, and the ways to stop them.
+
+    `interrupt`      the run is interrupted while tools run: steering and time stop the tools, a
+                     cancellation stops everything
+    `stop`           the run is over: end what runs, and start nothing
+    `stop_useless`   a call has failed without which the others are of no use
+    """
 
     stopped = False
     """Whether the run is over: no call starts any more."""
@@ -161,12 +167,13 @@ class Siblings:
     is_recorded = True
     """Whether the journal may say how all calls have ended."""
 
+    tasks: Mapping[Call, asyncio.Task[None]] = {}
+    """The calls that run beside others."""
+
     def __init__(self, run: Run) -> None:
         self._run = run
         self.running: dict[Call, ToolTask] = {}
         """The tools that wait for something."""
-        self.tasks: dict[Call, asyncio.Task[None]] = {}
-        """The calls that run beside others."""
 
     def interrupt(self, why: Why) -> None:
         """The handler of interrupts while tools run."""
@@ -210,17 +217,21 @@ class Siblings:
     def comes_too_late(self, call: Call) -> bool:
         """Whether a call must not start any more; then it has its result."""
         interrupts = self._run.interrupts
-        is_cancelled = interrupts.is_cancelled(call.position)
-        if not (is_cancelled or self.stopped or self.failed or interrupts.can_intervene):
+        if not (
+            self.stopped
+            or self.failed
+            or interrupts.can_intervene
+            or interrupts.is_cancelled(call.position)
+        ):
             return False
         if self.is_over(call):
             call.answer(results.aborted())
-        elif not self.is_held_back(call) and self.failed:
+        elif not self.hold_back_if_due(call) and self.failed:
             call.answer(results.stopped("sibling"))
         return call.result is not None
 
-    def is_held_back(self, call: Call) -> bool:
-        """Whether somebody has intervened before the call was run; then it has its result."""
+    def hold_back_if_due(self, call: Call) -> bool:
+        """Answer a call before which the user has steered, or time ran out. Whether that is so."""
         why = self._run.interrupts.due(SteerWhen.BEFORE_NEXT_TOOL)
         if why is None:
             return False
@@ -286,7 +297,10 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
         call.answer(results.stopped("aborted"))
         raise
     finally:
-        context.settle(drop=call.stopped is None or call.stopped not in _INTERVENED)
+        if call.stopped is None:
+            context.settle()
+        else:
+            context.settle(drop=call.stopped not in _INTERVENED)
     if not alone and run.hooks.after_tool_call:
         call.returned_at = run.journal.place
     if task is not None and task.cancelled_from_outside:
@@ -378,7 +392,7 @@ def end_call(
     """Let the hooks see the result, and tell that the call is over."""
     if run.hooks.after_tool_call and call.state not in _NOT_OURS:
         return _check_and_end(run, siblings, asked_by, call)
-    return run.emit(ended(run, call))
+    return run.emit(end_event(run, call))
 
 
 async def _check_and_end(
@@ -386,7 +400,7 @@ async def _check_and_end(
 ) -> None:
     if not siblings.is_over(call):
         await _ask_hooks(run, asked_by, call)
-    await run.emit(ended(run, call))
+    await run.emit(end_event(run, call))
 
 
 async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
@@ -439,7 +453,7 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
     return changed
 
 
-def ended(run: Run, call: Call) -> ToolExecutionEnd:
+def end_event(run: Run, call: Call) -> ToolExecutionEnd:
     """The call is over: its result stays as it is from now on. The event that says so."""
     if call.result is None:
         begun = call.state is CallState.INTERRUPTED
@@ -454,7 +468,8 @@ def ended(run: Run, call: Call) -> ToolExecutionEnd:
     if call.state not in _NOT_OURS:
         run.journal.tool_ended(call, result)
     call.state = _ENDED  # only now: if it could not be written the call has not ended
-    event = ToolExecutionEnd(call.call.id, call.call.name, result, result.is_error)
+    tool_call = call.call
+    event = ToolExecutionEnd(tool_call.id, tool_call.name, result, result.is_error)
     if call.exception is not None:
         note_exception(event, call.exception)
     return event

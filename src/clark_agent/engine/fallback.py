@@ -16,7 +16,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.thinking import strip_leading_thoughts
 from clark_agent.types import AgentMessage, AssistantMessage
 
-__all__ = ["Deliver", "Nudge", "PlainTextFallback", "is_terminal_only"]
+__all__ = ["Deliver", "FallbackDecision", "Nudge", "PlainTextFallback", "is_terminal_only"]
 
 _MAX_NUDGES = 2
 

@@ -108,7 +108,7 @@ class Inbox:
         for channel in self._channels:
             channel.promoted()
 
-    def take_follow_ups(self) -> list[SteeringReceipt]:
+    def follow_up_receipts(self) -> list[SteeringReceipt]:
         """The receipts behind follow-ups that no turn is left to answer."""
         return [*self._left_follow_ups, *self._taken()]
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from clark_agent.engine.run import Run
     from clark_agent.errors import LoopError
     from clark_agent.result import LoopOutcome
+    from clark_agent.tools import ToolRegistry
 
 __all__ = ["Emit", "Journal"]
 
@@ -117,6 +118,9 @@ class Journal:
         """The model has answered; ``discarded`` says why that does not enter the transcript."""
 
     # --- tools ----------------------------------------------------------------------------------
+
+    def tools_changed(self, tools: ToolRegistry) -> None:
+        """From this turn on these are the tools."""
 
     @property
     def place(self) -> tuple[int, int] | None:

@@ -47,7 +47,7 @@ async def begin(
     if run.lineage.given is not None:
         await brackets.send(RunIdentified(run.lineage.given))
     await brackets.send(TurnStart())
-    await brackets.announce()
+    await brackets.announce(prompts)
     if resumption is not None:
         run.restore(resumption)
 

@@ -1,15 +1,15 @@
-"""The loop: turns until the model is done, follow-ups until there are none.
+"""The loop: turns until the model is done, then follow-ups, until there are none.
 
     begin
-    while there are follow-ups:
-        while the model has results to answer, or there is steering:
-            turn: steering, the model's answer, its tool calls
-        follow-ups?
-    end
+    repeat:
+        while the model has something to answer, or messages wait:
+            turn: the messages, the model's answer, its tool calls
+        follow-ups? If there are none: end
 
 `run` and `run_continue` are functions over values. What a run knows is `clark_agent.engine.run.Run`
-and ends with it; how it begins and ends, whatever happens, is `clark_agent.engine.lifecycle`. One
-answer of the model is `clark_agent.engine.turn`, its tool calls `clark_agent.engine.batch`.
+and ends with it. `clark_agent.engine.lifecycle` begins and ends it: whatever is raised here goes
+through `finish`, which closes what is open. One answer of the model is `clark_agent.engine.turn`,
+its tool calls are `clark_agent.engine.batch`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
 from clark_agent.engine.batch import Batch
-from clark_agent.engine.fallback import Deliver, Nudge, PlainTextFallback
+from clark_agent.engine.fallback import Deliver, FallbackDecision, Nudge, PlainTextFallback
 from clark_agent.engine.hooks import poll
 from clark_agent.engine.lifecycle import begin, finish
 from clark_agent.engine.prepare import ask_policy
@@ -35,6 +35,7 @@ from clark_agent.engine.resumption import (
     Where,
 )
 from clark_agent.engine.run import Run
+from clark_agent.engine.tool_refresh import refresh_tools
 from clark_agent.engine.turn import ModelAnswer, ask_model
 from clark_agent.errors import EmptyOutcomeError, LoopError, RunAborted, StreamError
 from clark_agent.events import EventSink
@@ -74,7 +75,7 @@ async def run(
 async def run_continue(
     context: AgentContext, config: LoopConfig, signal: CancellationToken | None = None
 ) -> RunResult:
-    """Run the agent on a transcript that waits for its answer already."""
+    """Run the agent on a transcript that already awaits an answer."""
     check_arguments(context, config, signal)
     check_continuation(context)
     return await start((), context, config, signal)
@@ -105,42 +106,45 @@ async def start(
         call_id=call_id,
         resumption=resumption,
     )
-    return await finish(run, _live(run, messages, resumption))
+    return await finish(run, _loop(run, messages, resumption))
 
 
 class NextStep(Enum):
     """What a turn leaves to be done."""
 
-    ANSWER = auto()
-    """The model has results to answer."""
+    ASK = auto()
+    """Ask the model: it has results to answer, or another attempt to make."""
     STOP = auto()
-    """It has stopped. Steering or a follow-up may start it again."""
+    """The model has stopped. Steering or a follow-up may start it again."""
     END = auto()
-    """The run is over; no source of messages is asked any more."""
+    """The run is over: no source of messages is polled any more. Only a message that another
+    process has accepted and not delivered still gets its turn."""
 
 
-# A name of the module is found faster than a member of an enumeration.
-_ANSWER, _STOP, _END = NextStep.ANSWER, NextStep.STOP, NextStep.END
-_ABORTED, _ERROR = StopReason.ABORTED, StopReason.ERROR
+# Globals of the module: cheaper than members of an enumeration, every turn.
+_ASK, _STOP, _END = NextStep.ASK, NextStep.STOP, NextStep.END
+_FAILED = (StopReason.ABORTED, StopReason.ERROR)
 
 
-async def _live(
+async def _loop(
     run: Run, prompts: Sequence[AgentMessage], resumption: Resumption | None
 ) -> LoopOutcome:
     """The double loop."""
-    inbox, interrupts, hooks = run.inbox, run.interrupts, run.hooks
+    inbox, interrupts, hooks, pace = run.inbox, run.interrupts, run.hooks, run.pace
     fallback = PlainTextFallback(run.config)
     await begin(run, prompts, resumption)
-    step = _ANSWER
+    step = _ASK
     if resumption is not None:
         earlier = resumption.messages
         ask_policy(run, lambda: fallback.restore(earlier))
-        step = await _enter(run, resumption.where, fallback)
+        if run.config.source_hook is not None:
+            await refresh_tools(run, run.config.source_hook)
+        step = await _resume_at(run, resumption.where, fallback)
     if step is not _END and hooks.steering:
         await poll(run, hooks.steering, inbox.pending)
     while True:
-        while step is _ANSWER or inbox.pending:
-            await run.pace.pause_if_due()
+        while step is _ASK or inbox.pending:
+            await pace.pause_if_due()
             interrupts.check()
             if run.is_capped and run.at_cap():
                 break
@@ -153,61 +157,60 @@ async def _live(
         if hooks.follow_up:
             await poll(run, hooks.follow_up, inbox.follow_ups)
         follow_ups, inbox.follow_ups = inbox.follow_ups, []
-        if run.at_cap():
-            unfinished = step is _ANSWER or bool(inbox.pending) or bool(follow_ups)
+        if run.is_capped and run.at_cap():
+            unfinished = step is _ASK or bool(inbox.pending) or bool(follow_ups)
             await _append_follow_ups(run, follow_ups)
             return _outcome(run, unfinished=unfinished)
         if not follow_ups:
             return _outcome(run, unfinished=False)
         inbox.promote(follow_ups)
-        step = _ANSWER
+        step = _ASK
 
 
-async def _enter(run: Run, where: Where, fallback: PlainTextFallback) -> NextStep:
-    """Go on where another process has stopped; what is to be done then."""
+async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> NextStep:
+    """Go on where another process has stopped. `begin` has restored the transcript and opened a
+    turn.
+    """
     match where:
-        case NewTurn():
-            return _ANSWER
-        case FinalAnswer():
+        case NewTurn():  # all that was asked for is done
+            return _ASK
+        case FinalAnswer():  # there was only the end left to write
             return _END
-        case AfterBatch(message, calls):
-            outcome = Batch(run, message, message.tool_calls, calls).recall()
+        case AfterBatch(message, calls):  # the results are in the transcript: only the vote is left
+            outcome = Batch(run, message, message.tool_calls, calls).recall_vote()
             run.output = outcome.output
-            return _END if outcome.ends_run else _ANSWER
-        case AfterAnswer(message, offered, calls):
+            return _END if outcome.ends_run else _ASK
+        case AfterAnswer(message, offered, calls):  # the journal has the answer, not all results
             if message.tool_calls:
                 run.batch = Batch(run, message, message.tool_calls, calls)
             run.brackets.answer = message
-            run.transcript.add_answer(message)  # the journal has it
+            run.transcript.add_answer(message)
             await run.brackets.announce([message])
-            gates = ToolGateContext(
+            gate_context = ToolGateContext(
                 run.turns - 1,
                 run.transcript.view(),
                 run.config.conversation_id,
                 run.registry.names,
             )
-            return await _finish_turn(run, ModelAnswer(message, gates, offered), fallback)
+            return await _act_on(run, ModelAnswer(message, gate_context, offered), fallback)
         case _:
             assert_never(where)
 
 
 async def _turn(run: Run, fallback: PlainTextFallback) -> NextStep:
-    """Steering, the model's answer, its tool calls; and what comes then."""
+    """Messages that wait, the model's answer, its tool calls; and what comes then."""
     run.turns += 1
     if run.inbox.pending or run.spending.meters:
         await _begin_turn_with_messages(run)
     else:
         await run.brackets.begin_turn()
+    if run.config.source_hook is not None:
+        await refresh_tools(run, run.config.source_hook)
     answer = await ask_model(run)
-    if answer is None:
+    if answer is None:  # it was interrupted, and what came of it is discarded
         await run.brackets.end_turn()
-        return _ANSWER
-    message = answer.message
-    if message.stop_reason is _ABORTED or message.stop_reason is _ERROR:
-        raise _reported_failure(message)
-    if calls := message.tool_calls:
-        run.batch = Batch(run, message, calls)
-    return await _finish_turn(run, answer, fallback)
+        return _ASK
+    return await _act_on(run, answer, fallback)
 
 
 async def _begin_turn_with_messages(run: Run) -> None:
@@ -225,21 +228,28 @@ async def _begin_turn_with_messages(run: Run) -> None:
     await _add(run, messages)
 
 
-async def _finish_turn(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> NextStep:
-    """The tool calls of an answer, or what becomes of one without; and what comes then."""
-    if run.batch is not None:
-        outcome = await run.batch.run(answer)
+async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> NextStep:
+    """Run the tool calls of an answer, or decide about one without; end the turn."""
+    message = answer.message
+    if message.stop_reason in _FAILED:
+        raise _reported_failure(message)
+    batch = run.batch
+    if batch is None and (calls := message.tool_calls):
+        batch = run.batch = Batch(run, message, calls)
+    if batch is not None:
+        outcome = await batch.execute(answer)
         if fallback.stops:
             fallback.reset()
-        run.journal.batch_ended(outcome.calls, outcome.results)  # the batch is open until then
-        run.batch, run.brackets.results = None, outcome.results
-        await _add(run, outcome.results)
-        step = _ANSWER
+        results = outcome.results
+        run.journal.batch_ended(outcome.calls, results)  # if this fails the batch is still open
+        run.batch, run.brackets.results = None, results
+        await _add(run, results)
+        step = _ASK
         if outcome.ends_run:
             step, run.output = _END, outcome.output
     else:
         run.interrupts.check()
-        step = await _without_tools(run, answer, fallback)
+        step = await _after_plain_text(run, answer, fallback)
     await run.brackets.end_turn()
     return step
 
@@ -255,21 +265,24 @@ def _reported_failure(message: AssistantMessage) -> LoopError:
 # --- an answer without tool calls -----------------------------------------------------------------
 
 
-async def _without_tools(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> NextStep:
+async def _after_plain_text(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> NextStep:
     """The model has stopped in plain text: nudge it, deliver the text, or leave it at that."""
+    decision: FallbackDecision
     decision = ask_policy(run, lambda: fallback.decide(answer.message, answer.allowlist))
     match decision:
         case Nudge():
             await _say(run, _nudge(run), "nudge")
-            return _ANSWER
+            return _ASK
         case Deliver(text):
             fallback.reset()
             result = _delivered(run, text)
             run.brackets.results = (result,)
             await _say(run, result, "final_answer")
             return _END
-        case _:
+        case None:
             return _STOP
+        case _:
+            assert_never(decision)
 
 
 def _nudge(run: Run) -> SystemMessage:
@@ -314,7 +327,7 @@ def _say(run: Run, message: AgentMessage, purpose: str) -> Awaitable[None]:
 def _append_follow_ups(run: Run, messages: Sequence[AgentMessage]) -> Awaitable[None]:
     """Append what no turn is left to answer."""
     if messages:
-        receipts = run.inbox.take_follow_ups()
+        receipts = run.inbox.follow_up_receipts()
         run.journal.added("follow_up", messages, ["follow_up"] * len(messages), receipts)
     run.inbox.appended()
     return _add(run, messages)

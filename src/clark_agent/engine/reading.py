@@ -65,7 +65,7 @@ class StreamFailure(Struct, frozen=True):
 
 
 async def read_answer(run: Run, request: StreamRequest) -> AssistantMessage | StreamFailure | None:
-    """Ask the model, and read what it says. None: somebody has intervened."""
+    """Ask the model, and read what it says. None: the user steered, or time ran out."""
     reading = _Reading(run)
     if run.interrupts.can_intervene:
         if run.interrupts.due(SteerWhen.NOW) is not None:

@@ -74,6 +74,7 @@ class Run:
         "purposes",
         "registry",
         "signal",
+        "sourced",
         "spending",
         "system_prompt",
         "tells_deltas",
@@ -96,6 +97,9 @@ class Run:
         self.config = config
         self.hooks = config.hooks.for_run()
         self.registry = config.registry
+        """The tools of this turn."""
+        self.sourced: object = None
+        """What the source of tools has given last."""
         self.signal = signal
         self.system_prompt = well_formed(context.system_prompt)
         self.loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""One answer of the model: transforms → gates → request → stream, and again when it must be.
+"""One answer of the model: transforms → gates → request → stream, retried if needed.
 
 what the model will see   transforms edit the messages, gates narrow the tools
 the attempt               `clark_agent.engine.reading` reads one stream
@@ -48,9 +48,9 @@ __all__ = ["ModelAnswer", "ask_model"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_TOKENS = StopReason.MAX_TOKENS  # a name of this module is found faster than a member
+_MAX_TOKENS = StopReason.MAX_TOKENS  # cheaper than a member of an enumeration
 
-_BROKEN_OFF = {
+_INTERRUPTED = {
     "steered": "the user intervened",
     "out_of_time": "the time for the run is over",
 }
@@ -69,23 +69,26 @@ class ModelAnswer(Struct, frozen=True):
 async def ask_model(run: Run) -> ModelAnswer | None:
     """The model's answer for this turn, which is in the transcript when this returns.
 
-    None: there is no answer, and the run goes on without; somebody intervened, or the budget is
-    spent. Raises `StreamError` or `RunAborted` when the stream fails for good.
+    None: there is no answer, and the run goes on without; the user steered, or time or budget ran
+    out. Raises `StreamError` or `RunAborted` when the stream fails for good.
     """
     config, hooks, iteration = run.config, run.hooks, run.turns - 1
     attempts = Attempts(config.max_output_tokens, config.reasoning)
     while True:
         messages: Sequence[AgentMessage]
-        messages = run.transcript.view(() if attempts.note is None else (attempts.note,))
+        if attempts.note is None:
+            messages = run.transcript.view()
+        else:
+            messages = run.transcript.view((attempts.note,))
         if hooks.context_transform:
-            messages = await _transformed(run, iteration, messages)
+            messages = await _transform(run, iteration, messages)
             if attempts.is_repaired:  # a transform may be what has parted calls and results
-                messages = await _repaired(run, iteration, messages)
+                messages = await _repair(run, iteration, messages)
         tools: Sequence[ToolSchema] = run.registry.schemas
         gate_context: ToolGateContext | None = None
         allowlist: frozenset[str] | None = None
         if hooks.tool_gate:
-            tools, gate_context, allowlist = await _gated(run, iteration, messages)
+            tools, gate_context, allowlist = await _gate_tools(run, iteration, messages)
         request = StreamRequest(
             system_prompt=run.system_prompt,
             messages=messages,
@@ -96,7 +99,7 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             provider_extras=config.provider_extras,
             force_tool_call=config.force_tool_call,
         )
-        run.journal.asked(request, run.turns)  # first: it knows all that the event tells
+        run.journal.asked(request, run.turns)  # before the event: no listener is ahead of the log
         await run.emit(
             ProviderRequestPrepared(
                 iteration,
@@ -109,20 +112,20 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             )
         )
         outcome = await read_answer(run, request)
-        if type(outcome) is AssistantMessage:
+        if isinstance(outcome, AssistantMessage):
             if run.spending.meters or outcome.usage is not None:
                 run.spending.spend(outcome)
             if outcome.stop_reason is _MAX_TOKENS:
-                larger = await _escalated(run, outcome, attempts)
+                larger = await _escalate(run, outcome, attempts)
                 if larger is not None:
                     attempts = larger
                     continue
             await run.answer.keep(outcome)
             return ModelAnswer(outcome, gate_context, allowlist)
-        if not isinstance(outcome, StreamFailure):
-            await _break_off(run)
+        if outcome is None:
+            await _discard_partial(run)
             return None
-        again = await _recovered(run, iteration, outcome, attempts)
+        again = await _recover(run, iteration, outcome, attempts)
         if again is None:
             return None
         attempts = again
@@ -131,7 +134,7 @@ async def ask_model(run: Run) -> ModelAnswer | None:
 # --- what the model will see ------------------------------------------------------------------
 
 
-async def _transformed(
+async def _transform(
     run: Run, iteration: int, messages: Sequence[AgentMessage]
 ) -> Sequence[AgentMessage]:
     context = run.transform_context(iteration)
@@ -151,7 +154,7 @@ async def _transformed(
     return messages
 
 
-async def _gated(
+async def _gate_tools(
     run: Run, iteration: int, messages: Sequence[AgentMessage]
 ) -> tuple[Sequence[ToolSchema], ToolGateContext, frozenset[str] | None]:
     """The tools to offer, what the gates were told, and what they allow together."""
@@ -167,12 +170,12 @@ async def _gated(
 async def _allowlist(run: Run, context: ToolGateContext) -> frozenset[str] | None:
     decisions: list[GateDecision] = []
     for gate in run.hooks.tool_gate:
-        allow = await _ask_gate(run, gate, context)
-        shown = None if allow is None else tuple(sorted(allow.allow))
+        decision = await _ask_gate(run, gate, context)
+        shown = None if decision is None else tuple(sorted(decision.allow))
         run.journal.gated(gate.name, shown)
         await run.emit(ToolGateApplied(context.iteration, gate.name, shown))
-        if allow is not None:
-            decisions.append(allow)
+        if decision is not None:
+            decisions.append(decision)
     allowlist, conflict = compose_gates(decisions)
     if conflict is not None:
         await run.emit(
@@ -221,15 +224,15 @@ def _names(allow: Any) -> frozenset[str]:
 # --- asking again -----------------------------------------------------------------------------
 
 
-async def _break_off(run: Run) -> None:
-    """Somebody has intervened: what came of the answer is thrown away."""
+async def _discard_partial(run: Run) -> None:
+    """The user steered, or time ran out: what came of the answer is discarded."""
     why = run.interrupts.due(SteerWhen.NOW) or "steered"
-    message = run.answer.so_far(_BROKEN_OFF[why])
+    message = run.answer.so_far(_INTERRUPTED[why])
     run.spending.spend(message)
     await run.answer.discard(message, why)
 
 
-async def _escalated(run: Run, message: AssistantMessage, attempts: Attempts) -> Attempts | None:
+async def _escalate(run: Run, message: AssistantMessage, attempts: Attempts) -> Attempts | None:
     """Ask for an answer that was cut off again, with a larger cap. None: it stays cut off."""
     larger = with_larger_cap(attempts, run.config)
     if larger is None or larger.cap is None or attempts.cap is None:
@@ -241,17 +244,17 @@ async def _escalated(run: Run, message: AssistantMessage, attempts: Attempts) ->
     return larger
 
 
-async def _recovered(
+async def _recover(
     run: Run, iteration: int, failure: StreamFailure, attempts: Attempts
 ) -> Attempts | None:
     """Prepare the next attempt after a stream that failed. None: there is no budget for it."""
     run.spending.spend(failure.message)
     run.answer.failure = (str(failure.kind), failure.text, failure.raised)
-    is_last = run.spending.limit is not None
-    reason = "out_of_budget" if is_last else str(failure.kind)
+    out_of_budget = run.spending.limit is not None
+    reason = "out_of_budget" if out_of_budget else str(failure.kind)
     await run.answer.discard(failure.message, reason)
     run.interrupts.check()  # which may be why the stream failed
-    if is_last:
+    if out_of_budget:
         return None
     decision = after_failure(failure, attempts, run.config, run.clock.now_ms)
     match decision:
@@ -262,7 +265,7 @@ async def _recovered(
                 raise decision.otherwise.error
         case Repair():
             before = run.transcript.view()
-            after = await _repaired(run, iteration, before, is_lasting=True)
+            after = await _repair(run, iteration, before, is_lasting=True)
             if after is not before:
                 run.transcript.replace(after)
         case GiveUp():
@@ -299,10 +302,10 @@ async def _shrink(run: Run, iteration: int, times: int) -> bool:
     return smaller
 
 
-async def _repaired(
+async def _repair(
     run: Run, iteration: int, messages: Sequence[AgentMessage], *, is_lasting: bool = False
 ) -> Sequence[AgentMessage]:
-    """The messages with every call answered once, in its place; themselves if they are so."""
+    """The messages with every call answered once, in its place; unchanged if they are valid."""
     repaired = repair_history(messages)
     if not repaired.changes:
         return messages

@@ -23,7 +23,7 @@ from msgspec import Struct
 from clark_agent._finished import FINISHED
 from clark_agent._text import message_of
 from clark_agent._threads import call_in_loop, is_running
-from clark_agent.base_tool import ToolResult
+from clark_agent.base_tool import AgentTool, ToolResult
 from clark_agent.clock import Clock, Timer, call_later
 from clark_agent.engine.answer import EMPTY, OpenAnswer
 from clark_agent.engine.journal import Emit, Journal
@@ -58,12 +58,13 @@ from clark_agent.run_log.records import (
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
+    ToolsChanged,
     ToolsGated,
     ToolStarted,
 )
 from clark_agent.run_log.store import RunAppender, RunStore
 from clark_agent.steering import SteeringReceipt
-from clark_agent.stream import StreamRequest
+from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transcript import MessageView
 from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
 from clark_agent.wire import to_json_value
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from clark_agent.engine.resumption import Resumption
     from clark_agent.engine.run import Run
     from clark_agent.result import LoopOutcome
+    from clark_agent.tools import ToolRegistry
 
 __all__ = [
     "Continuation",
@@ -249,6 +251,8 @@ class Continuation(Struct, frozen=True):
     """The last number that was given."""
     below: tuple[str, ...] = ()
     """The runs right below, by their ids."""
+    sourced: tuple[str, ...] = ()
+    """The tools that a source has given."""
     appender: RunAppender | None = None
     """What goes on with the log, if that is taken already."""
 
@@ -292,6 +296,8 @@ class RunWriter(Journal):
         self._steering: dict[SteeringReceipt, int] = {}
         self._edits: dict[str, tuple[Sequence[AgentMessage], Sequence[AgentMessage]]] = {}
         self._gates: dict[str, tuple[str, ...] | None] = {}
+        self._tools: dict[str, dict[str, Any]] = {}
+        """The tools that the log knows of."""
         self._attempts = (0, 0)
         """The newest turn, and how often it has asked."""
         self._syncs_records = log.durability is Durability.RECORD
@@ -302,6 +308,7 @@ class RunWriter(Journal):
     def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
         """The run begins."""
         self._open("be begun", lambda: self.log.store.create(self.run_id), may_fail=True)
+        self._tools = {tool.name: _declared(tool) for tool in run.registry.values()}
         identity, config = run.identify(), run.config
         self.write(
             RunBegan(
@@ -310,10 +317,7 @@ class RunWriter(Journal):
                 history=tuple(run.transcript),
                 prompts=tuple(prompts),
                 model_id=config.model_id,
-                tools={
-                    tool.name: {"description": tool.description, "parameters": tool.parameters}
-                    for tool in run.registry.schemas
-                },
+                tools={tool.name: _shown(tool.schema) for tool in run.registry.values()},
                 plugins=tuple([plugin_name(plugin) for plugin in run.hooks.plugins]),
                 tool_call_id=run.lineage.call_id,
                 host_notes={} if identity.depth else self.log.notes,
@@ -328,6 +332,8 @@ class RunWriter(Journal):
             "be continued",
             lambda: after.appender or self.log.store.reopen(self.run_id, after=after.last.seq),
         )
+        self._tools = {name: {} for name in after.sourced}
+        self._tools |= {tool.name: _declared(tool) for tool in run.registry.values()}
         self._accepted = after.last_number
         self._steering = {receipt: number for number, receipt in after.waiting.items()}
         self.write(RunResumed(resumption.turns, after.below))
@@ -577,6 +583,17 @@ class RunWriter(Journal):
         elif loop is not None:
             call_in_loop(loop, self.accepted, receipt)
 
+    def tools_changed(self, tools: ToolRegistry) -> None:
+        """Write which tools came and went."""
+        known, self._tools = self._tools, {tool.name: _declared(tool) for tool in tools.values()}
+        self.write(
+            ToolsChanged(
+                added={n: told for n, told in self._tools.items() if known.get(n) != told},
+                removed=tuple([name for name in known if name not in self._tools]),
+            ),
+            hand_on=False,
+        )
+
     def tool_started(self, call: Call) -> Awaitable[None]:
         """Write that a tool is about to run. Await that the store has it."""
         wanted = call.call
@@ -719,6 +736,30 @@ class RunWriter(Journal):
                 )
             return
         raise _could_not("be written", error) from error
+
+
+def _shown(schema: ToolSchema) -> dict[str, Any]:
+    return {"description": schema.description, "parameters": schema.parameters}
+
+
+_FLAGS = (
+    "requires_exclusive_sandbox",
+    "aborts_siblings_on_error",
+    "counts_toward_tool_call_limit",
+    "parallel_safe_per_turn",
+    "counts_toward_termination_vote",
+    "idempotent",
+    "reads_only",
+    "runs_agent",
+    "takes_output",
+)
+
+
+def _declared(tool: AgentTool) -> dict[str, Any]:
+    """A tool as the model sees it, and what the engine has to know of it."""
+    flags = {name: getattr(tool, name) for name in _FLAGS}
+    unusual = {name: flag for name, flag in flags.items() if flag != getattr(AgentTool, name)}
+    return {**_shown(tool.schema), **({"flags": unusual} if unusual else {})}
 
 
 def _json_form(value: object) -> object:

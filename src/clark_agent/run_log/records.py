@@ -5,6 +5,7 @@
     steering_accepted
     context_edited  what a plugin changed for this request, against the last one
     tools_gated
+    tools_changed   which tools a source has given, or taken away
     asked           a turn, and the fingerprint of its request, or all of it
     answered        what the provider said, and in which pieces; or how it failed
     tool_started    written before the tool runs
@@ -54,6 +55,7 @@ __all__ = [
     "ToolEnded",
     "ToolProgress",
     "ToolStarted",
+    "ToolsChanged",
     "ToolsGated",
 ]
 
@@ -147,6 +149,14 @@ class ToolsGated(_Entry, frozen=True, kw_only=True, tag="tools_gated"):
 
     plugin: str
     allow: tuple[str, ...] | None = None
+
+
+class ToolsChanged(_Entry, frozen=True, kw_only=True, tag="tools_changed"):
+    """From now on there are these tools too, and these no more."""
+
+    added: dict[str, dict[str, Any]] = {}
+    """As in ``run_began``, with those ``flags`` of the tool that are not the usual ones."""
+    removed: tuple[str, ...] = ()
 
 
 class Asked(_Entry, frozen=True, kw_only=True, tag="asked"):
@@ -270,6 +280,7 @@ Entry: TypeAlias = (
     | SteeringAccepted
     | ContextEdited
     | ToolsGated
+    | ToolsChanged
     | Asked
     | Answered
     | ToolStarted

@@ -21,6 +21,7 @@ from clark_agent.run_log.records import (
     RunResumed,
     SteeringAccepted,
     ToolEnded,
+    ToolsChanged,
     ToolsGated,
     ToolStarted,
 )
@@ -127,6 +128,8 @@ def _told(record: Record | None) -> str:
             return f"a message was accepted: {_shown(message.plain_text)}"
         case ContextEdited(plugin=plugin):
             return f"{plugin} edited what the model sees"
+        case ToolsChanged(added=added, removed=removed):
+            return f"tools came ({', '.join(added)}) and went ({', '.join(removed)})"
         case ToolsGated(plugin=plugin, allow=allow):
             return f"{plugin} allowed {'all tools' if allow is None else ', '.join(allow)}"
         case RunEnded(outcome=outcome):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from clark_agent.run_log.records import (
     RunResumed,
     SteeringAccepted,
     ToolEnded,
+    ToolsChanged,
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun
@@ -75,6 +77,8 @@ class FoldedRun(Struct):
     """How long processes have worked on the run, up to the last record of each."""
     offered: tuple[str, ...] = ()
     """The tools of the newest request."""
+    sourced: dict[str, dict[str, Any]] = {}
+    """The tools that a source has given, besides those that the run began with."""
     waiting: dict[int, SteeringAccepted] = {}
     """What was accepted and never delivered, by number."""
     last_number: int = 0
@@ -144,6 +148,10 @@ def _take(run: FoldedRun, record: Record) -> None:
             for edit in reversed(edited.edits):
                 run.transcript[edit.start : edit.start + edit.removed] = edit.inserted
             run.requests.clear()
+        case ToolsChanged(added=added_tools, removed=removed):
+            run.sourced.update(added_tools)
+            for name in removed:
+                run.sourced.pop(name, None)
         case Asked() as asked:
             if asked.turn > run.asked:
                 _end_turn(run)

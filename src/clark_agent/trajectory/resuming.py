@@ -136,7 +136,7 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
     calls = () if folded.answer is None else folded.answer.tool_calls
     for position, call in enumerate(calls):
         if call.name not in folded.began.tools:
-            continue  # there was none of that name before either
+            continue  # there was none of that name, or a source has given it
         if folded.calls.get(position) is None and config.registry.find(call.name) is None:
             raise ConfigError(
                 f"the log waits for a call of the tool {call.name!r} (record "
@@ -158,6 +158,7 @@ def taken_up(
         waiting,
         folded.last_number,
         tuple([child.run_id for child in spent.children]),
+        tuple(folded.sourced),
         appender,
     )
     began = folded.began
@@ -191,7 +192,7 @@ def _where(folded: FoldedRun) -> Where:
     if answer is None or not folded.transcript or folded.transcript[-1] is not answer:
         return NEW_TURN
     offered = frozenset(folded.offered)
-    everything = offered.issuperset(folded.began.tools)
+    everything = offered.issuperset([*folded.began.tools, *folded.sourced])
     return AfterAnswer(answer, None if everything else offered, folded.calls)
 
 

@@ -27,7 +27,7 @@ from clark_agent.engine.call import CallAnswered, Siblings
 from clark_agent.engine.journal import Emit
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
-from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
+from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal, ToolValidationError
 from clark_agent.events import AgentEvent
 from clark_agent.plugin import (
     HOOK_OF,
@@ -57,6 +57,7 @@ from clark_agent.run_log.records import (
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
+    ToolsChanged,
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun, RunStore
@@ -72,6 +73,7 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.sub_agents import ChildRun
+from clark_agent.tool_source import ToolSourceContext
 from clark_agent.tools import ToolRegistry
 from clark_agent.trajectory.fold import fold
 from clark_agent.trajectory.forking import usage_of
@@ -175,7 +177,11 @@ class Script(Effects):
         self._handle = next((channel.handle for channel in channels.values()), None)
         tools = config.registry.values()
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
+        source = config.tool_source
+        if source is not None or any(isinstance(r.entry, ToolsChanged) for r in self._records):
+            source = _RecordedSource(self, {} if source is None else source)
         return config.replace(
+            tool_source=source,
             tools=ToolRegistry([_Untimed(tool) for tool in tools]),
             plugins=[
                 channels.get(id(plugin)) or self._decided(plugin) for plugin in config.plugins
@@ -194,6 +200,31 @@ class Script(Effects):
             if asks and hasattr(plugin, HOOK_OF["before_tool_call"])
             else plugin
         )
+
+    def changed_tools(self) -> ToolsChanged | None:
+        """Which tools came and went here, if that was so."""
+        entry = None if self._next is None else self._next.entry
+        return entry if isinstance(entry, ToolsChanged) else None
+
+    def sourced_before(self) -> dict[str, dict[str, Any]]:
+        """The tools that a source had given before this part."""
+        start = self._part.start
+        if start == 0:
+            return {}
+        return fold(LoadedRun(self.began.identity.run_id, tuple(self._records[:start]))).sourced
+
+    def refusal(self, name: str, args: Any) -> str | None:
+        """What a tool said against arguments that it did not accept in the newest answer."""
+        message = self._entry(self._answers[self._given - 1], Answered).message
+        for position, wanted in enumerate(message.tool_calls):
+            known = self._calls.get((self._answered, position))
+            ended = self._end_of_call(position)
+            if known is None or known.has_started or ended is None or wanted.arguments != args:
+                continue
+            by_others = ended.by_runtime or ended.decisions or ended.hook_raised
+            if (ended.tool_name or wanted.name) == name and not by_others:
+                return (ended.given or ended.result).plain_text
+        return None
 
     # --- how far it is --------------------------------------------------------------------------
 
@@ -889,6 +920,48 @@ class _Untimed(AgentTool):
 
     runs_in_thread = False
     timeout = None
+
+
+class _RecordedSource:
+    """Gives the tools that a source gave. What they do is in the log."""
+
+    def __init__(self, script: Script, source: object) -> None:
+        self.name = plugin_name(source)
+        self._script = script
+        self._declared = script.sourced_before()
+        self._tools: list[AgentTool] = self._made()
+
+    def tools_for_turn(self, ctx: ToolSourceContext) -> list[AgentTool]:
+        changed = self._script.changed_tools()
+        if changed is not None:
+            kept = {n: told for n, told in self._declared.items() if n not in changed.removed}
+            self._declared = kept | changed.added
+            self._tools = self._made()
+        return self._tools
+
+    def _made(self) -> list[AgentTool]:
+        return [_RecordedTool(n, told, self._script) for n, told in self._declared.items()]
+
+
+class _RecordedTool(AgentTool):
+    """A tool that is known from the log alone."""
+
+    def __init__(self, name: str, declared: dict[str, Any], script: Script) -> None:
+        self.name = name
+        self.description = declared["description"]
+        self.parameters_schema = declared["parameters"]
+        for flag, value in declared.get("flags", {}).items():
+            setattr(self, flag, value)
+        self.runs_agent = False  # the run below is not replayed: its config is not known
+        self._script = script
+
+    def validate(self, args: Any) -> None:
+        refused = self._script.refusal(self.name, args)
+        if refused is not None:
+            raise ToolValidationError(refused)
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        raise NotImplementedError  # the script answers
 
 
 class _Decided:

@@ -1,0 +1,46 @@
+"""The tools of a turn, when some of them come from a source that may change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.run import Run
+from clark_agent.plugin import Hook
+from clark_agent.tool_source import ToolSourceContext
+from clark_agent.tools import ToolRegistry
+
+__all__ = ["refresh_tools"]
+
+logger = logging.getLogger(__name__)
+
+
+async def refresh_tools(run: Run, source: Hook) -> None:
+    """Ask the source which tools there are now. If it fails they stay as they were."""
+    context = ToolSourceContext(run.turns, run.transcript.view(), run.identify(), run.signal)
+    try:
+        given: Any = await call_hook(run, source, context)
+        if given is run.sourced:
+            return
+        registry = _with(run.config.registry, given)
+    except Exception:
+        logger.exception("the tool source %r failed; the tools stay as they were", source.name)
+        return
+    run.sourced = given
+    if registry.schemas == run.registry.schemas:
+        if all(registry[name] is run.registry[name] for name in registry):
+            return
+    else:
+        run.journal.tools_changed(registry)
+    run.registry = registry
+
+
+def _with(own: ToolRegistry, given: Iterable[Any]) -> ToolRegistry:
+    """The tools of the config, and behind them those of the source that have another name."""
+    more = ToolRegistry(given)
+    for name in own.names:
+        if name in more:
+            logger.warning("the tool source gives a tool %r, which the config has: ignored", name)
+    return ToolRegistry([*own.values(), *[tool for name, tool in more.items() if name not in own]])

@@ -1,0 +1,51 @@
+"""Tools that come and go during a run.
+
+A `ToolSource` is asked once a turn, before the request, which tools there are besides those of the
+config: the tools of a server that is reached, or those that a search has found. What changes is in
+the run log, and a replay takes it from there::
+
+    class Found:
+        def tools_for_turn(self, ctx):
+            return self.tools  # the same object while nothing has changed
+
+    config = LoopConfig(stream=stream, tools=[search], tool_source=Found())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.plugin import MaybeAsync
+from clark_agent.tools import ToolLike
+from clark_agent.types import AgentMessage, RunIdentity
+
+__all__ = ["ToolSource", "ToolSourceContext"]
+
+
+class ToolSourceContext(Struct, frozen=True):
+    """What a source is asked for."""
+
+    turn: int
+    """The turn that is about to ask the model, from 1."""
+    messages: Sequence[AgentMessage]
+    """The transcript, before the transforms."""
+    identity: RunIdentity
+    """Whose run it is."""
+    signal: CancellationToken
+
+
+class ToolSource(Protocol):
+    """Where tools come from that may change during a run."""
+
+    def tools_for_turn(self, ctx: ToolSourceContext) -> MaybeAsync[Iterable[ToolLike]]:
+        """The tools of this turn, besides those of the config.
+
+        Contract: plain or async. Returns the same object as last time if nothing has changed, which
+        costs nothing and keeps the provider's cache. If it raises, that is logged and the tools
+        stay as they were. A tool of the config is never replaced by one of the same name.
+        """
+        ...
