@@ -384,7 +384,7 @@ def accept_messages(value: object, known: Iterable[AgentMessage] = ()) -> Sequen
     Those in ``known`` have been accepted already and are not looked at again; nor is a view, which
     is made of accepted messages only.
     """
-    if isinstance(value, MessageView) or (type(value) is list and not value):
+    if isinstance(value, MessageView) or (isinstance(value, (list, tuple)) and not value):
         return value
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f"messages are needed, not {type(value).__name__}")

@@ -55,7 +55,8 @@ from clark_agent import (
     run,
 )
 from clark_agent import events as ev
-from clark_agent.engine.emitter import Audience, Emitter
+from clark_agent.audience import Audience
+from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.run import Run
 from clark_agent.plugin import Hooks
 from clark_agent.stream import Chunk, Done, Start, TextChunk

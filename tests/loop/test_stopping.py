@@ -45,7 +45,8 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent._threads import run_in_thread
-from clark_agent.engine.emitter import Audience, Emitter
+from clark_agent.audience import Audience
+from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.supervised import left_behind
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call

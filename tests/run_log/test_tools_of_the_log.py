@@ -589,7 +589,7 @@ def encode_entry_as_written(entry: Answered) -> bytes:
             pass
 
     writer = RunWriter(RunLog(MemoryStore()), "x", Ticking())
-    writer._appender = Taking()  # type: ignore[assignment]
+    writer._appender = Taking()
     writer.write(entry)
     writer.close()
     return json.dumps(json.loads(taken[0])["entry"]).encode()

@@ -15,6 +15,10 @@ __all__ = ["Inbox"]
 class Inbox:
     """What sources have given and the transcript does not have yet."""
 
+    _left: Sequence[SteeringReceipt] = ()
+    """Of ``pending``, what another process has accepted and not delivered."""
+    _left_follow_ups: Sequence[SteeringReceipt] = ()
+    """The same of ``follow_ups``."""
     _are_follow_ups = False
     """Whether ``pending`` has follow-ups, and no steering."""
 
@@ -25,10 +29,6 @@ class Inbox:
         """For the next turn."""
         self.follow_ups: list[AgentMessage] = []
         """From follow-up sources, before it is decided what becomes of them."""
-        self._left: list[SteeringReceipt] = []
-        """Of ``pending``, what another process has accepted and not delivered."""
-        self._left_follow_ups: list[SteeringReceipt] = []
-        """The same of ``follow_ups``."""
         self._purposes: dict[int, str] = {}
         """Why a message was sent, by its ``id()``, where the plugin says so."""
 
@@ -55,8 +55,9 @@ class Inbox:
 
     def restore(self, waiting: Iterable[SteeringReceipt]) -> None:
         """Take over what another process has accepted, as if it had been sent to this one."""
-        for receipt in waiting:
-            (self._left_follow_ups if receipt.is_follow_up else self._left).append(receipt)
+        given = tuple(waiting)
+        self._left = [receipt for receipt in given if not receipt.is_follow_up]
+        self._left_follow_ups = [receipt for receipt in given if receipt.is_follow_up]
         self.pending += [receipt.message for receipt in self._left]
         self.follow_ups += [receipt.message for receipt in self._left_follow_ups]
 
@@ -95,7 +96,7 @@ class Inbox:
     def delivered(self, turn: int) -> None:
         """What was taken is in the transcript, before the answer of this turn."""
         self._are_follow_ups = False
-        self._left = []
+        self._left = ()
         for channel in self._channels:
             channel.delivered(turn)
 
@@ -103,8 +104,8 @@ class Inbox:
         """Let follow-ups wait for the next turn."""
         self.pending = follow_ups
         self._are_follow_ups = True
-        self._left += self._left_follow_ups
-        self._left_follow_ups = []
+        self._left = [*self._left, *self._left_follow_ups]
+        self._left_follow_ups = ()
         for channel in self._channels:
             channel.promoted()
 
@@ -114,7 +115,7 @@ class Inbox:
 
     def appended(self) -> None:
         """These follow-ups are in the transcript."""
-        self._left_follow_ups = []
+        self._left_follow_ups = ()
         for channel in self._channels:
             channel.appended()
 

@@ -152,8 +152,10 @@ class Interrupts:
     ) -> None:
         if self._subscription is not None:
             self._subscription.close()
+        if self._timers:
+            self.stop_timers()
         task, self._task, self._cancelling = self._task, None, int
-        if task is not None:
+        if task is not None and self._cancels:
             for _ in range(self._cancels):
                 task.uncancel()
 
@@ -181,7 +183,7 @@ class Interrupts:
             self.handler(why)
 
     def start_timers(self) -> None:
-        """Have each budget of time interrupt the run when it is over."""
+        """Have each budget of time interrupt the run when it is over, as long as the run lasts."""
         self.stop_timers()
         self._timers = tuple(
             [
@@ -192,7 +194,7 @@ class Interrupts:
         )
 
     def stop_timers(self) -> None:
-        """The run is over."""
+        """Let no budget of time interrupt the run."""
         for timer in self._timers:
             timer.cancel()
 

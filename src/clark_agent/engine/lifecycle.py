@@ -68,7 +68,6 @@ async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
             ending = await _fail(run, error)
             raise ending from ending.__cause__
         finally:
-            run.interrupts.stop_timers()
             run.hooks.end_run()
             run.journal.close()
 

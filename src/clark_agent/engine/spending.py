@@ -21,12 +21,15 @@ RunCost: TypeAlias = tuple[int, Usage, str | None]
 """Turns and tokens of a run, and of which model."""
 
 
+_NOTHING = Usage()
+
+
 class Spending:
     """Counts for one run, and for those above it."""
 
     usage = Usage()
     """The tokens of this run."""
-    below = Usage()
+    below = _NOTHING
     """The tokens of the runs below it."""
 
     def __init__(
@@ -53,7 +56,7 @@ class Spending:
     @property
     def tree_usage(self) -> Usage:
         """The tokens of this run and of those below it."""
-        return self.usage + self.below
+        return self.usage if self.below is _NOTHING else self.usage + self.below
 
     def begin_turn(self) -> None:
         """A turn begins."""
