@@ -9,10 +9,11 @@ The layers, each knowing only those before it:
 - ``thinking``, ``tokens``, ``tool_identity``, ``history``, ``request_summary``, ``gates``: pure
   functions over all that
 - ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
+- ``steering``, ``budget``, ``result``: what reaches into a run, what it may spend and what it gives
+- ``effects``, ``tool_source``: what a run does to the world, and tools that come and go
 - ``plugins``, ``config``: the built-in plugins, and the settings of a run
+- ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
 - ``run_log``: everything that comes into a run, written down as it happens
-- ``steering``, ``budget``: what reaches into a run, and what a run may spend
-- ``turn``, ``execution``, ``loop``: one model call, one tool batch, and the loop around them
 - ``running``, ``conversation``, ``sub_agents``, ``finish``: what people do with the loop
 - ``transports``: ways to models, none of them loaded before it is asked for
 - ``grammar``, ``trajectory``, ``testing``: the order of events as code, durable records, and what
