@@ -57,10 +57,9 @@ class Lineage:
             return grace
         return min(grace, self.parent.grace * _CHILDS_SHARE_OF_GRACE)
 
-    def deadline(self) -> Meter | None:
+    def deadline(self, parent: Run) -> Meter | None:
         """A meter for the deadline of the identity. The children of the outermost run have one."""
-        parent = self.parent
-        if parent is None or parent.lineage.parent is not None or self.given is None:
+        if parent.lineage.parent is not None or self.given is None:
             return None
         if self.given.deadline_unix_ms is None:
             return None

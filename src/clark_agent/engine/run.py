@@ -113,7 +113,11 @@ class Run:
         self.journals: Journals | None = config.run_log
         if self.journals is None and parent is not None:
             self.journals = parent.journals
-        self.journal = self._journal(resumption)
+        self.journal = (
+            Journal(config.clock)
+            if self.journals is None
+            else self._journal(self.journals, resumption)
+        )
         self.clock = self.journal.clock
 
         self.transcript = Transcript(accept_messages(context.messages), config.token_estimator)
@@ -123,7 +127,7 @@ class Run:
             self.clock,
             self.transcript,
             above=None if parent is None else parent.spending,
-            deadline=self.lineage.deadline(),
+            deadline=None if parent is None else self.lineage.deadline(parent),
         )
         self.inbox = Inbox(channels_among(self.hooks.plugins), self.journal)
         self.interrupts = Interrupts(signal, self.inbox, self.spending, self.journal)
@@ -152,16 +156,14 @@ class Run:
         self.purposes: set[str] = set()
         """Why messages were added that neither the model nor a tool gave."""
 
-    def _journal(self, resumption: Resumption | None) -> Journal:
-        if self.journals is None:
-            return Journal(self.config.clock)
+    def _journal(self, journals: Journals, resumption: Resumption | None) -> Journal:
         checks_calls = bool(self.hooks.before_tool_call)
         identity, clock = self.lineage.identify(), self.config.clock
         journal: Journal
         if resumption is not None:
             journal = resumption.journal(clock, checks_calls=checks_calls)
         else:
-            journal = self.journals.journal(identity.run_id, clock, checks_calls=checks_calls)
+            journal = journals.journal(identity.run_id, clock, checks_calls=checks_calls)
         return journal
 
     def _emitter(self, sink: EventSink | None) -> Emitter:
