@@ -36,7 +36,7 @@ from benchmarks.run_log import one_run
 from benchmarks.work import seen
 from clark_agent import dump_transcript, load_transcript
 from clark_agent.engine import pace
-from clark_agent.trajectory import JsonlStore, RunLog
+from clark_agent.run_log import JsonlStore, RunLog
 
 PINS = Path(__file__).with_name("operations.json")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -17,7 +17,7 @@ from time import perf_counter
 from benchmarks.clark import calling, echo
 from benchmarks.work import count_event
 from clark_agent import AgentContext, LoopConfig, RunIdentity, RunResult, dump_transcript, run
-from clark_agent.trajectory import JsonlStore, RunLog, RunStore, SqliteStore, fold
+from clark_agent.run_log import JsonlStore, RunLog, RunStore, SqliteStore, fold
 
 
 async def one_run(turns: int, run_log: RunLog | None, run_id: str) -> tuple[float, RunResult]:

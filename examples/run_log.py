@@ -4,8 +4,9 @@ import asyncio
 from tempfile import TemporaryDirectory
 
 from clark_agent import AgentContext, LoopConfig, LoopError, RunIdentity, run, tool
+from clark_agent.replay import replay
+from clark_agent.run_log import JsonlStore, RunLog, resume, usage_tree
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import JsonlStore, RunLog, replay, resume, usage_tree
 
 
 @tool

@@ -21,8 +21,8 @@ from typing import Any
 
 import clark_agent
 from clark_agent import AgentContext, LoopConfig, ToolResult, run, tool
+from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import MemoryStore, RunLog
 
 PACKAGE = Path(clark_agent.__file__).parent
 ENGINE = PACKAGE / "engine"

@@ -55,8 +55,9 @@ from clark_agent import (
     repair_history,
 )
 from clark_agent.events import MessageDiscarded, MessageEnd
-from clark_agent.run_log.log import RunLog
+from clark_agent.export import to_openai_messages
 from clark_agent.run_log.memory import MemoryStore
+from clark_agent.run_log.writer import RunLog
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -67,7 +68,6 @@ from clark_agent.stream import (
     ToolCallChunk,
 )
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from clark_agent.trajectory import to_openai_messages
 from clark_agent.transports import ReplayTarget
 from clark_agent.transports.outgoing import sendable
 from tests.loop.support import Waiting, Work, failing, outline

@@ -28,9 +28,10 @@ from clark_agent import (
 )
 from clark_agent.effects import Child, Effects
 from clark_agent.events import MessageEnd
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.stream import StreamEvent, StreamFn, StreamRequest
 from clark_agent.testing import RecordingSink, ScriptedStream, call
-from clark_agent.trajectory import MemoryStore, RunLog, replay, resume
 
 
 class Noted(Effects):
@@ -212,7 +213,22 @@ async def test_a_resumed_run_goes_through_it() -> None:
     assert noted.seen == ["asks with 1", "runs look", "ran look", "asks with 3"]
 
 
+def test_a_misspelt_override_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has a method 'runtool'; did you mean 'run_tool'"):
+
+        class Misspelt(Effects):
+            async def runtool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> ToolResult:
+                return ToolResult.text("never")
+
+    class Fine(Effects):
+        async def run_in_pool(self) -> None: ...
+
+    assert LoopConfig(stream=ScriptedStream([]), effects=Fine()).effects is not None
+
+
 def test_it_must_be_an_instance() -> None:
     for wrong in (Effects, object(), "effects"):
-        with pytest.raises(ConfigError, match="effects must be an instance of Effects"):
+        with pytest.raises(
+            ConfigError, match="effects must be an instance of a subclass of Effects"
+        ):
             LoopConfig(stream=ScriptedStream([]), effects=wrong)  # type: ignore[arg-type]

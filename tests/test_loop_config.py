@@ -24,8 +24,8 @@ from clark_agent.errors import ConfigError
 from clark_agent.plugin import HOOK_OF, Capability, FunctionPlugin, TransformContext
 from clark_agent.plugins import GracefulTurnLimit
 from clark_agent.protocol import ProtocolPolicy
-from clark_agent.run_log.log import RunLog
 from clark_agent.run_log.memory import MemoryStore
+from clark_agent.run_log.writer import RunLog
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream
 from clark_agent.tools import AgentTool, ToolContext, ToolDefinitionError, ToolRegistry, ToolResult
 

@@ -20,10 +20,11 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.run_log.records import ToolsChanged
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.tool_source import ToolSourceContext
-from clark_agent.trajectory import MemoryStore, RunLog, replay
 
 
 def named(name: str) -> AgentTool:

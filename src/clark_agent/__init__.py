@@ -16,8 +16,8 @@ The layers, each knowing only those before it:
 - ``run_log``: everything that comes into a run, written down as it happens
 - ``running``, ``conversation``, ``sub_agents``, ``finish``: what people do with the loop
 - ``transports``: ways to models, none of them loaded before it is asked for
-- ``grammar``, ``trajectory``, ``testing``: the order of events as code, durable records, and what
-  to test an agent with
+- ``replay``, ``export``, ``trajectory``: a logged run again, in other formats, as durable records
+- ``grammar``, ``testing``: the order of events as code, and what to test an agent with
 
 Importing this package loads msgspec and the standard library, nothing else.
 """

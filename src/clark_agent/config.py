@@ -333,7 +333,9 @@ def _check(config: LoopConfig) -> None:
     if run_log is not None and (
         isinstance(run_log, type) or not callable(getattr(run_log, "journal", None))
     ):
-        raise ConfigError(f"run_log must be a RunLog, not {run_log!r}")
+        raise ConfigError(
+            f"run_log must be a RunLog, such as RunLog(JsonlStore('runs')), not {run_log!r}"
+        )
     source: Any = config.tool_source
     if source is not None and (
         isinstance(source, type) or not callable(getattr(source, "tools_for_turn", None))
@@ -341,7 +343,7 @@ def _check(config: LoopConfig) -> None:
         raise ConfigError(f"tool_source must be an object with tools_for_turn(ctx), not {source!r}")
     effects: Any = config.effects
     if effects is not None and not isinstance(effects, Effects):
-        raise ConfigError(f"effects must be an instance of Effects, not {effects!r}")
+        raise ConfigError(f"effects must be an instance of a subclass of Effects, not {effects!r}")
     budget: Any = config.budget
     if budget is not None:
         if not isinstance(budget, Budget):

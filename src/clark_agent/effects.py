@@ -16,8 +16,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Awaitable
 from typing import Any, Protocol
 
+from clark_agent.argument_repair import close_match
 from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
 from clark_agent.cancellation import CancellationToken
+from clark_agent.errors import ConfigError
 from clark_agent.result import RunResult
 from clark_agent.stream import StreamEvent, StreamFn, StreamRequest
 
@@ -37,11 +39,23 @@ class Child(Protocol):
         ...
 
 
+_METHODS = ("ask_model", "run_tool", "run_child")
+
+
 class Effects:
     """The effects themselves. All methods are called in the run's event loop.
 
     Contract: what an override raises counts as raised by the model, the tool or the child.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            meant = close_match(name, _METHODS, cutoff=0.85)
+            if callable(value) and name not in _METHODS and meant is not None:
+                raise ConfigError(
+                    f"{cls.__qualname__} has a method {name!r}; did you mean {meant!r}?"
+                )
 
     def ask_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken

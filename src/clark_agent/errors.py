@@ -33,7 +33,7 @@
             └── MissingFieldError
 
 A failing tool is no error of the run: its result says so and the model decides. Only the branches
-under `LoopError` leave `run`. `clark_agent.trajectory.resume` also raises `LogDamaged` and the
+under `LoopError` leave `run`. `clark_agent.run_log.resume` also raises `LogDamaged` and the
 branches under `RunStoreError`.
 """
 
@@ -282,7 +282,7 @@ _ADVICE = {
     StreamErrorKind.TRANSIENT: "What to do: go on with run_continue; the messages are still valid.",
     StreamErrorKind.EMPTY: "What to do: look at what the provider sends; it keeps saying nothing.",
     StreamErrorKind.FATAL: (
-        "What to do: asking again will not help; mend what the text, or the cause, says."
+        "What to do: retrying will not help; fix what the message or its cause describes."
     ),
 }
 

@@ -108,7 +108,7 @@ class ScriptedStream:
         self.requests.append(request)
         number = len(self.requests)
         if number > len(self.script) and (self.at_end == "error" or not self.script):
-            text = f"the script has {len(self.script)} steps and this is call number {number}"
+            text = f"this is call {number}, and the script ends with call {len(self.script)}"
             yield Error(_EMPTY, StreamErrorKind.FATAL, text)
             return
         if number > len(self.script) and self.at_end == "empty":

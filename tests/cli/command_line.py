@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from clark_agent.trajectory import JsonlStore
+from clark_agent.run_log import JsonlStore
 from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 from tests.transports.wires_chat import DONE, chunk, piece, stream, usage

@@ -19,7 +19,7 @@ import pytest
 from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.setup import Approvals, Settings
 from clark_agent.cli.view import Style
-from clark_agent.trajectory import JsonlStore
+from clark_agent.run_log import JsonlStore
 from clark_agent.types import AgentContext
 from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.counted import counted_environment

@@ -28,9 +28,10 @@ import clark_agent as ca
 from benchmarks.counting import Operations
 from clark_agent import events as ev
 from clark_agent.engine import pace, supervised
+from clark_agent.replay import replay
+from clark_agent.run_log import JsonlStore, MemoryStore, RunLog
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
-from clark_agent.trajectory import JsonlStore, MemoryStore, RunLog, replay
 from tests.loop.support import (
     CONTEXT,
     PLACEHOLDER,

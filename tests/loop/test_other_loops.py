@@ -26,8 +26,9 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
-from clark_agent.trajectory import MemoryStore, RunLog, replay
 
 T = TypeVar("T")
 

@@ -28,9 +28,9 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.run_log import MemoryStore, RunBusy, RunExists, RunLog, RunLogError, resume
 from clark_agent.run_log.records import Answered, Record, RunEnded
 from clark_agent.stream import Done, Start, StreamEvent
-from clark_agent.trajectory import MemoryStore, RunBusy, RunExists, RunLog, RunLogError, resume
 from tests.run_log.crash_driver import in_child
 from tests.run_log.storing import KINDS, append, open_store, writing
 

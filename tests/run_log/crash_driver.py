@@ -48,9 +48,7 @@ from clark_agent import (
     run,
     tool,
 )
-from clark_agent.run_log.records import Record, RunBegan, ToolEnded, ToolStarted
-from clark_agent.stream import Chunk, Done, Start, StreamEvent, TextChunk
-from clark_agent.trajectory import (
+from clark_agent.run_log import (
     JsonlStore,
     LoadedRun,
     OnFailure,
@@ -61,6 +59,8 @@ from clark_agent.trajectory import (
     fold,
     resume,
 )
+from clark_agent.run_log.records import Record, RunBegan, ToolEnded, ToolStarted
+from clark_agent.stream import Chunk, Done, Start, StreamEvent, TextChunk
 
 KINDS = ("jsonl", "sqlite")
 _EMPTY = AssistantMessage((), StopReason.OTHER)

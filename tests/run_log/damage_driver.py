@@ -18,17 +18,9 @@ from pathlib import Path
 
 from clark_agent import AgentContext, LoopConfig, RunIdentity, run, tool
 from clark_agent.errors import DecodeError, LogDamaged, RunNotFound, RunStoreError
+from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore, SqliteStore, fold, fork
 from clark_agent.run_log.records import Record, ToolStarted
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import (
-    LoadedRun,
-    MemoryStore,
-    RunLog,
-    RunStore,
-    SqliteStore,
-    fold,
-    fork,
-)
 from tests.run_log.stories import fill
 from tests.run_log.storing import KINDS, append, open_store, writing
 

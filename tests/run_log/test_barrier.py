@@ -34,10 +34,8 @@ from clark_agent import (
     tool,
 )
 from clark_agent.events import AgentStart, ProviderRequestPrepared, ToolExecutionStart
-from clark_agent.run_log import _database
-from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded, ToolStarted
-from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import (
+from clark_agent.replay import replay
+from clark_agent.run_log import (
     MemoryStore,
     RunAppender,
     RunBusy,
@@ -45,10 +43,12 @@ from clark_agent.trajectory import (
     RunLog,
     RunStoreError,
     SqliteStore,
+    _database,
     fold,
-    replay,
     resume,
 )
+from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded, ToolStarted
+from clark_agent.testing import ScriptedStream, call
 from clark_agent.wire import encode_json
 from tests.run_log.storing import child, some_records
 

@@ -27,9 +27,8 @@ from clark_agent import (
     tool,
 )
 from clark_agent.protocol import WRAP_UP
-from clark_agent.run_log.records import MessagesAdded, RunEnded, ToolEnded
-from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import (
+from clark_agent.replay import replay
+from clark_agent.run_log import (
     JsonlStore,
     LogDamaged,
     MemoryStore,
@@ -37,9 +36,10 @@ from clark_agent.trajectory import (
     SqliteStore,
     fold,
     fork,
-    replay,
     resume,
 )
+from clark_agent.run_log.records import MessagesAdded, RunEnded, ToolEnded
+from clark_agent.testing import ScriptedStream, call
 from clark_agent.wire import encode_json
 from tests.run_log.damage_driver import flip, flipped, unfinished, write
 from tests.run_log.stories import STORIES, Ticking, begin, fill, undated

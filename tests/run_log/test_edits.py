@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clark_agent import AgentMessage, UserMessage
-from clark_agent.run_log.log import changes
+from clark_agent.run_log.writer import changes
 
 POOL: list[AgentMessage] = [UserMessage(str(number)) for number in range(12)]
 SOME = st.lists(st.sampled_from(POOL), max_size=10)

@@ -24,8 +24,9 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.stream import Done, StreamEvent
-from clark_agent.trajectory import MemoryStore, RunLog, replay, resume
 from tests.run_log.stories import copy_of
 
 

@@ -43,21 +43,20 @@ from clark_agent import (
 )
 from clark_agent.errors import failure_of
 from clark_agent.events import AgentStart, ChildRunEvent, ProviderRequestPrepared, RunIdentified
-from clark_agent.run_log.records import RunBegan, ToolStarted
-from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
-from clark_agent.testing import RecordingSink, call, say
-from clark_agent.trajectory import (
+from clark_agent.replay import assert_replays, replay
+from clark_agent.run_log import (
     Difference,
     JsonlStore,
     MemoryStore,
     RunLog,
     RunNotFound,
     RunStore,
-    assert_replays,
     fold,
-    replay,
     resume,
 )
+from clark_agent.run_log.records import RunBegan, ToolStarted
+from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
+from clark_agent.testing import RecordingSink, call, say
 from clark_agent.wire import encode_json
 from tests.run_log.stories import (
     FAILURES,

@@ -31,9 +31,9 @@ from clark_agent import (
     run,
 )
 from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
+from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore, resume
 from clark_agent.run_log.records import MessagesAdded, RunResumed, ToolEnded
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import LoadedRun, MemoryStore, RunLog, RunStore, resume
 from tests.run_log.stories import Model, Numbering, Story, after, copy_of, root_of
 
 Make = Callable[[], Story]

@@ -37,6 +37,21 @@ from clark_agent import (
     run,
 )
 from clark_agent.events import MessageEnd
+from clark_agent.replay import replay
+from clark_agent.run_log import (
+    JsonlStore,
+    LoadedRun,
+    LogDamaged,
+    LogProblem,
+    MemoryStore,
+    RunBusy,
+    RunLog,
+    RunNotFound,
+    RunStore,
+    fold,
+    resume,
+    usage_tree,
+)
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
@@ -52,21 +67,6 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.trajectory import (
-    JsonlStore,
-    LoadedRun,
-    LogDamaged,
-    LogProblem,
-    MemoryStore,
-    RunBusy,
-    RunLog,
-    RunNotFound,
-    RunStore,
-    fold,
-    replay,
-    resume,
-    usage_tree,
-)
 from clark_agent.wire import encode_json
 from tests.run_log.stories import (
     FAILURES,

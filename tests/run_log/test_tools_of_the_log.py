@@ -45,8 +45,25 @@ from clark_agent import (
 )
 from clark_agent.errors import failure_of
 from clark_agent.events import TurnEnd
-from clark_agent.run_log.log import RunWriter
-from clark_agent.run_log.pieces import cut, joined
+from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
+from clark_agent.replay import replay
+from clark_agent.run_log import (
+    Durability,
+    JsonlStore,
+    LoadedRun,
+    LogDamaged,
+    LogProblem,
+    MemoryStore,
+    RunLog,
+    RunLogError,
+    SqliteStore,
+    diff,
+    fold,
+    fork,
+    resume,
+    usage_tree,
+)
+from clark_agent.run_log.chunking import cut, joined
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -59,6 +76,7 @@ from clark_agent.run_log.records import (
     ToolEnded,
     ToolStarted,
 )
+from clark_agent.run_log.writer import RunWriter
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
@@ -76,30 +94,12 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import ScriptedStream, Step, call, say
 from clark_agent.trajectory import (
-    Durability,
     InMemoryTrajectorySink,
-    JsonlStore,
-    LoadedRun,
-    LogDamaged,
-    LogProblem,
-    MemoryStore,
-    RunLog,
-    RunLogError,
-    SqliteStore,
     TrajectoryRecorder,
     decode_record,
-    diff,
     encode_record,
-    fold,
-    fork,
     from_trajectory,
-    replay,
-    resume,
-    to_anthropic_messages,
-    to_markdown,
-    to_openai_messages,
     to_trajectory,
-    usage_tree,
 )
 from clark_agent.trajectory import records as rec
 from clark_agent.transports import OpenAIChat

@@ -35,6 +35,7 @@ from clark_agent import (
 )
 from clark_agent.errors import ToolFatal
 from clark_agent.plugin import Block
+from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import (
     ask_user_tool,
@@ -49,7 +50,6 @@ from clark_agent.toolkit._visible import call_line, visible
 from clark_agent.toolkit.approval import Approval, ApprovalGate, ApprovalRequest, Denied
 from clark_agent.toolkit.ask import OneAtATime
 from clark_agent.toolkit.workspace import Workspace
-from clark_agent.trajectory import MemoryStore, RunLog, resume
 from tests.loop.support import (
     CONTEXT,
     Waiting,

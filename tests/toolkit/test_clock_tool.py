@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from clark_agent import AgentContext, ConfigError, LoopConfig, ToolContext, ToolResult, run
 from clark_agent.clock import Clock, now_ms
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from clark_agent.toolkit.clock_tool import current_time_tool
-from clark_agent.trajectory import MemoryStore, RunLog, replay
 from tests.loop.support import results, texts
 
 NOON = FakeClock(1_770_811_200_999)  # 2026-02-11, 12:00 in Greenwich

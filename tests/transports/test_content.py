@@ -35,12 +35,12 @@ from clark_agent import (
     dump_transcript,
     load_transcript,
 )
-from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start
-from clark_agent.trajectory.exporting import (
+from clark_agent.export import (
     to_anthropic_messages,
     to_markdown,
     to_openai_messages,
 )
+from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start
 from clark_agent.transcript import MessageLog
 from clark_agent.transports import (
     Anthropic,

@@ -15,7 +15,8 @@ def main() -> None:
     if missing:
         names = ", ".join(missing)
         sys.stderr.write(
-            f"clark-agent: the command line needs {names}: pip install 'clark-agent[cli]'\n"
+            f"clark-agent: the command line needs {names}: pip install 'clark-agent[cli]' "
+            "(in a checkout: pip install '.[cli]')\n"
         )
         sys.exit(2)
     gc.set_threshold(50_000)  # the SDKs make many objects at their start, and none are garbage

@@ -26,13 +26,13 @@ from clark_agent.conversation import Conversation, extended
 from clark_agent.errors import LoopError, RunAborted, failure_of
 from clark_agent.events import AgentEvent, RunIdentified
 from clark_agent.result import RunResult
+from clark_agent.run_log.fold import fold
+from clark_agent.run_log.fork import fork
 from clark_agent.run_log.records import RunEnded
+from clark_agent.run_log.resume import resume
 from clark_agent.steering import SteeringReceipt, SteeringStatus
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
 from clark_agent.toolkit.ask import OneAtATime
-from clark_agent.trajectory.fold import fold
-from clark_agent.trajectory.forking import fork
-from clark_agent.trajectory.resuming import resume
 from clark_agent.types import AgentContext, RunIdentity, Usage, UserMessage
 
 __all__ = ["Chat"]

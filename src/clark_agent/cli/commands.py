@@ -19,8 +19,8 @@ from clark_agent.cli.setup import TOOLS, find_run, tool_names
 from clark_agent.cli.view import one_line, usage_text
 from clark_agent.conversation import Conversation
 from clark_agent.errors import ConfigError
+from clark_agent.export import to_markdown
 from clark_agent.toolkit.approval import Approval
-from clark_agent.trajectory.exporting import to_markdown
 from clark_agent.types import UserMessage
 
 __all__ = ["COMMANDS", "complete", "is_command", "obey"]

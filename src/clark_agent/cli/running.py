@@ -47,10 +47,10 @@ from clark_agent.engine.loop import start
 from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
 from clark_agent.events import AgentEvent
 from clark_agent.result import RunResult
+from clark_agent.run_log import fold
+from clark_agent.run_log import fork as fork_run
+from clark_agent.run_log import resume as resume_run
 from clark_agent.running import Starter
-from clark_agent.trajectory import fold
-from clark_agent.trajectory import fork as fork_run
-from clark_agent.trajectory import resume as resume_run
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
 __all__ = ["fork", "resume", "run"]

@@ -42,7 +42,11 @@ from clark_agent.cli.view import (
     usage_text,
 )
 from clark_agent.errors import ConfigError, DecodeError, LogDamaged
-from clark_agent.run_log.log import encode_entry
+from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
+from clark_agent.replay import replay as replay_run
+from clark_agent.run_log import diff as first_difference
+from clark_agent.run_log import fold, usage_tree
+from clark_agent.run_log.fold import FoldedRun
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -52,20 +56,8 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun, RunSummary
-from clark_agent.trajectory import (
-    diff as first_difference,
-)
-from clark_agent.trajectory import (
-    encode_record,
-    fold,
-    to_anthropic_messages,
-    to_markdown,
-    to_openai_messages,
-    to_trajectory,
-    usage_tree,
-)
-from clark_agent.trajectory import replay as replay_run
-from clark_agent.trajectory.fold import FoldedRun
+from clark_agent.run_log.writer import encode_entry
+from clark_agent.trajectory import encode_record, to_trajectory
 from clark_agent.types import AssistantMessage
 
 __all__ = ["diff", "export", "replay", "runs", "show"]

@@ -35,10 +35,10 @@ from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, RunNotFound
 from clark_agent.plugins import ChannelSteering, LoopDetector
 from clark_agent.run_log.jsonl import JsonlStore
-from clark_agent.run_log.log import RunLog
 from clark_agent.run_log.records import RunBegan
 from clark_agent.run_log.sqlite import SqliteStore
 from clark_agent.run_log.store import RunStore
+from clark_agent.run_log.writer import RunLog
 from clark_agent.steering import SteeringHandle
 from clark_agent.stream import StreamFn
 from clark_agent.testing import ScriptedStream

@@ -41,7 +41,7 @@ from rich.text import Text
 
 from clark_agent import events as ev
 from clark_agent.cli.markdown import MarkdownBlocks, rendered
-from clark_agent.run_log.log import encode_entry
+from clark_agent.run_log.writer import encode_entry
 from clark_agent.stream import TextChunk, ToolCallChunk
 from clark_agent.toolkit.untrusted import without_marks
 from clark_agent.types import (

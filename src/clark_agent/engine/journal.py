@@ -2,7 +2,7 @@
 
 The engine tells the journal of everything that comes into a run from outside, before that has an
 effect. A run without a log has a `Journal`, which keeps nothing: the engine never asks whether
-there is one. The journal of a run log is `clark_agent.run_log.log.RunWriter`.
+there is one. The journal of a run log is `clark_agent.run_log.writer.RunWriter`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from msgspec.structs import force_setattr
 from clark_agent._finished import FINISHED
 from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log._checksums import checksum_in
-from clark_agent.run_log.reading import outcome_of
+from clark_agent.run_log.reader import outcome_of
 from clark_agent.run_log.records import Record, RunBegan
 from clark_agent.run_log.store import LoadedRun, RunSummary
 

@@ -18,11 +18,11 @@
 A record is a line of JSON: the version of this vocabulary, its number in the run, the run, the
 time, the entry, told apart by its ``kind``, what happened since the record before (what the clock
 and the source of ids said, how many events were emitted, who stopped the run behind which of them),
-and last a checksum (see `clark_agent.run_log.checksums`). Fields may be added; a
+and last a checksum (see ``clark_agent.run_log._checksums``). Fields may be added; a
 reader ignores those it does not know, and refuses a version that is newer than its own.
 
 Version 1 had no checksums, and said in prose what ``purposes``, ``by_runtime`` and the like say
-now; see `clark_agent.run_log.version_1`.
+now; see ``clark_agent.run_log._version_1``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     tool_call_id: str | None = None
     """For a child: the call of its parent that it answers."""
     host_notes: dict[str, Any] = {}
-    """What the host wants to know of it later; see `clark_agent.run_log.log.RunLog`."""
+    """What the host wants to know of it later; see `clark_agent.run_log.writer.RunLog`."""
 
 
 class MessagesAdded(_Entry, frozen=True, kw_only=True, tag="messages_added"):
@@ -181,7 +181,7 @@ class Answered(_Entry, frozen=True, kw_only=True, tag="answered"):
     start: AssistantMessage | None = None
     """How the message was announced, if not as an empty one."""
     pieces: tuple[Any, ...] | None = None
-    """How the message was cut; see `clark_agent.run_log.pieces`. None: it came in one piece and
+    """How the message was cut; see `clark_agent.run_log.chunking`. None: it came in one piece and
     was not announced."""
     details: Any = None
     """What the transport said about the call."""

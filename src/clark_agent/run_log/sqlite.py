@@ -56,10 +56,10 @@ from clark_agent.errors import (
 from clark_agent.run_log._committing import Committer, Waiter
 from clark_agent.run_log._database import Connections
 from clark_agent.run_log._files import LockFile
-from clark_agent.run_log.reading import LogReader, outcome_of
+from clark_agent.run_log.reader import LogReader, outcome_of
 from clark_agent.run_log.records import Entry, Record, RunBegan
+from clark_agent.run_log.search_text import text_of
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
-from clark_agent.run_log.texts import text_of
 from clark_agent.types import RunIdentity
 from clark_agent.wire import decode_json
 

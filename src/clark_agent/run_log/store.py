@@ -122,7 +122,7 @@ class RunStore(Protocol):
         ...
 
     def load(self, run_id: str) -> LoadedRun:
-        """Read a run, also one that is being written; `clark_agent.run_log.reading.LogReader` does
+        """Read a run, also one that is being written; `clark_agent.run_log.reader.LogReader` does
         the work. Raises `RunNotFound`.
         """
         ...

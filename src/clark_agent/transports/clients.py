@@ -31,7 +31,8 @@ def load_sdk(module: str, extra: str, needed_by: str) -> ModuleType:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the package is there and lacks something itself
         raise ConfigError(
-            f"{needed_by} needs the package {module}: pip install 'clark-agent[{extra}]'"
+            f"{needed_by} needs the package {module}: pip install 'clark-agent[{extra}]' (in a "
+            f"checkout: pip install '.[{extra}]')"
         ) from None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from clark_agent.errors import InvalidContinuationError
-from clark_agent.run_log.log import RunLog, store_of
+from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.records import (
     Answered,
     Record,
@@ -18,7 +18,7 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
-from clark_agent.trajectory.fold import FoldedRun, fold
+from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
 __all__ = ["RunUsage", "fork", "usage_of", "usage_tree"]

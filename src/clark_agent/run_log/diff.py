@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent import _differences
-from clark_agent.run_log.log import RunLog, encode_entry, store_of
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -26,6 +25,7 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import RunStore
+from clark_agent.run_log.writer import RunLog, encode_entry, store_of
 from clark_agent.types import TextContent
 
 __all__ = ["Difference", "diff", "first_difference"]

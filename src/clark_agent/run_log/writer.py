@@ -38,7 +38,7 @@ from clark_agent.errors import (
 from clark_agent.events import AgentEvent
 from clark_agent.plugin import plugin_name
 from clark_agent.run_log._checksums import SEALED
-from clark_agent.run_log.pieces import cut
+from clark_agent.run_log.chunking import cut
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,

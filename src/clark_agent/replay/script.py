@@ -40,8 +40,9 @@ from clark_agent.plugin import (
     plugin_name,
 )
 from clark_agent.result import RunResult
-from clark_agent.run_log.log import Continuation, RunLog, RunWriter
-from clark_agent.run_log.pieces import joined
+from clark_agent.run_log.chunking import joined
+from clark_agent.run_log.fold import fold
+from clark_agent.run_log.fork import usage_of
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -60,7 +61,9 @@ from clark_agent.run_log.records import (
     ToolsChanged,
     ToolStarted,
 )
+from clark_agent.run_log.resume import spent_by, taken_up
 from clark_agent.run_log.store import LoadedRun, RunStore
+from clark_agent.run_log.writer import Continuation, RunLog, RunWriter
 from clark_agent.steering import SteeringHandle, SteerWhen
 from clark_agent.stream import (
     Chunk,
@@ -75,9 +78,6 @@ from clark_agent.stream import (
 from clark_agent.sub_agents import ChildRun
 from clark_agent.tool_source import ToolSourceContext
 from clark_agent.tools import ToolRegistry
-from clark_agent.trajectory.fold import fold
-from clark_agent.trajectory.forking import usage_of
-from clark_agent.trajectory.resuming import spent_by, taken_up
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, StopReason
 
 __all__ = ["Script"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from clark_agent.errors import DecodeError
+from clark_agent.run_log.fold import fold, result_message
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -26,7 +27,6 @@ from clark_agent.run_log.records import (
 from clark_agent.run_log.store import LoadedRun
 from clark_agent.tools import ToolResult
 from clark_agent.trajectory import records as rec
-from clark_agent.trajectory.fold import fold, result_message
 from clark_agent.trajectory.records import TrajectoryPayload, TrajectoryRecord
 from clark_agent.types import (
     AgentMessage,

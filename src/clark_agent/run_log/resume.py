@@ -23,12 +23,12 @@ from clark_agent.engine.resumption import (
 from clark_agent.errors import ConfigError, DecodeError, InvalidContinuationError, failure_of
 from clark_agent.events import EventSink
 from clark_agent.result import RunResult
-from clark_agent.run_log.log import Continuation, RunLog, store_of
+from clark_agent.run_log.fold import FoldedRun, fold
+from clark_agent.run_log.fork import RunUsage, usage_tree
 from clark_agent.run_log.records import RunEnded, SteeringAccepted
 from clark_agent.run_log.store import RunAppender, RunStore
+from clark_agent.run_log.writer import Continuation, RunLog, store_of
 from clark_agent.steering import SteeringReceipt, SteerWhen
-from clark_agent.trajectory.fold import FoldedRun, fold
-from clark_agent.trajectory.forking import RunUsage, usage_tree
 from clark_agent.types import AgentContext, AgentMessage, Usage
 
 __all__ = ["resume"]
