@@ -273,7 +273,8 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(module: str) -> Non
     with pytest.raises(ConfigError) as caught:
         load_sdk(module, "maker", "TheirModel")
     assert str(caught.value) == (
-        f"TheirModel needs the package {module}: pip install 'clark-agent[maker]' (in a checkout: pip install '.[maker]')"
+        f"TheirModel needs the package {module}: pip install 'clark-agent[maker]' "
+        "(in a checkout: pip install '.[maker]')"
     )
     assert caught.value.__suppress_context__
 
