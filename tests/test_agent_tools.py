@@ -16,11 +16,9 @@ import pytest
 import typing_extensions
 from msgspec import Meta, Struct
 
-from clark_agent.base_tool import is_tool_name
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import InvalidArgumentsError, ToolExecutionError, ToolValidationError
 from clark_agent.stream import ToolSchema
-from clark_agent.tool_identity import ToolIdentityPolicy
 from clark_agent.tools import (
     NEVER_CLIP,
     AgentTool,
@@ -34,6 +32,8 @@ from clark_agent.tools import (
     tool,
     tool_result,
 )
+from clark_agent.tools.base import is_tool_name
+from clark_agent.tools.identity import ToolIdentityPolicy
 from clark_agent.types import FileContent, ImageContent, TextContent
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from clark_agent.argument_repair import close_match, explain_arguments, quoted, repair_arguments
 from clark_agent.errors import InvalidArgumentsError
 from clark_agent.tools import tool
+from clark_agent.tools.repair import close_match, explain_arguments, quoted, repair_arguments
 
 
 class Cat(Struct, tag="cat"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clark_agent._docstrings import parse_docstring
+from clark_agent.tools.docstrings import parse_docstring
 
 GOOGLE = """Search the notes.
 

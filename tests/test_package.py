@@ -169,7 +169,8 @@ def test_installed_with_msgspec_alone_all_but_the_command_line_can_be_imported(
     )
     assert (done.stdout, done.returncode) == ("", 2), done.stderr
     missing = "clark-agent: the command line needs click, rich, prompt_toolkit: "
-    assert done.stderr == f"{missing}pip install 'clark-agent[cli]'\n"
+    how = "pip install 'clark-agent[cli]' (in a checkout: pip install '.[cli]')"
+    assert done.stderr == f"{missing}{how}\n"
 
 
 def git(*arguments: str) -> list[str]:

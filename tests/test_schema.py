@@ -20,9 +20,9 @@ from jsonschema import Draft202012Validator
 from msgspec import Meta, Struct
 
 from clark_agent.errors import InvalidArgumentsError, ToolDefinitionError
-from clark_agent.schema import portable_schema, schema_of_type, strict_schema, tag_of
-from clark_agent.schema_rules import SchemaProblem, SchemaRules, check_schema
 from clark_agent.tools import FunctionTool, tool
+from clark_agent.tools.schema import portable_schema, schema_of_type, strict_schema, tag_of
+from clark_agent.tools.schema_rules import SchemaProblem, SchemaRules, check_schema
 
 FEW = settings(max_examples=12)
 """For properties that are checked for each of many types."""

@@ -13,7 +13,7 @@ from clark_agent import (
     encode_message,
     estimate_messages,
 )
-from clark_agent.tokens import CachingEstimator
+from clark_agent.messages.tokens import CachingEstimator
 from tests.strategies import messages, transcripts
 
 

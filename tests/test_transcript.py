@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clark_agent import AgentMessage, AssistantMessage, SystemMessage, UserMessage
 from clark_agent.intake import accept_messages
-from clark_agent.transcript import MessageLog, MessageView, view_of
+from clark_agent.messages.transcript import MessageLog, MessageView, view_of
 
 # Few different ones, so that equal messages meet.
 MESSAGES: st.SearchStrategy[AgentMessage] = st.one_of(

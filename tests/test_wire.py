@@ -46,8 +46,8 @@ from clark_agent import (
 )
 from clark_agent.clock import now_ms
 from clark_agent.events import AgentEnd
-from clark_agent.transcript import MessageLog
-from clark_agent.wire import jsonable
+from clark_agent.messages.transcript import MessageLog
+from clark_agent.messages.wire import jsonable
 from tests.strategies import (
     IDENTITIES,
     TEXT,

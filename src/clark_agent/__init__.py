@@ -2,19 +2,17 @@
 
 The layers, each knowing only those before it:
 
-- ``types``, ``reasoning``, ``transcript``: messages, identity, context, views of a transcript
-- ``clock``, ``cancellation``: time and stopping
-- ``stream``, ``tools``, ``schema``, ``events``: the model, the tools, what a run tells listeners
-- ``errors``, ``wire``: what can go wrong, and JSON
-- ``thinking``, ``tokens``, ``tool_identity``, ``history``, ``request_summary``, ``gates``: pure
-  functions over all that
-- ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
+- ``types``, ``clock``, ``cancellation``, ``errors``: messages, identity, time, stopping, failing
+- ``stream``: the seam to a model
+- ``tools``: what the model may call, its schema and its arguments
+- ``messages``, ``history``, ``gates``: work on messages, and pure functions over all that
+- ``events``, ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
 - ``steering``, ``budget``, ``result``: what reaches into a run, what it may spend and what it gives
 - ``effects``, ``tool_source``: what a run does to the world, and tools that come and go
 - ``plugins``, ``config``: the built-in plugins, and the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
-- ``run_log``: everything that comes into a run, written down as it happens
-- ``running``, ``conversation``, ``sub_agents``, ``finish``: what people do with the loop
+- ``run_log``: everything that comes into a run, recorded as it happens
+- ``running``, ``conversation``, ``sub_agents``: what people do with the loop
 - ``transports``: ways to models, none of them loaded before it is asked for
 - ``replay``, ``export``, ``trajectory``: a logged run again, in other formats, as durable records
 - ``grammar``, ``testing``: the order of events as code, and what to test an agent with
@@ -24,7 +22,6 @@ Importing this package loads msgspec and the standard library, nothing else.
 
 from clark_agent import events, stream
 from clark_agent._version import __version__
-from clark_agent.argument_repair import repair_arguments
 from clark_agent.budget import Budget, BudgetLimit, Price, Spent
 from clark_agent.cancellation import CancellationToken, Subscription
 from clark_agent.clock import Clock, SystemClock
@@ -72,7 +69,6 @@ from clark_agent.events import (
     public_event,
     public_events,
 )
-from clark_agent.finish import FinishTool, finish_tool
 from clark_agent.grammar import EventChecker, check_events, fold_events
 from clark_agent.history import (
     HistoryChange,
@@ -80,6 +76,37 @@ from clark_agent.history import (
     RepairedHistory,
     repair_history,
     unique_tool_call_ids,
+)
+from clark_agent.messages.reasoning import (
+    OpenRouterReasoningCodec,
+    ReasoningCodec,
+    ReasoningEncrypted,
+    ReasoningFormat,
+    ReasoningItem,
+    ReasoningSummary,
+    ReasoningText,
+    ReplayAudit,
+    ReplayContract,
+    ReplayViolation,
+    audit_replay,
+)
+from clark_agent.messages.request_summary import (
+    ProviderContentCounts,
+    ProviderMessageCounts,
+    ProviderRequestSummary,
+)
+from clark_agent.messages.thinking import ThinkingTagStreamFilter, strip_thinking_tags
+from clark_agent.messages.tokens import JsonSizeEstimator, TokenEstimator, estimate_messages
+from clark_agent.messages.transcript import MessageLog, MessageView
+from clark_agent.messages.wire import (
+    MalformedRow,
+    Transcript,
+    decode_json,
+    decode_message,
+    dump_transcript,
+    encode_json,
+    encode_message,
+    load_transcript,
 )
 from clark_agent.plugin import (
     AfterToolCall,
@@ -118,19 +145,6 @@ from clark_agent.protocol import (
     PlainTextRecoveryContext,
     ProtocolPolicy,
 )
-from clark_agent.reasoning import (
-    OpenRouterReasoningCodec,
-    ReasoningCodec,
-    ReasoningEncrypted,
-    ReasoningFormat,
-    ReasoningItem,
-    ReasoningSummary,
-    ReasoningText,
-    ReplayAudit,
-    ReplayContract,
-    ReplayViolation,
-    audit_replay,
-)
 from clark_agent.recovery import (
     ContextOverflowRecovery,
     Double,
@@ -139,15 +153,8 @@ from clark_agent.recovery import (
     MaxTokensRecovery,
     TokenScaling,
 )
-from clark_agent.request_summary import (
-    ProviderContentCounts,
-    ProviderMessageCounts,
-    ProviderRequestSummary,
-)
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.running import RunStream, run_sync, stream_run
-from clark_agent.schema import portable_schema, strict_schema
-from clark_agent.schema_rules import SchemaProblem, SchemaRules, check_schema
 from clark_agent.steering import SteeringHandle, SteeringReceipt, SteeringStatus, SteerWhen
 from clark_agent.stream import (
     MessageAssembler,
@@ -161,14 +168,6 @@ from clark_agent.stream import (
     parse_arguments,
 )
 from clark_agent.sub_agents import agent_tool, run_child
-from clark_agent.thinking import ThinkingTagStreamFilter, strip_thinking_tags
-from clark_agent.tokens import JsonSizeEstimator, TokenEstimator, estimate_messages
-from clark_agent.tool_identity import (
-    ToolIdentityPolicy,
-    extract_args_key,
-    extract_operation_key,
-    extract_target,
-)
 from clark_agent.tools import (
     NEVER_CLIP,
     AgentTool,
@@ -181,7 +180,16 @@ from clark_agent.tools import (
     TypedTool,
     tool,
 )
-from clark_agent.transcript import MessageLog, MessageView
+from clark_agent.tools.finish import FinishTool, finish_tool
+from clark_agent.tools.identity import (
+    ToolIdentityPolicy,
+    extract_args_key,
+    extract_operation_key,
+    extract_target,
+)
+from clark_agent.tools.repair import repair_arguments
+from clark_agent.tools.schema import portable_schema, strict_schema
+from clark_agent.tools.schema_rules import SchemaProblem, SchemaRules, check_schema
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
@@ -207,16 +215,6 @@ from clark_agent.types import (
     UserMessage,
     arg_parse_error,
     detect_arg_parse_error,
-)
-from clark_agent.wire import (
-    MalformedRow,
-    Transcript,
-    decode_json,
-    decode_message,
-    dump_transcript,
-    encode_json,
-    encode_message,
-    load_transcript,
 )
 
 __all__ = [

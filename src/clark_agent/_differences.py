@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clark_agent.wire import encode_json
+from clark_agent.messages.wire import encode_json
 
 __all__ = ["first_difference", "shown"]
 

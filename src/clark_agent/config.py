@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from msgspec import Struct, StructMeta, field
 from msgspec.structs import force_setattr, replace
 
-from clark_agent.argument_repair import close_match
 from clark_agent.audience import Audience
 from clark_agent.budget import Budget
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent, EventSink
+from clark_agent.messages.tokens import JsonSizeEstimator, TokenEstimator
 from clark_agent.plugin import (
     HOOK_OF,
     AfterToolCall,
@@ -50,9 +50,9 @@ from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
 from clark_agent.stream import ReasoningEffort, StreamFn
-from clark_agent.tokens import JsonSizeEstimator, TokenEstimator
 from clark_agent.tool_source import ToolSource
 from clark_agent.tools import AgentTool, ToolLike, ToolRegistry
+from clark_agent.tools.repair import close_match
 from clark_agent.types import AgentMessage
 
 __all__ = ["AgentBuilder", "ExecutionMode", "LoopConfig"]

@@ -15,6 +15,7 @@ from clark_agent.engine.arguments import check_arguments, check_continuation
 from clark_agent.engine.loop import start
 from clark_agent.errors import DecodeError, LoopError, RunAborted, failure_of
 from clark_agent.events import EventSink
+from clark_agent.messages.wire import decode_json, encode_message
 from clark_agent.result import RunResult
 from clark_agent.running import Prompts, RunStream
 from clark_agent.types import (
@@ -24,7 +25,6 @@ from clark_agent.types import (
     StopReason,
     TextContent,
 )
-from clark_agent.wire import decode_json, encode_message
 
 __all__ = ["Conversation"]
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Awaitable
 from typing import Any, Protocol
 
-from clark_agent.argument_repair import close_match
-from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError
 from clark_agent.result import RunResult
 from clark_agent.stream import StreamEvent, StreamFn, StreamRequest
+from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
+from clark_agent.tools.repair import close_match
 
 __all__ = ["DIRECT", "Child", "Effects"]
 

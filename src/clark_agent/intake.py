@@ -21,8 +21,9 @@ import msgspec
 from msgspec.structs import replace
 
 from clark_agent._text import well_formed
-from clark_agent.base_tool import ToolResult
 from clark_agent.errors import ToolContractError
+from clark_agent.messages.transcript import MessageView
+from clark_agent.messages.wire import encode_strictly, jsonable
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
@@ -33,7 +34,7 @@ from clark_agent.stream import (
     ThinkingChunk,
     ToolCallChunk,
 )
-from clark_agent.transcript import MessageView
+from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
     AgentMessage,
     Annotation,
@@ -53,7 +54,6 @@ from clark_agent.types import (
     Usage,
     UserMessage,
 )
-from clark_agent.wire import encode_strictly, jsonable
 
 __all__ = [
     "accept_answer",

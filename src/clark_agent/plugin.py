@@ -21,14 +21,14 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from clark_agent.argument_repair import close_match
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent
+from clark_agent.messages.tokens import TokenEstimator
+from clark_agent.messages.transcript import MessageView
 from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
-from clark_agent.tokens import TokenEstimator
 from clark_agent.tools import AgentTool, ToolResult
-from clark_agent.transcript import MessageView
+from clark_agent.tools.repair import close_match
 from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolCall, Usage
 
 __all__ = [

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from msgspec import Struct, to_builtins
 
-from clark_agent.base_tool import check_tool_name
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.effects import DIRECT
@@ -30,6 +29,7 @@ from clark_agent.errors import (
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.tools import AgentTool, FunctionTool, ToolContext, ToolResult, tool_result
+from clark_agent.tools.base import check_tool_name
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
 
 __all__ = ["ChildRun", "agent_tool", "run_child"]

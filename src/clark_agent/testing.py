@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.events import AgentEvent
+from clark_agent.messages.wire import encode_json
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
@@ -48,7 +49,6 @@ from clark_agent.types import (
     ThinkingContent,
     ToolCall,
 )
-from clark_agent.wire import encode_json
 
 __all__ = ["FakeClock", "RecordingSink", "ScriptedStream", "call", "say"]
 

@@ -6,7 +6,7 @@ out when empty. Open JSON (tool arguments, details, payloads) appears only where
 ``Any``; whoever puts a dict there shares it and must not change it afterwards.
 
 This module knows no transport, no tool and no loop. To read and write messages use
-`clark_agent.wire`, which adds what a plain decoder cannot know: that a message without a
+`clark_agent.messages.wire`, which adds what a plain decoder cannot know: that a message without a
 timestamp was written "now".
 """
 
@@ -22,7 +22,7 @@ from msgspec.structs import force_setattr, replace
 
 from clark_agent._ids import random_id
 from clark_agent._text import well_formed
-from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
+from clark_agent.messages.reasoning import ReasoningItem, item_to_json, parse_items
 
 __all__ = [
     "AgentContext",

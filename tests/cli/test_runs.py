@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from clark_agent.cli.setup import state_folder
+from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import Record
-from clark_agent.wire import decode_json, encode_json
 from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
 from tests.transports.wires_chat import bodies
 

@@ -35,8 +35,8 @@ from clark_agent import (
     run,
 )
 from clark_agent import events as ev
+from clark_agent.messages.tokens import JsonSizeEstimator
 from clark_agent.testing import ScriptedStream, call, say
-from clark_agent.tokens import JsonSizeEstimator
 from tests.loop.support import (
     CONTEXT,
     Work,

@@ -21,9 +21,9 @@ from clark_agent import (
     ToolResultMessage,
     UserMessage,
 )
+from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugin import ToolGateContext, TransformContext
 from clark_agent.tools import AgentTool, ToolContext, ToolRegistry, ToolResult
-from clark_agent.transcript import MessageLog, MessageView
 
 
 class Capped(AgentTool):

@@ -25,9 +25,9 @@ from clark_agent import (
     UserMessage,
 )
 from clark_agent.errors import ConfigError
+from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugin import Hooks
 from clark_agent.plugins import TokenBudget
-from clark_agent.transcript import MessageLog, MessageView
 from tests.plugins.support import (
     CharacterEstimator,
     before_call,

@@ -30,9 +30,9 @@ from clark_agent import (
 )
 from clark_agent.errors import ConfigError
 from clark_agent.events import ContextTransformApplied
+from clark_agent.messages.tokens import JsonSizeEstimator
+from clark_agent.messages.transcript import MessageLog
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.tokens import JsonSizeEstimator
-from clark_agent.transcript import MessageLog
 from tests.loop.support import Work, completed, failed, failing
 from tests.plugins.support import (
     Capped,

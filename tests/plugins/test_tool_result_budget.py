@@ -20,10 +20,10 @@ from clark_agent import (
     UserMessage,
 )
 from clark_agent.errors import ConfigError
+from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugin import Hooks
 from clark_agent.plugins import ToolResultBudget
 from clark_agent.plugins.tool_result_budget import clip
-from clark_agent.transcript import MessageLog, MessageView
 from tests.plugins.support import (
     Capped,
     CountingView,

@@ -14,10 +14,10 @@ from clark_agent import (
     UserMessage,
     unique_tool_call_ids,
 )
+from clark_agent.messages.transcript import MessageLog
 from clark_agent.plugin import Hooks
 from clark_agent.plugins import TokenBudget, ToolResultBudget, UniqueToolCallIds
 from clark_agent.plugins.tool_result_budget import clip
-from clark_agent.transcript import MessageLog
 from tests.plugins.support import (
     TEXTS,
     Capped,

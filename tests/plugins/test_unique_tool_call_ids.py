@@ -16,9 +16,9 @@ from clark_agent import (
     UserMessage,
     unique_tool_call_ids,
 )
+from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugin import Hooks
 from clark_agent.plugins import UniqueToolCallIds
-from clark_agent.transcript import MessageLog, MessageView
 from tests.plugins.support import (
     FEW_IDS,
     NOTES,

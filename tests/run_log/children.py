@@ -11,9 +11,9 @@ from pathlib import Path
 from threading import Barrier, Thread
 
 from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
+from clark_agent.messages.wire import encode_json
 from clark_agent.run_log.records import RunEnded
 from clark_agent.run_log.sqlite import SqliteStore
-from clark_agent.wire import encode_json
 from tests.run_log.storing import (
     append,
     close,

@@ -65,6 +65,7 @@ from clark_agent import (
     tool,
 )
 from clark_agent.errors import failure_of
+from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore
 from clark_agent.run_log.records import Answered, Record, RunBegan, ToolEnded, ToolStarted
 from clark_agent.stream import (
@@ -82,7 +83,6 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.tool_source import ToolSourceContext
-from clark_agent.wire import decode_json, encode_json
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clark_agent import AssistantMessage, RunIdentity, UserMessage
+from clark_agent.messages.wire import encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import (
@@ -22,7 +23,6 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.sqlite import SqliteStore
 from clark_agent.run_log.store import RunAppender, RunStore
-from clark_agent.wire import encode_json
 
 KINDS = ("jsonl", "sqlite")
 

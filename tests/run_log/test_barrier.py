@@ -34,6 +34,7 @@ from clark_agent import (
     tool,
 )
 from clark_agent.events import AgentStart, ProviderRequestPrepared, ToolExecutionStart
+from clark_agent.messages.wire import encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import (
     MemoryStore,
@@ -49,7 +50,6 @@ from clark_agent.run_log import (
 )
 from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded, ToolStarted
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.wire import encode_json
 from tests.run_log.storing import child, some_records
 
 

@@ -26,6 +26,7 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.messages.wire import encode_json
 from clark_agent.protocol import WRAP_UP
 from clark_agent.replay import replay
 from clark_agent.run_log import (
@@ -40,7 +41,6 @@ from clark_agent.run_log import (
 )
 from clark_agent.run_log.records import MessagesAdded, RunEnded, ToolEnded
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.wire import encode_json
 from tests.run_log.damage_driver import flip, flipped, unfinished, write
 from tests.run_log.stories import STORIES, Ticking, begin, fill, undated
 from tests.run_log.storing import KINDS, append, open_store, some_records, writing

@@ -43,6 +43,7 @@ from clark_agent import (
 )
 from clark_agent.errors import failure_of
 from clark_agent.events import AgentStart, ChildRunEvent, ProviderRequestPrepared, RunIdentified
+from clark_agent.messages.wire import encode_json
 from clark_agent.replay import assert_replays, replay
 from clark_agent.run_log import (
     Difference,
@@ -57,7 +58,6 @@ from clark_agent.run_log import (
 from clark_agent.run_log.records import RunBegan, ToolStarted
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import RecordingSink, call, say
-from clark_agent.wire import encode_json
 from tests.run_log.stories import (
     FAILURES,
     STORIES,

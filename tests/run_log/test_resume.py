@@ -37,6 +37,7 @@ from clark_agent import (
     run,
 )
 from clark_agent.events import MessageEnd
+from clark_agent.messages.wire import encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import (
     JsonlStore,
@@ -67,7 +68,6 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.wire import encode_json
 from tests.run_log.stories import (
     FAILURES,
     STORIES,

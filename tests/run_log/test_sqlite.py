@@ -29,6 +29,7 @@ from clark_agent import (
     UserMessage,
 )
 from clark_agent.errors import ConfigError, RunStoreError
+from clark_agent.messages.wire import encode_json
 from clark_agent.run_log import _files
 from clark_agent.run_log.records import (
     Answered,
@@ -43,7 +44,6 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.sqlite import SearchHit, SqliteStore
 from clark_agent.run_log.store import LoadedRun
-from clark_agent.wire import encode_json
 from tests.run_log.storing import (
     append,
     began,

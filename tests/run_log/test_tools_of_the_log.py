@@ -46,6 +46,7 @@ from clark_agent import (
 from clark_agent.errors import failure_of
 from clark_agent.events import TurnEnd
 from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
+from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import (
     Durability,
@@ -103,7 +104,6 @@ from clark_agent.trajectory import (
 )
 from clark_agent.trajectory import records as rec
 from clark_agent.transports import OpenAIChat
-from clark_agent.wire import decode_json, encode_json
 from tests.loop.support import let_others_run
 from tests.run_log.stories import (
     EMPTY,

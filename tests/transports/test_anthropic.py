@@ -42,6 +42,7 @@ from clark_agent import (
     tool,
 )
 from clark_agent.errors import ConfigError, StreamError, StreamTimeout
+from clark_agent.messages.transcript import MessageLog
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -54,7 +55,6 @@ from clark_agent.stream import (
     ToolSchema,
 )
 from clark_agent.testing import FakeClock, RecordingSink
-from clark_agent.transcript import MessageLog
 from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts, check_stream_fn
 from clark_agent.transports.answer import Answer as Heard
 from clark_agent.transports.answer import Failure

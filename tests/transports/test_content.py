@@ -40,8 +40,8 @@ from clark_agent.export import (
     to_markdown,
     to_openai_messages,
 )
+from clark_agent.messages.transcript import MessageLog
 from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start
-from clark_agent.transcript import MessageLog
 from clark_agent.transports import (
     Anthropic,
     Gemini,

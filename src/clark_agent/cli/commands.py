@@ -13,7 +13,6 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.argument_repair import close_match
 from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.setup import TOOLS, find_run, tool_names
 from clark_agent.cli.view import one_line, usage_text
@@ -21,6 +20,7 @@ from clark_agent.conversation import Conversation
 from clark_agent.errors import ConfigError
 from clark_agent.export import to_markdown
 from clark_agent.toolkit.approval import Approval
+from clark_agent.tools.repair import close_match
 from clark_agent.types import UserMessage
 
 __all__ = ["COMMANDS", "complete", "is_command", "obey"]

@@ -22,7 +22,6 @@ from click.shell_completion import CompletionItem, get_completion_class
 from msgspec import Struct
 
 from clark_agent._version import __version__
-from clark_agent.argument_repair import close_match
 from clark_agent.cli.app import PROGRAM, cli, examples
 from clark_agent.cli.setup import (
     DEFAULT_MODEL,
@@ -38,6 +37,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.engine.loop import run
 from clark_agent.errors import ClarkAgentError, ConfigError
 from clark_agent.toolkit.sandbox import sandbox_status
+from clark_agent.tools.repair import close_match
 from clark_agent.transports import anthropic, gemini
 from clark_agent.transports.connect import _CHAT_SERVERS
 from clark_agent.transports.dialects import dialect_for

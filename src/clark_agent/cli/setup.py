@@ -28,8 +28,6 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from clark_agent._private_files import make_folder
-from clark_agent.argument_repair import close_match
-from clark_agent.base_tool import AgentTool
 from clark_agent.cli.app import PROGRAM
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, RunNotFound
@@ -47,6 +45,8 @@ from clark_agent.toolkit.approval import ApprovalGate, AskApproval
 from clark_agent.toolkit.ask import AskUser, ask_user_tool
 from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT
 from clark_agent.toolkit.workspace import Workspace
+from clark_agent.tools.base import AgentTool
+from clark_agent.tools.repair import close_match
 
 __all__ = [
     "DEFAULT_MODEL",

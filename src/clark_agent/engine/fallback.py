@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from clark_agent.config import LoopConfig
-from clark_agent.thinking import strip_leading_thoughts
+from clark_agent.messages.thinking import strip_leading_thoughts
 from clark_agent.types import AgentMessage, AssistantMessage
 
 __all__ = ["Deliver", "FallbackDecision", "Nudge", "PlainTextFallback", "is_terminal_only"]

@@ -18,7 +18,6 @@ from clark_agent.stream import StreamRequest
 from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
 
 if TYPE_CHECKING:
-    from clark_agent.base_tool import ToolResult
     from clark_agent.budget import BudgetLimit
     from clark_agent.engine.answer import OpenAnswer
     from clark_agent.engine.call import Call
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from clark_agent.errors import LoopError
     from clark_agent.result import LoopOutcome
     from clark_agent.tools import ToolRegistry
+    from clark_agent.tools.base import ToolResult
 
 __all__ = ["Emit", "Journal"]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from clark_agent._finished import FINISHED
 from clark_agent._text import describe, message_of
-from clark_agent.argument_repair import close_matches
 from clark_agent.engine.call import Call
 from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.run import Run
@@ -27,6 +26,7 @@ from clark_agent.protocol import (
     hidden_tool_details,
 )
 from clark_agent.tools import AgentTool, ToolResult
+from clark_agent.tools.repair import close_matches
 from clark_agent.types import detect_arg_parse_error
 
 __all__ = ["accept", "ask_policy", "prepare"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from clark_agent._text import message_of, well_formed
 from clark_agent.audience import Audience
-from clark_agent.base_tool import ToolContext, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import Journals, LoopConfig
 from clark_agent.effects import DIRECT, Effects
@@ -26,6 +25,7 @@ from clark_agent.errors import RunAborted
 from clark_agent.events import EventSink, MessageUpdate, ToolExecutionUpdate
 from clark_agent.intake import accept_messages, accept_result
 from clark_agent.plugin import RestoreContext, TransformContext, channels_among
+from clark_agent.tools.base import ToolContext, ToolResult
 from clark_agent.types import AgentContext, AssistantMessage, RunIdentity, StopReason
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from clark_agent.base_tool import ToolResult
+from clark_agent.tools.base import ToolResult
 
 __all__ = [
     "Made",

@@ -1,7 +1,7 @@
 """What a run spends: its tokens, those of the runs below it, and its share of budgets.
 
 Nothing here raises: an estimator of the host's that fails is the concern of
-`clark_agent.tokens.CachingEstimator`.
+`clark_agent.messages.tokens.CachingEstimator`.
 """
 
 from __future__ import annotations

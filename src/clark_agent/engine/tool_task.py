@@ -14,8 +14,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
-from clark_agent.base_tool import ToolContext
 from clark_agent.engine.supervised import Supervised
+from clark_agent.tools.base import ToolContext
 
 __all__ = ["ToolLeftBehindError", "ToolTask"]
 

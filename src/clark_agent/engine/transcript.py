@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from clark_agent.tokens import CachingEstimator, TokenEstimator
-from clark_agent.transcript import MessageLog
+from clark_agent.messages.tokens import CachingEstimator, TokenEstimator
+from clark_agent.messages.transcript import MessageLog
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
 __all__ = ["Transcript"]

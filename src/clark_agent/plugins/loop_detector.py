@@ -14,12 +14,12 @@ from clark_agent.plugin import (
     Block,
     RestoreContext,
 )
-from clark_agent.tool_identity import (
+from clark_agent.tools import AgentTool, ToolResult
+from clark_agent.tools.identity import (
     ToolIdentityPolicy,
     extract_args_key,
     extract_operation_key,
 )
-from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.types import SystemMessage, ToolCall
 
 __all__ = ["LoopDetector"]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from clark_agent.errors import ConfigError
+from clark_agent.messages.transcript import MessageLog, MessageView, view_of
 from clark_agent.plugin import TransformContext
 from clark_agent.tools import NEVER_CLIP, AgentTool
-from clark_agent.transcript import MessageLog, MessageView, view_of
 from clark_agent.types import AgentMessage, AssistantMessage, TextContent, ToolResultMessage
 
 __all__ = ["ToolResultBudget"]

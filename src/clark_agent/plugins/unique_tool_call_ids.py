@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clark_agent.history import IdRenamer
+from clark_agent.messages.transcript import MessageLog, MessageView, view_of
 from clark_agent.plugin import TransformContext
-from clark_agent.transcript import MessageLog, MessageView, view_of
 from clark_agent.types import AgentMessage
 
 __all__ = ["UniqueToolCallIds"]

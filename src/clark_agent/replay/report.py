@@ -23,6 +23,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.engine.loop import start
 from clark_agent.errors import DecodeError, LoopError
 from clark_agent.events import EventSink
+from clark_agent.messages.wire import decode_json
 from clark_agent.replay.script import Script
 from clark_agent.result import RunResult
 from clark_agent.run_log.diff import Difference, first_difference
@@ -32,7 +33,6 @@ from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.records import Record, RunEnded, RunFailed, RunResumed
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.run_log.writer import RunLog, store_of
-from clark_agent.wire import decode_json
 
 __all__ = ["ReplayReport", "assert_replays", "replay"]
 

@@ -17,7 +17,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
-from clark_agent.base_tool import AgentTool, ToolContext, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock
 from clark_agent.config import LoopConfig
@@ -78,6 +77,7 @@ from clark_agent.stream import (
 from clark_agent.sub_agents import ChildRun
 from clark_agent.tool_source import ToolSourceContext
 from clark_agent.tools import ToolRegistry
+from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, StopReason
 
 __all__ = ["Script"]

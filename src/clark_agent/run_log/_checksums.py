@@ -15,8 +15,8 @@ from zlib import crc32
 
 from msgspec.structs import force_setattr
 
+from clark_agent.messages.wire import encode_json
 from clark_agent.run_log.records import Record
-from clark_agent.wire import encode_json
 
 __all__ = ["SEALED", "checksum_in", "is_sealed", "seal", "seal_all"]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from clark_agent.base_tool import ToolResult
 from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
 from clark_agent.run_log.records import (
     Answered,
@@ -27,6 +26,7 @@ from clark_agent.run_log.records import (
     SteeringAccepted,
     ToolEnded,
 )
+from clark_agent.tools.base import ToolResult
 from clark_agent.types import AgentMessage, StopReason, SystemMessage, ToolResultMessage
 
 __all__ = ["upgraded"]

@@ -8,7 +8,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.base_tool import ToolResult
 from clark_agent.errors import DecodeError, LogDamaged
 from clark_agent.plugin import EarlierCall
 from clark_agent.run_log.records import (
@@ -28,6 +27,7 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun
+from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
     AgentContext,
     AgentMessage,

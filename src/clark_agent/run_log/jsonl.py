@@ -44,11 +44,11 @@ from clark_agent.errors import (
     RunNotFound,
     RunStoreError,
 )
+from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._files import create_file, open_file, sync_file, sync_folder, try_lock
 from clark_agent.run_log.reader import FAILED, LogReader, is_torn
 from clark_agent.run_log.records import Record
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
-from clark_agent.wire import decode_json
 
 __all__ = ["JsonlStore"]
 

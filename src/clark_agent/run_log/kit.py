@@ -26,8 +26,8 @@ from functools import partial
 from threading import Barrier, Thread
 
 from clark_agent._threads import has_running_loop
-from clark_agent.base_tool import ToolResult
 from clark_agent.errors import ClarkAgentError, RunBusy, RunExists, RunNotFound
+from clark_agent.messages.wire import encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
@@ -47,6 +47,7 @@ from clark_agent.run_log.records import (
     ToolsGated,
 )
 from clark_agent.run_log.store import RunAppender, RunStore, RunSummary
+from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
     AssistantMessage,
     CustomMessage,
@@ -58,7 +59,6 @@ from clark_agent.types import (
     Usage,
     UserMessage,
 )
-from clark_agent.wire import encode_json
 
 __all__ = ["NonconformingStore", "check_run_store"]
 

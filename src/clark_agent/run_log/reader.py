@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.errors import DecodeError
+from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._checksums import checksum_in, is_sealed
 from clark_agent.run_log._version_1 import upgraded
 from clark_agent.run_log.records import RUN_LOG_VERSION, Entry, Record, RunEnded, RunFailed
 from clark_agent.run_log.store import LoadedRun, LogProblem
-from clark_agent.wire import decode_json
 
 __all__ = ["FAILED", "LogReader", "is_torn", "outcome_of"]
 

@@ -31,8 +31,8 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
-from clark_agent.base_tool import ToolResult
 from clark_agent.engine.runtime_results import RuntimeResult
+from clark_agent.tools.base import ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, NonNegativeInt, RunIdentity, Usage
 
 __all__ = [

@@ -53,6 +53,7 @@ from clark_agent.errors import (
     RunNotFound,
     RunStoreError,
 )
+from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._committing import Committer, Waiter
 from clark_agent.run_log._database import Connections
 from clark_agent.run_log._files import LockFile
@@ -61,7 +62,6 @@ from clark_agent.run_log.records import Entry, Record, RunBegan
 from clark_agent.run_log.search_text import text_of
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 from clark_agent.types import RunIdentity
-from clark_agent.wire import decode_json
 
 __all__ = ["SearchHit", "SqliteStore"]
 

@@ -23,7 +23,6 @@ from msgspec import Struct
 from clark_agent._finished import FINISHED
 from clark_agent._text import message_of
 from clark_agent._threads import call_in_loop, is_running
-from clark_agent.base_tool import AgentTool, ToolResult
 from clark_agent.clock import Clock, Timer, call_later
 from clark_agent.engine.answer import EMPTY, OpenAnswer
 from clark_agent.engine.journal import Emit, Journal
@@ -36,6 +35,8 @@ from clark_agent.errors import (
     RunLogError,
 )
 from clark_agent.events import AgentEvent
+from clark_agent.messages.transcript import MessageView
+from clark_agent.messages.wire import to_json_value
 from clark_agent.plugin import plugin_name
 from clark_agent.run_log._checksums import SEALED
 from clark_agent.run_log.chunking import cut
@@ -65,9 +66,8 @@ from clark_agent.run_log.records import (
 from clark_agent.run_log.store import RunAppender, RunStore
 from clark_agent.steering import SteeringReceipt
 from clark_agent.stream import StreamRequest, ToolSchema
-from clark_agent.transcript import MessageView
+from clark_agent.tools.base import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
-from clark_agent.wire import to_json_value
 
 if TYPE_CHECKING:
     from clark_agent.budget import BudgetLimit

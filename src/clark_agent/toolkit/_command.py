@@ -21,9 +21,9 @@ from threading import Thread
 import msgspec
 from msgspec import Struct
 
-from clark_agent.base_tool import ToolContext
 from clark_agent.toolkit._command_output import CommandOutput
 from clark_agent.toolkit._outside import data_file
+from clark_agent.tools.base import ToolContext
 
 __all__ = ["Outcome", "RunningCommand"]
 

@@ -20,8 +20,8 @@ from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
-from clark_agent.argument_repair import close_match
 from clark_agent.errors import ToolExecutionError
+from clark_agent.tools.repair import close_match
 
 __all__ = [
     "Descent",

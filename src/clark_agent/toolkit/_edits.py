@@ -16,7 +16,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from clark_agent.argument_repair import close_match
+from clark_agent.tools.repair import close_match
 
 __all__ = ["Edit", "EditRefused", "replace_text", "unified_diff"]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from typing import Any, TypeAlias
 
-from clark_agent.base_tool import AgentTool, ToolContext
 from clark_agent.toolkit._visible import call_line
 from clark_agent.toolkit.approval import (
     Approval,
@@ -23,6 +22,7 @@ from clark_agent.toolkit.approval import (
 from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to, unless_stopped
 from clark_agent.toolkit.sensitive import Access
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError, shown
+from clark_agent.tools.base import AgentTool, ToolContext
 from clark_agent.types import RunIdentity
 
 __all__ = ["Permission"]

@@ -45,12 +45,12 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent._threads import run_in_thread
-from clark_agent.argument_repair import close_match
-from clark_agent.base_tool import AgentTool
 from clark_agent.errors import ConfigError
 from clark_agent.plugin import BeforeToolCallContext, Block
 from clark_agent.toolkit._visible import call_block, call_line, visible
 from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to
+from clark_agent.tools.base import AgentTool
+from clark_agent.tools.repair import close_match
 from clark_agent.types import RunIdentity
 
 __all__ = ["Approval", "ApprovalGate", "ApprovalRequest", "AskApproval", "Denied", "preview_of"]

@@ -24,9 +24,9 @@ from typing import Final, NoReturn, TypeAlias
 
 from msgspec import Struct
 
-from clark_agent.argument_repair import close_match
 from clark_agent.errors import ToolExecutionError
 from clark_agent.tools import ToolResult, tool
+from clark_agent.tools.repair import close_match
 
 __all__ = ["CalculationError", "Number", "calculator", "evaluate", "shown"]
 

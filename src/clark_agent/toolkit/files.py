@@ -27,7 +27,6 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolExecutionError
 from clark_agent.toolkit._edits import Edit, EditRefused, replace_text, unified_diff
@@ -47,6 +46,7 @@ from clark_agent.toolkit.sensitive import Access
 from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.toolkit.workspace import Entry, Folder, Workspace, WorkspaceError, shown
 from clark_agent.tools import TypedTool
+from clark_agent.tools.base import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 
 __all__ = ["EditFile", "ListFiles", "ReadFile", "SearchFiles", "WriteFile", "file_tools"]
 

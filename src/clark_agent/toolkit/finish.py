@@ -8,7 +8,7 @@ that no other call is cut short by the end; with others beside it it is refused 
 
 from __future__ import annotations
 
-from clark_agent.finish import FinishTool, finish_tool
+from clark_agent.tools.finish import FinishTool, finish_tool
 
 __all__ = ["finish"]
 

@@ -37,7 +37,6 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from clark_agent.base_tool import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 from clark_agent.errors import ConfigError
 from clark_agent.toolkit import _supervisor
 from clark_agent.toolkit._command import PATIENCE_SECONDS, Outcome, RunningCommand
@@ -59,6 +58,7 @@ from clark_agent.toolkit.sandbox import (
 )
 from clark_agent.toolkit.untrusted import mark_untrusted
 from clark_agent.tools import FunctionTool
+from clark_agent.tools.base import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
 
 __all__ = ["CommandLimits", "Rooted", "shell_tool"]
 

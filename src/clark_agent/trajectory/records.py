@@ -10,9 +10,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
+from clark_agent.messages.wire import Stamp, date_message, decode_json, encode_json
 from clark_agent.tools import ToolResult
 from clark_agent.types import AgentMessage, NonNegativeInt, RunIdentity
-from clark_agent.wire import Stamp, date_message, decode_json, encode_json
 
 __all__ = [
     "TRAJECTORY_SCHEMA_VERSION",

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent.messages.thinking import Piece, ThinkingTags, ThoughtSplitter
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
@@ -34,7 +35,6 @@ from clark_agent.stream import (
     ThinkingChunk,
     ToolCallChunk,
 )
-from clark_agent.thinking import Piece, ThinkingTags, ThoughtSplitter
 from clark_agent.types import (
     Annotation,
     AssistantMessage,

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.errors import AccessRefused, ConfigError, StreamTimeout, TransportError
+from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -35,7 +36,6 @@ from clark_agent.stream import (
     StreamEvent,
     StreamRequest,
 )
-from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.feed import Cancelled, Feed
 from clark_agent.transports.handover import ReplayTarget

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from clark_agent.argument_repair import close_match
 from clark_agent.errors import ConfigError
+from clark_agent.tools.repair import close_match
 from clark_agent.transports.anthropic import Anthropic
 from clark_agent.transports.base import Transport
 from clark_agent.transports.gemini import Gemini

@@ -17,10 +17,10 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 
+from clark_agent.messages.wire import jsonable
 from clark_agent.transports.answer import Answer, ProviderFailure
 from clark_agent.transports.failures import failure_told, no_stream, not_understood
 from clark_agent.transports.sse import SseDecoder
-from clark_agent.wire import jsonable
 
 __all__ = ["JsonEventDecoder", "fields_of", "fitted", "json_text"]
 

@@ -27,9 +27,9 @@ from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import TransportError
-from clark_agent.reasoning import ReasoningFormat
+from clark_agent.messages.reasoning import ReasoningFormat
+from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
-from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk

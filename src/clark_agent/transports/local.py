@@ -24,9 +24,9 @@ from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
-from clark_agent.schema import portable_schema
 from clark_agent.stream import StreamErrorKind, StreamRequest
 from clark_agent.toolkit.untrusted import without_marks
+from clark_agent.tools.schema import portable_schema
 from clark_agent.transports.answer import Answer, Failure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.dialects import COMPATIBLE

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.clock import Clock
-from clark_agent.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
+from clark_agent.messages.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
+from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import StreamRequest, ToolSchema
-from clark_agent.thinking import ThinkingTags
 from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.base import Transport
 from clark_agent.transports.decoding import JsonEventDecoder, fields_of, json_text

@@ -31,6 +31,7 @@ from clark_agent.errors import (
     StreamTimeout,
     TransportError,
 )
+from clark_agent.messages.wire import encode_json, to_json_value
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
@@ -54,7 +55,6 @@ from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.transports.sse import SseDecoder
 from clark_agent.transports.stream_wire import decode_event, encode_call
 from clark_agent.types import AssistantMessage, StopReason
-from clark_agent.wire import encode_json, to_json_value
 
 __all__ = ["ProxyStream"]
 

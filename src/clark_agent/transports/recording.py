@@ -26,6 +26,7 @@ from clark_agent._differences import first_difference, shown
 from clark_agent._private_files import make_folder, open_file
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, DecodeError, TransportError
+from clark_agent.messages.wire import decode_json, encode_json, to_json_value
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -39,7 +40,6 @@ from clark_agent.stream import (
 from clark_agent.transports.redaction import is_secret
 from clark_agent.transports.stream_wire import EventRecord, from_record, to_record
 from clark_agent.types import AssistantMessage, CustomMessage, StopReason
-from clark_agent.wire import decode_json, encode_json, to_json_value
 
 __all__ = ["RecordingStream", "ReplayMismatch", "ReplayStream"]
 

@@ -23,7 +23,8 @@ from clark_agent.errors import (
     StreamTimeout,
     TransportError,
 )
-from clark_agent.reasoning import ReplayViolation
+from clark_agent.messages.reasoning import ReplayViolation
+from clark_agent.messages.wire import decode_json, encode_json, encode_strictly
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -36,7 +37,6 @@ from clark_agent.stream import (
     ToolSchema,
 )
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason, Usage
-from clark_agent.wire import decode_json, encode_json, encode_strictly
 
 __all__ = [
     "ChunkRecord",

@@ -34,16 +34,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from clark_agent._docstrings import Documentation
-from clark_agent.argument_repair import (
+from clark_agent.errors import InvalidArgumentsError, ToolDefinitionError
+from clark_agent.tools.base import ToolContext
+from clark_agent.tools.docstrings import Documentation
+from clark_agent.tools.repair import (
     close_match,
     explain_arguments,
     quoted,
     repair_arguments,
 )
-from clark_agent.base_tool import ToolContext
-from clark_agent.errors import InvalidArgumentsError, ToolDefinitionError
-from clark_agent.schema import (
+from clark_agent.tools.schema import (
     JsonSchema,
     encode_hook,
     is_pydantic_model,

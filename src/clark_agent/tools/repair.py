@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from clark_agent.schema import JsonSchema, json_type
+from clark_agent.tools.schema import JsonSchema, json_type
 
 __all__ = ["close_match", "close_matches", "explain_arguments", "quoted", "repair_arguments"]
 

@@ -16,7 +16,7 @@ fit is mended where its meaning is plain, and else goes back to the model with t
 result may be a `ToolResult`, text, content blocks, nothing, or anything that can be written as
 JSON. Plain functions run in a thread of their own, so that they cannot stall the event loop.
 
-What a tool is, without any of this, is in :mod:`clark_agent.base_tool`.
+What a tool is, without any of this, is in :mod:`clark_agent.tools.base`.
 """
 
 from __future__ import annotations
@@ -29,38 +29,22 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overloa
 
 import msgspec
 
-from clark_agent._docstrings import Documentation, parse_docstring
-from clark_agent._signature import REFUSED, Plan, plan_call
 from clark_agent._threads import run_in_thread
-from clark_agent.base_tool import (
-    NEVER_CLIP,
+from clark_agent.errors import ToolDefinitionError, ToolExecutionError
+from clark_agent.tools.base import (
     AgentTool,
-    Emit,
     ToolContext,
     ToolHistoryPolicy,
     ToolResult,
     check_tool_name,
 )
-from clark_agent.errors import ToolDefinitionError, ToolExecutionError
-from clark_agent.schema import encode_hook
-from clark_agent.tool_identity import ToolIdentityPolicy
+from clark_agent.tools.docstrings import Documentation, parse_docstring
+from clark_agent.tools.identity import ToolIdentityPolicy
+from clark_agent.tools.schema import encode_hook
+from clark_agent.tools.signature import REFUSED, Plan, plan_call
 from clark_agent.types import FileContent, ImageContent, TextContent
 
-__all__ = [
-    "NEVER_CLIP",
-    "AgentTool",
-    "Emit",
-    "FunctionTool",
-    "ToolContext",
-    "ToolDefinitionError",
-    "ToolHistoryPolicy",
-    "ToolLike",
-    "ToolRegistry",
-    "ToolResult",
-    "TypedTool",
-    "tool",
-    "tool_result",
-]
+__all__ = ["FunctionTool", "ToolLike", "ToolRegistry", "TypedTool", "tool", "tool_result"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -25,7 +25,7 @@ from clark_agent._threads import call_in_loop, is_running
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.stream import ToolSchema
-from clark_agent.tool_identity import ToolIdentityPolicy
+from clark_agent.tools.identity import ToolIdentityPolicy
 from clark_agent.types import RunIdentity, TextContent, ToolResultBlock
 
 __all__ = [

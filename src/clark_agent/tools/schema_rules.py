@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from clark_agent.schema import json_type
+from clark_agent.tools.schema import json_type
 
 __all__ = ["SchemaProblem", "SchemaRules", "check_schema"]
 

@@ -20,7 +20,7 @@ from msgspec.structs import force_setattr
 from clark_agent._text import well_formed
 from clark_agent.clock import now_ms
 from clark_agent.errors import DecodeError
-from clark_agent.transcript import MessageView
+from clark_agent.messages.transcript import MessageView
 from clark_agent.types import AgentContext, AgentMessage
 
 __all__ = [

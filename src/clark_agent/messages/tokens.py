@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol
 
+from clark_agent.messages.wire import encode_message
 from clark_agent.types import AgentMessage
-from clark_agent.wire import encode_message
 
 __all__ = ["CachingEstimator", "JsonSizeEstimator", "TokenEstimator", "estimate_messages"]
 
