@@ -49,11 +49,11 @@ INSIDE = (
     "toolkit/test_ask.py",
     "toolkit/test_calculator.py",
     "toolkit/test_finish.py",
-    "transports/test_answer.py",
+    "transports/test_response.py",
     "transports/test_local_arguments.py",
     "transports/test_local_prompts.py",
-    "transports/test_outgoing.py",
-    "transports/test_settings.py",
+    "transports/test_request.py",
+    "transports/test_retry.py",
 )
 """Exceptions to these."""
 

@@ -56,10 +56,10 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import FakeClock, RecordingSink
 from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts, check_stream_fn
-from clark_agent.transports.answer import Answer as Heard
-from clark_agent.transports.answer import Failure
 from clark_agent.transports.anthropic import Anthropic
 from clark_agent.transports.anthropic_models import model_named
+from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.transports.http.response import Failure
 from clark_agent.transports.misbehaviours import (
     MISBEHAVIOURS,
     Misbehaviour,

@@ -50,8 +50,8 @@ from clark_agent.transports import (
     Transport,
     convert_history,
 )
-from clark_agent.transports.answer import Answer as Heard
 from clark_agent.transports.dialects import COMPATIBLE, GROQ, OPENAI, OPENROUTER
+from clark_agent.transports.http.response import Answer as Heard
 from clark_agent.transports.kit import check_events_of
 from tests.transports import wires_anthropic as messages_wire
 from tests.transports import wires_chat as chat_wire

@@ -25,14 +25,14 @@ from clark_agent import (
 )
 from clark_agent.stream import Error
 from clark_agent.transports import OpenAIChat, RetryPolicy
-from clark_agent.transports.answer import Failure
-from clark_agent.transports.failures import (
+from clark_agent.transports.http.failures import (
     classify,
     failure_from_response,
     failure_of_sdk,
     failure_told,
     not_understood,
 )
+from clark_agent.transports.http.response import Failure
 from tests.transports.servers.bytes_server import Answer, ByteServer
 
 FATAL = StreamErrorKind.FATAL

@@ -19,8 +19,8 @@ from clark_agent.clock import Clock
 from clark_agent.stream import Done, Error
 from clark_agent.testing import FakeClock
 from clark_agent.transports import RetryPolicy, Transport
-from clark_agent.transports.answer import Answer as Heard
-from clark_agent.transports.answer import ProviderFailure
+from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.misbehaviours import (
     MISBEHAVIOURS,
     Call,

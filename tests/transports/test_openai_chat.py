@@ -1279,7 +1279,7 @@ details = st.lists(
 def test_items_of_reasoning_in_any_fragments_are_the_same(
     items: list[dict[str, Any]], data: st.DataObject
 ) -> None:
-    from clark_agent.transports.answer import Answer as Collected
+    from clark_agent.transports.http.response import Answer as Collected
 
     items = [{**item, "index": number} for number, item in enumerate(items)]
     collected = Collected()

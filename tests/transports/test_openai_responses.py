@@ -49,8 +49,8 @@ from clark_agent.history import MISSING_RESULT
 from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, StreamEvent
 from clark_agent.testing import FakeClock
 from clark_agent.transports import RecordingStream, check_stream_fn
-from clark_agent.transports.answer import Answer as Heard
-from clark_agent.transports.answer import ProviderFailure
+from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.kit import check_events_of
 from clark_agent.transports.misbehaviours import (
     MISBEHAVIOURS,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clark_agent.transports.sse import SseDecoder
+from clark_agent.transports.http.sse import SseDecoder
 from tests.sizes import CONFUSING_BYTES
 
 BOM = b"\xef\xbb\xbf"
@@ -26,7 +26,8 @@ def by_the_book(stream: bytes) -> tuple[list[bytes], list[bytes]]:
     """The payloads of the complete events, and the data lines of one that was not closed.
 
     A plain reading of "9.2.6 Interpreting an event stream", one byte after the other. What the
-    stream ends with, without a line end, counts as a line here.
+    stream ends with, without a line end, counts as a line here, and bytes that went bad on the way
+    are no part of the name ``data``.
     """
     payloads: list[bytes] = []
     data: list[bytes] = []
@@ -36,8 +37,8 @@ def by_the_book(stream: bytes) -> tuple[list[bytes], list[bytes]]:
                 payloads.append(b"\n".join(data))
             data = []
         elif not line.startswith(b":"):
-            name, _, value = line.partition(b":")
-            if name == b"data":
+            name, colon, value = line.partition(b":")
+            if name == b"data" or (colon and name.lstrip(bytes(range(0x80, 0x100))) == b"data"):
                 data.append(value.removeprefix(b" "))
     return payloads, data
 
@@ -104,6 +105,7 @@ def cut_streams(draw: st.DrawFn) -> list[bytes]:
 @example([BOM[:1], BOM[1:], b"data: a\n\n"])
 @example([b"data: a\r", b"", b"\n\r\n"])
 @example([b"data\n\n"])
+@example([b"\xffdata: x\n"])
 @example([b"data: a\ndata\ndata: b\n\n"])
 def test_any_stream_in_any_pieces_gives_what_the_rules_say(reads: list[bytes]) -> None:
     assert decoded(reads) == expected(b"".join(reads))

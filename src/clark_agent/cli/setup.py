@@ -279,8 +279,8 @@ def make_agent(
 
 def open_model(model: str) -> StreamFn:
     """The transport to a model. Raises `ConfigError`, in words for whoever typed the name."""
-    from clark_agent.transports.clients import MissingKeyError
     from clark_agent.transports.connect import connect  # what it needs takes a while to import
+    from clark_agent.transports.http.sdk import MissingKeyError
 
     try:
         return connect(model)

@@ -8,21 +8,21 @@ a transport is made: importing this module loads none of them.
 """
 
 from clark_agent.transports.anthropic import Anthropic
-from clark_agent.transports.base import Transport
 from clark_agent.transports.connect import connect
 from clark_agent.transports.dialects import ChatDialect
 from clark_agent.transports.failover import FirstOf
 from clark_agent.transports.gateway import SAFE_EXTRAS, gateway
 from clark_agent.transports.gateway_server import serve_gateway
 from clark_agent.transports.gemini import Gemini
-from clark_agent.transports.handover import ReplayTarget, convert_history
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
 from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.proxy import ProxyStream
 from clark_agent.transports.recording import RecordingStream, ReplayMismatch, ReplayStream
-from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = [
     "SAFE_EXTRAS",

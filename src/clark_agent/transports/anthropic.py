@@ -31,7 +31,6 @@ from clark_agent.clock import Clock
 from clark_agent.messages.reasoning import ReasoningFormat
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import ReasoningEffort, StreamRequest, ToolSchema, parse_arguments
-from clark_agent.transports.answer import Answer, Failure, ProviderFailure
 from clark_agent.transports.anthropic_messages import (
     PROVIDER,
     MessagesWriter,
@@ -40,20 +39,21 @@ from clark_agent.transports.anthropic_messages import (
     seals_of,
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
-from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk, posted
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
-from clark_agent.transports.failures import failure_of_sdk, failure_told
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.outgoing import with_extras
-from clark_agent.transports.redaction import Address, secrets_in, secrets_of
-from clark_agent.transports.settings import (
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.failures import failure_of_sdk, failure_told
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
+from clark_agent.transports.http.request import with_extras
+from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
+from clark_agent.transports.http.retry import (
     CacheTime,
     RetryPolicy,
     Timeouts,
     cache_mark,
     checked_cache,
 )
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk, posted
+from clark_agent.transports.http.sse_json import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.types import (
     Annotation,
     AssistantMessage,

@@ -18,8 +18,8 @@ from typing import Any, assert_never
 from clark_agent.errors import TransportError
 from clark_agent.messages.reasoning import ReasoningEncrypted, ReasoningText, parse_items
 from clark_agent.stream import StreamRequest
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.outgoing import (
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.request import (
     arguments_object,
     inline_data,
     media_type_of,

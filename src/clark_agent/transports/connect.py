@@ -24,14 +24,14 @@ from urllib.parse import urlsplit
 from clark_agent.errors import ConfigError
 from clark_agent.tools.repair import close_match
 from clark_agent.transports.anthropic import Anthropic
-from clark_agent.transports.base import Transport
 from clark_agent.transports.gemini import Gemini
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.redaction import without_credentials
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.proxy import ProxyStream
-from clark_agent.transports.redaction import without_credentials
-from clark_agent.transports.settings import RetryPolicy, Timeouts
 
 __all__ = ["connect"]
 

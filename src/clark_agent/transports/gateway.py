@@ -58,9 +58,9 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
 )
-from clark_agent.transports.clients import load_sdk
 from clark_agent.transports.gateway_docs import ErrorDetail, ErrorReply, Health, Models, describe
-from clark_agent.transports.redaction import Redactor
+from clark_agent.transports.http.redaction import Redactor
+from clark_agent.transports.http.sdk import load_sdk
 from clark_agent.transports.stream_wire import StreamCall, decode_call, encode_event
 from clark_agent.types import StopReason
 

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from clark_agent.errors import ConfigError
-from clark_agent.transports.clients import load_sdk
+from clark_agent.transports.http.sdk import load_sdk
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

@@ -30,11 +30,6 @@ from clark_agent.errors import TransportError
 from clark_agent.messages.reasoning import ReasoningFormat
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
-from clark_agent.transports.answer import Answer, Failure, ProviderFailure
-from clark_agent.transports.base import Transport
-from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk
-from clark_agent.transports.decoding import JsonEventDecoder, json_text
-from clark_agent.transports.failures import failure_from_response, failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import (
     PROVIDER,
     ContentsWriter,
@@ -42,11 +37,16 @@ from clark_agent.transports.gemini_contents import (
     generation_of,
     takes_file,
 )
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.outgoing import sendable, with_extras
-from clark_agent.transports.redaction import Address, secrets_in, secrets_of
-from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
-from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.failures import failure_from_response, failure_of_sdk, failure_told
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
+from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
+from clark_agent.transports.http.request import sendable, with_extras
+from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk
+from clark_agent.transports.http.sse_json import JsonEventDecoder, json_text
 from clark_agent.types import Annotation, ImageContent, ProviderContent, StopReason, Usage
 
 __all__ = ["Gemini"]

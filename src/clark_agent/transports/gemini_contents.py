@@ -23,7 +23,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, assert_never
 
-from clark_agent.transports.outgoing import (
+from clark_agent.transports.http.request import (
     arguments_object,
     inline_data,
     media_type_of,

@@ -27,9 +27,11 @@ from clark_agent.errors import ConfigError
 from clark_agent.stream import StreamErrorKind, StreamRequest
 from clark_agent.toolkit.untrusted import without_marks
 from clark_agent.tools.schema import portable_schema
-from clark_agent.transports.answer import Answer, Failure
-from clark_agent.transports.base import Transport
 from clark_agent.transports.dialects import COMPATIBLE
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.request import arguments_object, sendable, with_extras
+from clark_agent.transports.http.response import Answer, Failure
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.local_engine import (
     PACKAGED,
     Engine,
@@ -41,8 +43,6 @@ from clark_agent.transports.local_engine import (
 from clark_agent.transports.local_prompts import Step, Turn
 from clark_agent.transports.local_thinking import Case, Stopped, Thinker
 from clark_agent.transports.openai_chat import ChatDecoder, chat_messages, chat_tool
-from clark_agent.transports.outgoing import arguments_object, sendable, with_extras
-from clark_agent.transports.settings import RetryPolicy, Timeouts
 from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage, UserMessage
 
 __all__ = ["LocalModel"]

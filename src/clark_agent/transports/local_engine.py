@@ -41,8 +41,8 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.errors import ConfigError
-from clark_agent.transports.clients import load_sdk
-from clark_agent.transports.outgoing import with_extras
+from clark_agent.transports.http.request import with_extras
+from clark_agent.transports.http.sdk import load_sdk
 
 __all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine", "packaged_weights"]
 

@@ -27,8 +27,8 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.stream import ToolSchema
-from clark_agent.transports.answer import ProviderFailure
-from clark_agent.transports.failures import failure_told
+from clark_agent.transports.http.failures import failure_told
+from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.local_arguments import (
     copying,
     held,

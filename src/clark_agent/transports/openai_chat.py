@@ -21,16 +21,12 @@ from clark_agent.clock import Clock
 from clark_agent.messages.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import StreamRequest, ToolSchema
-from clark_agent.transports.answer import Answer, Failure, ProviderFailure
-from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of, json_text
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
-from clark_agent.transports.failures import failure_of_sdk, failure_told
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.openai_client import OpenAIClients
-from clark_agent.transports.openai_responses import openai_annotation
-from clark_agent.transports.outgoing import (
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.failures import failure_of_sdk, failure_told
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.request import (
     arguments_text,
     custom_input,
     custom_tools,
@@ -43,13 +39,17 @@ from clark_agent.transports.outgoing import (
     with_extras,
     woven_text,
 )
-from clark_agent.transports.settings import (
+from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
+from clark_agent.transports.http.retry import (
     CacheTime,
     RetryPolicy,
     Timeouts,
     cache_mark,
     checked_cache,
 )
+from clark_agent.transports.http.sse_json import JsonEventDecoder, fields_of, json_text
+from clark_agent.transports.openai_client import OpenAIClients
+from clark_agent.transports.openai_responses import openai_annotation
 from clark_agent.types import (
     AgentMessage,
     Annotation,

@@ -5,7 +5,8 @@
 - a key is taken from the environment only for the host that it belongs to, and a server that needs
   none gets none;
 - what the environment says about an account with OpenAI goes to OpenAI alone;
-- the package neither retries nor limits the time of an answer: `clark_agent.transports.base` does.
+- the package neither retries nor limits the time of an answer: that is for
+  `clark_agent.transports.http.base`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from clark_agent.transports.base import checked
-from clark_agent.transports.clients import LoopLocal, api_key_from, given_key, load_sdk, posted
 from clark_agent.transports.dialects import ChatDialect, dialect_for
-from clark_agent.transports.redaction import Address, secrets_in, secrets_of
-from clark_agent.transports.settings import Timeouts
+from clark_agent.transports.http.base import checked
+from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
+from clark_agent.transports.http.retry import Timeouts
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk, posted
 
 __all__ = ["OpenAIClients"]
 

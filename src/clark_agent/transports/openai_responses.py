@@ -27,14 +27,11 @@ from clark_agent.clock import Clock
 from clark_agent.messages.reasoning import ReasoningEncrypted, ReasoningFormat, parse_items
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.stream import StreamRequest, ToolSchema
-from clark_agent.transports.answer import Answer, Failure, ProviderFailure
-from clark_agent.transports.base import Transport
-from clark_agent.transports.decoding import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.transports.dialects import openai_effort
-from clark_agent.transports.failures import failure_of_sdk, failure_told
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.openai_client import OpenAIClients
-from clark_agent.transports.outgoing import (
+from clark_agent.transports.http.base import Transport
+from clark_agent.transports.http.failures import failure_of_sdk, failure_told
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.request import (
     arguments_text,
     custom_input,
     custom_tools,
@@ -46,7 +43,10 @@ from clark_agent.transports.outgoing import (
     with_extras,
     woven_text,
 )
-from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
+from clark_agent.transports.http.sse_json import JsonEventDecoder, fields_of, fitted, json_text
+from clark_agent.transports.openai_client import OpenAIClients
 from clark_agent.types import (
     AgentMessage,
     Annotation,

@@ -43,16 +43,20 @@ from clark_agent.stream import (
     StreamEvent,
     StreamRequest,
 )
-from clark_agent.transports.answer import Failure, ProviderFailure
-from clark_agent.transports.base import REFUSES_ACCESS, pause
-from clark_agent.transports.clients import LoopLocal, load_sdk
-from clark_agent.transports.failures import failure_from_response, failure_of_sdk, not_understood
-from clark_agent.transports.feed import Cancelled, Feed
-from clark_agent.transports.outgoing import with_extras
-from clark_agent.transports.redaction import Redactor, address_parts, secrets_in
-from clark_agent.transports.redirects import MOST_REDIRECTS, stay_at_origin
-from clark_agent.transports.settings import RetryPolicy, Timeouts
-from clark_agent.transports.sse import SseDecoder
+from clark_agent.transports.http.base import REFUSES_ACCESS, pause
+from clark_agent.transports.http.failures import (
+    failure_from_response,
+    failure_of_sdk,
+    not_understood,
+)
+from clark_agent.transports.http.reader import Cancelled, Feed
+from clark_agent.transports.http.redaction import Redactor, address_parts, secrets_in
+from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
+from clark_agent.transports.http.request import with_extras
+from clark_agent.transports.http.response import Failure, ProviderFailure
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
+from clark_agent.transports.http.sdk import LoopLocal, load_sdk
+from clark_agent.transports.http.sse import SseDecoder
 from clark_agent.transports.stream_wire import decode_event, encode_call
 from clark_agent.types import AssistantMessage, StopReason
 

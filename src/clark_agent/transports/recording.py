@@ -37,7 +37,7 @@ from clark_agent.stream import (
     StreamFn,
     StreamRequest,
 )
-from clark_agent.transports.redaction import is_secret
+from clark_agent.transports.http.redaction import is_secret
 from clark_agent.transports.stream_wire import EventRecord, from_record, to_record
 from clark_agent.types import AssistantMessage, CustomMessage, StopReason
 

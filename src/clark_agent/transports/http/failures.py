@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from clark_agent.errors import ClarkAgentError, StreamTimeout
 from clark_agent.stream import StreamErrorKind
-from clark_agent.transports.answer import Failure
+from clark_agent.transports.http.response import Failure
 
 __all__ = [
     "classify",

@@ -12,7 +12,7 @@ import pytest
 
 from clark_agent import CancellationToken
 from clark_agent.errors import StreamTimeout
-from clark_agent.transports.feed import Cancelled, Feed
+from clark_agent.transports.http.reader import Cancelled, Feed
 
 
 class Source:

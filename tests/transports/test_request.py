@@ -46,7 +46,7 @@ from clark_agent.transports.dialects import (
     XAI,
     ZAI,
 )
-from clark_agent.transports.outgoing import (
+from clark_agent.transports.http.request import (
     arguments_object,
     arguments_text,
     merged,

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from clark_agent.errors import ConfigError, TransportError
-from clark_agent.transports.redirects import MOST_REDIRECTS, is_redirect, redirect_target
+from clark_agent.transports.http.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
 __all__ = ["LoopLocal", "MissingKeyError", "api_key_from", "given_key", "load_sdk", "posted"]
 

@@ -32,7 +32,7 @@ from clark_agent.stream import (
     ToolCallChunk,
 )
 from clark_agent.testing import FakeClock
-from clark_agent.transports.answer import Answer, Failure
+from clark_agent.transports.http.response import Answer, Failure
 from tests.strategies import cuts, open_json
 
 

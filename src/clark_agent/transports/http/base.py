@@ -36,11 +36,11 @@ from clark_agent.stream import (
     StreamEvent,
     StreamRequest,
 )
-from clark_agent.transports.answer import Answer, Failure, ProviderFailure
-from clark_agent.transports.feed import Cancelled, Feed
-from clark_agent.transports.handover import ReplayTarget
-from clark_agent.transports.redaction import Redactor
-from clark_agent.transports.settings import RetryPolicy, Timeouts
+from clark_agent.transports.http.reader import Cancelled, Feed
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.redaction import Redactor
+from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
+from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.types import AssistantMessage, StopReason
 
 __all__ = ["REFUSES_ACCESS", "Decoder", "Transport", "pause"]

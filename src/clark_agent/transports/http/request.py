@@ -1,7 +1,7 @@
 """A history, made ready to be sent: what every provider wants, whatever its dialect.
 
 - custom messages stay at home;
-- reasoning that another provider made is left out (`clark_agent.transports.handover`);
+- reasoning of another provider is left out (`clark_agent.transports.http.reasoning_transfer`);
 - every call is answered once, right behind its message, and ids are unique
   (`clark_agent.history.repair_history`);
 - an assistant message that was cut off by a failure, or that has nothing to say, is left out;
@@ -26,7 +26,7 @@ from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import repair_history
 from clark_agent.messages.reasoning import ReplayContract, audit_replay, parse_items
 from clark_agent.messages.transcript import MessageView
-from clark_agent.transports.handover import ReplayTarget, convert_history
+from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
 from clark_agent.types import (
     AgentMessage,
     AssistantBlock,

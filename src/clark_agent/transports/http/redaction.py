@@ -30,7 +30,7 @@ from clark_agent.stream import (
     StreamChunk,
     StreamEvent,
 )
-from clark_agent.transports.answer import Failure
+from clark_agent.transports.http.response import Failure
 from clark_agent.types import AssistantMessage, ImageContent, ProviderContent
 
 __all__ = [

@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.messages.wire import jsonable
-from clark_agent.transports.answer import Answer, ProviderFailure
-from clark_agent.transports.failures import failure_told, no_stream, not_understood
-from clark_agent.transports.sse import SseDecoder
+from clark_agent.transports.http.failures import failure_told, no_stream, not_understood
+from clark_agent.transports.http.response import Answer, ProviderFailure
+from clark_agent.transports.http.sse import SseDecoder
 
 __all__ = ["JsonEventDecoder", "fields_of", "fitted", "json_text"]
 
@@ -31,7 +31,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class JsonEventDecoder(ABC, Generic[E]):
-    """A `clark_agent.transports.base.Decoder` for bytes; a provider brings ``_event``.
+    """A `clark_agent.transports.http.base.Decoder` for bytes; a provider brings ``_event``.
 
     ``_event`` tells the answer what an event says. It sets ``may_end`` when the answer is whole
     even if nothing more comes, and ``is_complete`` at the event that is always the last.

@@ -15,7 +15,7 @@ import pytest
 from clark_agent import CancellationToken, ConfigError, StreamRequest, UserMessage
 from clark_agent.stream import Done
 from clark_agent.transports import OpenAIChat
-from clark_agent.transports.clients import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, load_sdk
 from tests.transports.servers.bytes_server import Answer, ByteServer
 
 

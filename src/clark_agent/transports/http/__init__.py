@@ -1,0 +1,1 @@
+"""What transports over HTTP share: requests, reading events, retries, failures, redaction."""
