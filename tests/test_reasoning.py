@@ -21,7 +21,7 @@ from clark_agent import (
     audit_replay,
     encode_json,
 )
-from clark_agent.messages.reasoning import item_to_json, parse_item, parse_items
+from clark_agent.reasoning import item_to_json, parse_item, parse_items
 from tests.strategies import REASONING_ITEMS, open_json
 
 ANTHROPIC = ReasoningFormat.ANTHROPIC_CLAUDE_V1

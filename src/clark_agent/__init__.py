@@ -1,21 +1,23 @@
 """A small, typed, hookable agent loop: context → model → tool batch → results appended → repeat.
 
-The layers, each knowing only those before it:
+The layers, each knowing only those before it and its neighbours:
 
-- ``types``, ``clock``, ``cancellation``, ``errors``: messages, identity, time, stopping, failing
-- ``stream``: the seam to a model
+- ``reasoning``, ``types``, ``clock``, ``cancellation``: messages, identity, time and stopping
+- ``stream``, ``errors``: the seam to a model, and what can go wrong
 - ``tools``: what the model may call, its schema and its arguments
-- ``messages``, ``history``, ``gates``: work on messages, and pure functions over all that
-- ``events``, ``plugin``, ``protocol``, ``recovery``: the seams where a host joins in
-- ``steering``, ``budget``, ``result``: what reaches into a run, what it may spend and what it gives
+- ``events``, ``messages``, ``history``, ``gates``, ``intake``: events, and work on messages
+- ``steering``, ``plugin``, ``protocol``, ``recovery``, ``audience``: where a host joins in
+- ``budget``, ``result``: what a run may spend, and what it returns
 - ``effects``, ``tool_source``: what a run does to the world, and tools that come and go
 - ``plugins``, ``config``: the built-in plugins, and the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
-- ``run_log``: everything that comes into a run, recorded as it happens
 - ``running``, ``conversation``, ``sub_agents``: what people do with the loop
+- ``run_log``: everything that comes into a run, recorded as it happens
+- ``toolkit``: tools that most agents need
 - ``transports``: ways to models, none of them loaded before it is asked for
-- ``replay``, ``export``, ``trajectory``: a logged run again, in other formats, as durable records
+- ``trajectory``, ``export``, ``replay``: durable records, other formats, and a logged run again
 - ``grammar``, ``testing``: the order of events as code, and what to test an agent with
+- ``cli``: the command line
 
 Importing this package loads msgspec and the standard library, nothing else.
 """
@@ -77,19 +79,6 @@ from clark_agent.history import (
     repair_history,
     unique_tool_call_ids,
 )
-from clark_agent.messages.reasoning import (
-    OpenRouterReasoningCodec,
-    ReasoningCodec,
-    ReasoningEncrypted,
-    ReasoningFormat,
-    ReasoningItem,
-    ReasoningSummary,
-    ReasoningText,
-    ReplayAudit,
-    ReplayContract,
-    ReplayViolation,
-    audit_replay,
-)
 from clark_agent.messages.request_summary import (
     ProviderContentCounts,
     ProviderMessageCounts,
@@ -144,6 +133,19 @@ from clark_agent.protocol import (
     HiddenToolError,
     PlainTextRecoveryContext,
     ProtocolPolicy,
+)
+from clark_agent.reasoning import (
+    OpenRouterReasoningCodec,
+    ReasoningCodec,
+    ReasoningEncrypted,
+    ReasoningFormat,
+    ReasoningItem,
+    ReasoningSummary,
+    ReasoningText,
+    ReplayAudit,
+    ReplayContract,
+    ReplayViolation,
+    audit_replay,
 )
 from clark_agent.recovery import (
     ContextOverflowRecovery,

@@ -43,7 +43,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from clark_agent._text import describe
-from clark_agent.messages.reasoning import ReplayViolation
+from clark_agent.reasoning import ReplayViolation
 from clark_agent.stream import StreamErrorKind
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 

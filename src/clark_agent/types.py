@@ -22,7 +22,7 @@ from msgspec.structs import force_setattr, replace
 
 from clark_agent._ids import random_id
 from clark_agent._text import well_formed
-from clark_agent.messages.reasoning import ReasoningItem, item_to_json, parse_items
+from clark_agent.reasoning import ReasoningItem, item_to_json, parse_items
 
 __all__ = [
     "AgentContext",

@@ -10,8 +10,7 @@ import json
 from typing import Any
 
 import clark_agent as ca
-from clark_agent import stream, trajectory
-from clark_agent.messages import reasoning
+from clark_agent import reasoning, stream, trajectory
 from tests.conformance.scenario import run_scenario
 
 __all__ = ["PURE", "run_pure", "run_scenario"]

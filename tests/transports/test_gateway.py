@@ -54,7 +54,7 @@ from clark_agent import (
     run,
     tool,
 )
-from clark_agent.messages.reasoning import ReasoningFormat
+from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import Chunk, Done, Error, ReasoningEffort, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.transports import (

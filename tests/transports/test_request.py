@@ -33,7 +33,7 @@ from clark_agent import (
     arg_parse_error,
 )
 from clark_agent.errors import ReplayRefused
-from clark_agent.messages.reasoning import item_to_json, parse_items
+from clark_agent.reasoning import item_to_json, parse_items
 from clark_agent.transports import ChatDialect, ReplayTarget, convert_history
 from clark_agent.transports.dialects import (
     COMPATIBLE,

@@ -28,8 +28,8 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.clock import Clock
-from clark_agent.messages.reasoning import ReasoningFormat
 from clark_agent.messages.thinking import ThinkingTags
+from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import ReasoningEffort, StreamRequest, ToolSchema, parse_arguments
 from clark_agent.transports.anthropic_messages import (
     PROVIDER,

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, assert_never
 
 from clark_agent.errors import TransportError
-from clark_agent.messages.reasoning import ReasoningEncrypted, ReasoningText, parse_items
+from clark_agent.reasoning import ReasoningEncrypted, ReasoningText, parse_items
 from clark_agent.stream import StreamRequest
 from clark_agent.transports.http.reasoning_transfer import ReplayTarget
 from clark_agent.transports.http.request import (

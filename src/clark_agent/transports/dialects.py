@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from clark_agent.messages.reasoning import ReasoningFormat
+from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import ReasoningEffort
 
 __all__ = [

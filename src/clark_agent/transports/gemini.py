@@ -27,8 +27,8 @@ from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import TransportError
-from clark_agent.messages.reasoning import ReasoningFormat
 from clark_agent.messages.thinking import ThinkingTags
+from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
 from clark_agent.transports.gemini_contents import (
     PROVIDER,

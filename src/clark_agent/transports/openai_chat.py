@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.clock import Clock
-from clark_agent.messages.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
 from clark_agent.messages.thinking import ThinkingTags
+from clark_agent.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of

@@ -24,8 +24,8 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.clock import Clock
-from clark_agent.messages.reasoning import ReasoningEncrypted, ReasoningFormat, parse_items
 from clark_agent.messages.thinking import ThinkingTags
+from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_items
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.http.base import Transport

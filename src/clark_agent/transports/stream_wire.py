@@ -23,8 +23,8 @@ from clark_agent.errors import (
     StreamTimeout,
     TransportError,
 )
-from clark_agent.messages.reasoning import ReplayViolation
 from clark_agent.messages.wire import decode_json, encode_json, encode_strictly
+from clark_agent.reasoning import ReplayViolation
 from clark_agent.stream import (
     Chunk,
     Done,

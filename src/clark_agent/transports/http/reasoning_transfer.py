@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.messages.reasoning import ReasoningFormat
+from clark_agent.reasoning import ReasoningFormat
 from clark_agent.types import (
     AgentMessage,
     AssistantBlock,

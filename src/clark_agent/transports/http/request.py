@@ -24,8 +24,8 @@ import msgspec
 
 from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import repair_history
-from clark_agent.messages.reasoning import ReplayContract, audit_replay, parse_items
 from clark_agent.messages.transcript import MessageView
+from clark_agent.reasoning import ReplayContract, audit_replay, parse_items
 from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
 from clark_agent.types import (
     AgentMessage,
