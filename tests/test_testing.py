@@ -32,7 +32,7 @@ from clark_agent import (
 from clark_agent.events import AgentEnd, AgentStart, MessageEnd, MessageStart, TurnStart
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from clark_agent.transports.kit import check_stream_fn
+from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.types import ReasoningDetailsContent
 from tests.event_loops import task_for_later
 

@@ -16,7 +16,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``toolkit``: tools that most agents need
 - ``transports``: ways to models, none of them loaded before it is asked for
 - ``trajectory``, ``export``, ``replay``: durable records, other formats, and a logged run again
-- ``grammar``, ``testing``: the order of events as code, and what to test an agent with
+- ``testing``: the order of events as code, and what to test agents, transports and stores with
 - ``cli``: the command line
 
 Importing this package loads msgspec and the standard library, nothing else.
@@ -71,7 +71,6 @@ from clark_agent.events import (
     public_event,
     public_events,
 )
-from clark_agent.grammar import EventChecker, check_events, fold_events
 from clark_agent.history import (
     HistoryChange,
     HistoryChangeKind,
@@ -170,6 +169,7 @@ from clark_agent.stream import (
     parse_arguments,
 )
 from clark_agent.sub_agents import agent_tool, run_child
+from clark_agent.testing.grammar import EventChecker, check_events, fold_events
 from clark_agent.tools import (
     NEVER_CLIP,
     AgentTool,

@@ -17,9 +17,9 @@ from clark_agent.messages.wire import encode_json
 from clark_agent.run_log import jsonl
 from clark_agent.run_log._checksums import seal, seal_all
 from clark_agent.run_log.jsonl import JsonlStore
-from clark_agent.run_log.kit import ODD_IDS
 from clark_agent.run_log.records import Record, RunEnded
 from clark_agent.run_log.store import LoadedRun
+from clark_agent.testing.store_kit import ODD_IDS
 from tests.run_log.storing import append, began, numbered, said, some_records
 
 

@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from clark_agent import RunIdentity
 from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log._checksums import seal_all
-from clark_agent.run_log.kit import NonconformingStore, check_run_store
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -39,6 +38,7 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun, RunSummary
+from clark_agent.testing.store_kit import NonconformingStore, check_run_store
 from tests.run_log.storing import (
     KINDS,
     append,

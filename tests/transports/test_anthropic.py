@@ -55,16 +55,17 @@ from clark_agent.stream import (
     ToolSchema,
 )
 from clark_agent.testing import FakeClock, RecordingSink
-from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts, check_stream_fn
-from clark_agent.transports.anthropic import Anthropic
-from clark_agent.transports.anthropic_models import model_named
-from clark_agent.transports.http.response import Answer as Heard
-from clark_agent.transports.http.response import Failure
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
     Misbehaviour,
     cut_anywhere_problems,
 )
+from clark_agent.testing.transport_kit import check_stream_fn
+from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts
+from clark_agent.transports.anthropic import Anthropic
+from clark_agent.transports.anthropic_models import model_named
+from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.transports.http.response import Failure
 from clark_agent.types import arg_parse_error
 from tests.strategies import broken_histories, cuts, transcripts, without_files
 from tests.transports.servers.aimock import Aimock

@@ -37,6 +37,7 @@ from clark_agent import (
 from clark_agent.errors import StreamTimeout
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink
+from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
 from clark_agent.transports import (
     OpenAIChat,
     RecordingStream,
@@ -45,7 +46,6 @@ from clark_agent.transports import (
     Timeouts,
 )
 from clark_agent.transports.dialects import OPENAI, OPENROUTER
-from clark_agent.transports.kit import check_events_of, check_stream_fn
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request, Script
 from tests.transports.wires_chat import (
     DONE,

@@ -42,6 +42,7 @@ from clark_agent.export import (
 )
 from clark_agent.messages.transcript import MessageLog
 from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start
+from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.transports import (
     Anthropic,
     Gemini,
@@ -52,7 +53,6 @@ from clark_agent.transports import (
 )
 from clark_agent.transports.dialects import COMPATIBLE, GROQ, OPENAI, OPENROUTER
 from clark_agent.transports.http.response import Answer as Heard
-from clark_agent.transports.kit import check_events_of
 from tests.transports import wires_anthropic as messages_wire
 from tests.transports import wires_chat as chat_wire
 from tests.transports import wires_gemini as gemini_wire

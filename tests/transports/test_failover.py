@@ -42,7 +42,8 @@ from clark_agent.stream import (
     TextChunk,
 )
 from clark_agent.testing import RecordingSink, ScriptedStream, call
-from clark_agent.transports import FirstOf, RetryPolicy, Transport, check_stream_fn
+from clark_agent.testing.transport_kit import check_stream_fn
+from clark_agent.transports import FirstOf, RetryPolicy, Transport
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import ask, asking

@@ -57,6 +57,7 @@ from clark_agent import (
 from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import Chunk, Done, Error, ReasoningEffort, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
+from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import (
     SAFE_EXTRAS,
     OpenAIChat,
@@ -64,7 +65,6 @@ from clark_agent.transports import (
     ReplayStream,
     RetryPolicy,
     Timeouts,
-    check_stream_fn,
 )
 from clark_agent.transports.gateway import gateway
 from clark_agent.transports.gateway_server import server_config

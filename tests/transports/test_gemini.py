@@ -51,15 +51,15 @@ from clark_agent import (
 from clark_agent.errors import StreamTimeout
 from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, Start, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink
-from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts
-from clark_agent.transports.gemini import Gemini
-from clark_agent.transports.http.response import Answer as Heard
-from clark_agent.transports.kit import check_events_of, check_stream_fn
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
     Misbehaviour,
     cut_anywhere_problems,
 )
+from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
+from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts
+from clark_agent.transports.gemini import Gemini
+from clark_agent.transports.http.response import Answer as Heard
 from tests import strategies
 from tests.strategies import cuts, without_files
 from tests.transports.servers.aimock import Aimock

@@ -36,17 +36,7 @@ from clark_agent.stream import (
     TextChunk,
     ToolCallChunk,
 )
-from clark_agent.transports import (
-    NonconformingStream,
-    OpenAIChat,
-    RecordingStream,
-    ReplayStream,
-    RetryPolicy,
-    StreamReport,
-    check_stream_fn,
-)
-from clark_agent.transports.kit import check_events_of
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
     Call,
     End,
@@ -58,6 +48,13 @@ from clark_agent.transports.misbehaviours import (
     Say,
     cut_anywhere_problems,
 )
+from clark_agent.testing.transport_kit import (
+    NonconformingStream,
+    StreamReport,
+    check_events_of,
+    check_stream_fn,
+)
+from clark_agent.transports import OpenAIChat, RecordingStream, ReplayStream, RetryPolicy
 from tests import strategies
 from tests.loop.support import PLACEHOLDER, hurry, let_others_run
 from tests.transports.servers.bytes_server import Answer, ByteServer

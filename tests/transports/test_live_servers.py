@@ -36,9 +36,9 @@ from clark_agent import (
 )
 from clark_agent.stream import Chunk, Done, Error, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink
-from clark_agent.transports import OpenAIChat, check_stream_fn, connect
+from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
+from clark_agent.transports import OpenAIChat, connect
 from clark_agent.transports.dialects import OPENROUTER
-from clark_agent.transports.kit import check_events_of
 from tests.transports.servers.aimock import Aimock
 from tests.transports.servers.llama import SHORT, LlamaServer
 from tests.transports.wires_chat import ask, asking, transport

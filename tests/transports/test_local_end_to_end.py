@@ -19,7 +19,8 @@ from clark_agent import (
     tool,
 )
 from clark_agent.stream import Chunk, Done, Error, StreamErrorKind, StreamRequest
-from clark_agent.transports import LocalModel, check_stream_fn, connect
+from clark_agent.testing.transport_kit import check_stream_fn
+from clark_agent.transports import LocalModel, connect
 
 FILES = {"price.txt": "The price is 14 dollars.", "stock.txt": "There are 30 chairs."}
 

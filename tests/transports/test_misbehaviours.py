@@ -18,10 +18,7 @@ from clark_agent import AssistantMessage, StopReason, TextContent, ToolCall, Usa
 from clark_agent.clock import Clock
 from clark_agent.stream import Done, Error
 from clark_agent.testing import FakeClock
-from clark_agent.transports import RetryPolicy, Transport
-from clark_agent.transports.http.response import Answer as Heard
-from clark_agent.transports.http.response import ProviderFailure
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
     Call,
     Comment,
@@ -34,6 +31,9 @@ from clark_agent.transports.misbehaviours import (
     Step,
     cut_anywhere_problems,
 )
+from clark_agent.transports import RetryPolicy, Transport
+from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.transports.http.response import ProviderFailure
 from tests.strategies import cuts
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer

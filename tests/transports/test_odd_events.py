@@ -21,10 +21,10 @@ from clark_agent import (
 )
 from clark_agent.intake import accept_answer
 from clark_agent.stream import Done, Error
+from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.transports import Transport
 from clark_agent.transports.http.response import Answer as Heard
 from clark_agent.transports.http.response import Failure, ProviderFailure
-from clark_agent.transports.kit import check_events_of
 from clark_agent.transports.stream_wire import decode_event, encode_event
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import ByteServer

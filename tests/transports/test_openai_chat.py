@@ -43,6 +43,7 @@ from clark_agent import (
 from clark_agent.errors import ReplayRefused
 from clark_agent.history import MISSING_RESULT
 from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, TextChunk
+from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.transports import ChatDialect, OpenAIChat
 from clark_agent.transports.dialects import (
     COMPATIBLE,
@@ -58,7 +59,6 @@ from clark_agent.transports.dialects import (
     formats_of,
     openai_effort,
 )
-from clark_agent.transports.kit import check_events_of
 from clark_agent.transports.openai_chat import chat_tool
 from tests.strategies import cuts
 from tests.transports.servers.bytes_server import Answer

@@ -48,11 +48,7 @@ from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import MISSING_RESULT
 from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, StreamEvent
 from clark_agent.testing import FakeClock
-from clark_agent.transports import RecordingStream, check_stream_fn
-from clark_agent.transports.http.response import Answer as Heard
-from clark_agent.transports.http.response import ProviderFailure
-from clark_agent.transports.kit import check_events_of
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
     Call,
     End,
@@ -61,6 +57,10 @@ from clark_agent.transports.misbehaviours import (
     Say,
     cut_anywhere_problems,
 )
+from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
+from clark_agent.transports import RecordingStream
+from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.openai_responses import OpenAIResponses
 from tests.strategies import cuts, open_json, transcripts
 from tests.transports.servers.aimock import Aimock

@@ -15,9 +15,9 @@ from clark_agent import AssistantMessage
 from clark_agent.errors import TransportError
 from clark_agent.stream import Done, Error, Start, StreamErrorKind, StreamFn
 from clark_agent.testing import FakeClock
+from clark_agent.testing.misbehaviours import MISBEHAVIOURS
 from clark_agent.transports import Anthropic, OpenAIChat, OpenAIResponses, ProxyStream, RetryPolicy
 from clark_agent.transports.http.redirects import redirect_target
-from clark_agent.transports.misbehaviours import MISBEHAVIOURS
 from clark_agent.transports.stream_wire import encode_event
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request

@@ -18,7 +18,7 @@ from clark_agent import (
     UserMessage,
     run,
 )
-from clark_agent.transports.misbehaviours import End, Finish, Say
+from clark_agent.testing.misbehaviours import End, Finish, Say
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import stream

@@ -15,9 +15,7 @@ import msgspec
 from clark_agent import StopReason, Usage
 from clark_agent.clock import Clock
 from clark_agent.testing import FakeClock
-from clark_agent.transports import RetryPolicy
-from clark_agent.transports.anthropic import Anthropic
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     Call,
     Comment,
     End,
@@ -28,6 +26,8 @@ from clark_agent.transports.misbehaviours import (
     Say,
     Step,
 )
+from clark_agent.transports import RetryPolicy
+from clark_agent.transports.anthropic import Anthropic
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 
 NAME = "anthropic"

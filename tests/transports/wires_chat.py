@@ -15,8 +15,7 @@ from clark_agent import AgentMessage, CancellationToken, StopReason, StreamReque
 from clark_agent.clock import Clock
 from clark_agent.stream import StreamEvent, StreamFn
 from clark_agent.testing import FakeClock
-from clark_agent.transports import ChatDialect, OpenAIChat, RetryPolicy
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     Call,
     Comment,
     End,
@@ -27,6 +26,7 @@ from clark_agent.transports.misbehaviours import (
     Say,
     Step,
 )
+from clark_agent.transports import ChatDialect, OpenAIChat, RetryPolicy
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 
 NAME = "chat"

@@ -14,9 +14,7 @@ import msgspec
 from clark_agent import StopReason
 from clark_agent.clock import Clock
 from clark_agent.testing import FakeClock
-from clark_agent.transports import RetryPolicy
-from clark_agent.transports.gemini import Gemini
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     Call,
     Comment,
     End,
@@ -27,6 +25,8 @@ from clark_agent.transports.misbehaviours import (
     Say,
     Step,
 )
+from clark_agent.transports import RetryPolicy
+from clark_agent.transports.gemini import Gemini
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 
 NAME = "gemini"

@@ -17,8 +17,7 @@ from msgspec import Struct
 from clark_agent import StopReason, Usage
 from clark_agent.clock import Clock
 from clark_agent.testing import FakeClock
-from clark_agent.transports import RetryPolicy
-from clark_agent.transports.misbehaviours import (
+from clark_agent.testing.misbehaviours import (
     Call,
     Comment,
     End,
@@ -29,6 +28,7 @@ from clark_agent.transports.misbehaviours import (
     Say,
     Step,
 )
+from clark_agent.transports import RetryPolicy
 from clark_agent.transports.openai_responses import OpenAIResponses
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 

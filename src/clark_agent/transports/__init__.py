@@ -17,7 +17,6 @@ from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
-from clark_agent.transports.kit import NonconformingStream, StreamReport, check_stream_fn
 from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
@@ -31,7 +30,6 @@ __all__ = [
     "FirstOf",
     "Gemini",
     "LocalModel",
-    "NonconformingStream",
     "OpenAIChat",
     "OpenAIResponses",
     "ProxyStream",
@@ -40,10 +38,8 @@ __all__ = [
     "ReplayStream",
     "ReplayTarget",
     "RetryPolicy",
-    "StreamReport",
     "Timeouts",
     "Transport",
-    "check_stream_fn",
     "connect",
     "convert_history",
     "gateway",

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from clark_agent.stream import Done, Error, StreamErrorKind, StreamEvent
-from clark_agent.transports.kit import check_events_of
+from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.types import (
     AssistantBlock,
     AssistantMessage,
