@@ -54,7 +54,7 @@ def call_in_loop(
     except RuntimeError:
         if not loop.is_closed():
             raise
-        logger.debug("an event loop was closed before it could be told")
+        logger.debug("the event loop was closed before the call")
         return False
     return True
 
@@ -85,7 +85,7 @@ class _Job:
         call_in_loop(self.loop, self._settle)
 
     def _settle(self) -> None:
-        if self.future.done():  # whoever waited was cancelled
+        if self.future.done():  # the waiting task was cancelled
             return
         if self.error is None:
             self.future.set_result(self.value)
@@ -126,11 +126,11 @@ class WorkerThreads:
             except Empty:
                 try:
                     self._idle.remove(jobs)
-                except ValueError:  # somebody has just taken this thread: its job is on the way
+                except ValueError:  # another call has just taken this thread: its job is on the way
                     continue
                 return
             job.run()
-            self._idle.append(jobs)  # first: whoever gets the outcome may call again at once
+            self._idle.append(jobs)  # first: the caller may call again at once
             job.deliver()
             del job  # an idle thread holds on to nothing
 

@@ -1,14 +1,14 @@
 """Cancellation that any thread, and any signal handler, may ask for.
 
-A token is a flag that goes up once. Whoever works under it either looks at ``cancelled`` now and
+A token is a flag that goes up once. Code that works under it either looks at ``cancelled`` now and
 then, awaits `wait`, or leaves a callback with `subscribe`. A child token is cancelled with its
 parent, never the other way round.
 
 There is no lock: a signal handler may run `cancel` in the middle of `subscribe` on the same thread,
 where a lock would hang. The order of steps does the work instead: `cancel` raises the flag and then
-drains the callbacks, `subscribe` leaves its callback and then looks at the flag, and whoever takes
+drains the callbacks, `subscribe` leaves its callback and then looks at the flag, and whatever takes
 an entry out (one atomic ``pop``) is the one to run it. A child holds nothing in its parent until
-somebody subscribes, and nothing after; so tokens cost nothing to make and cannot leak.
+a callback is left, and nothing after; so tokens cost nothing to make and cannot leak.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CancellationToken:
 
     @property
     def has_subscribers(self) -> bool:
-        """Whether somebody waits for this token or one below it."""
+        """Whether a callback or a waiter is left with this token or one below it."""
         return bool(self._subscriptions)
 
     @property

@@ -102,9 +102,9 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     protocol: ProtocolPolicy = field(default_factory=ProtocolPolicy)
     """The product's vocabulary."""
     conversation_id: str | None = None
-    """Told to tool gates."""
+    """Passed to tool gates as ``conversation_id``."""
     model_id: str | None = None
-    """Told to plugins and in events; the transport knows its own."""
+    """Passed to plugins and events; the transport has its own."""
     token_estimator: TokenEstimator = field(default_factory=JsonSizeEstimator)
 
     default_execution_mode: ExecutionMode = ExecutionMode.PARALLEL
@@ -443,7 +443,7 @@ class AgentBuilder:
         return self._set("protocol", value)
 
     def conversation_id(self, value: str) -> Self:
-        """Told to tool gates."""
+        """Passed to tool gates as ``conversation_id``."""
         return self._set("conversation_id", value)
 
     def model_id(self, value: str) -> Self:
@@ -503,7 +503,7 @@ class AgentBuilder:
         return self._set("grace_iterations", value)
 
     def graceful_turn_limit_message_provider(self, value: Callable[[], str] | None) -> Self:
-        """What it is told then."""
+        """The text of that message."""
         return self._set("graceful_turn_limit_message_provider", value)
 
     def graceful_turn_limit_grace_provider(self, value: Callable[[], int] | None) -> Self:

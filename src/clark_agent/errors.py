@@ -32,7 +32,7 @@
             ├── InvalidArgumentsError
             └── MissingFieldError
 
-A failing tool is no error of the run: its result says so and the model decides. Only the branches
+A failing tool does not fail the run: the model sees its result and decides. Only the branches
 under `LoopError` leave `run`. `clark_agent.run_log.resume` also raises `LogDamaged` and the
 branches under `RunStoreError`.
 """
@@ -380,7 +380,7 @@ class RunExists(RunStoreError):
 class RunBusy(RunStoreError):
     """The run has another writer, or had one since its log was read.
 
-    Whoever gets this must not go on with the run: the other one does.
+    Do not go on with the run: the other writer does.
     """
 
     def __init__(self, run_id: str, text: str | None = None) -> None:
@@ -421,7 +421,7 @@ class ToolFatal(ToolError):
 
 
 class ToolContractError(ToolError, TypeError):
-    """A tool, or a hook in its stead, returned what is no result: a bug, not a failed call."""
+    """A tool, or a hook instead of it, did not return a `ToolResult`: a bug, not a failed call."""
 
 
 class ToolValidationError(ToolError):

@@ -164,7 +164,7 @@ def note_exception(holder: Struct, error: Exception) -> None:
 
 
 class ChildRunEvent(_Event, frozen=True, tag="child_run_event"):
-    """An event of a run that a tool has started, or of one further down: told apart by identity."""
+    """An event of a run that a tool has started, or of one further down; see ``identity``."""
 
     identity: RunIdentity
     tool_call_id: str
@@ -239,7 +239,7 @@ AgentEvent: TypeAlias = (
     | ToolGateConflictResolved
     | ProviderRequestPrepared
 )
-"""Everything that happens in a run, told apart by ``type``. In order::
+"""Everything that happens in a run, by ``type``. In order::
 
     agent_start [run_identified] turn_start (message_start message_end)*prompts
     turn := [turn_start, except the first] (message_start message_end)*steering

@@ -407,7 +407,7 @@ def accept_result(result: Any, owner: str) -> ToolResult:
     hint = ""
     if hasattr(result, "__await__"):
         hint = " (an 'await' is missing)"
-        getattr(result, "close", lambda: None)()  # so that nobody is warned of it a second time
+        getattr(result, "close", lambda: None)()  # so that Python does not warn about it, too
     raise ToolContractError(f"{owner} must return a ToolResult, not {_shown(result)}{hint}")
 
 

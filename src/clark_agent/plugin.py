@@ -258,7 +258,7 @@ class FollowUpSource(Protocol):
 
 
 class ToolGate(Protocol):
-    """Contract: a pure function of what it is told. A required gate that raises ends the run.
+    """Contract: a pure function of its context. A required gate that raises ends the run.
 
     A plugin may also have ``denial_reason(tool_name, ctx) -> str | None`` (why a call to a hidden
     tool is refused), ``suppresses_advisory_gates(ctx) -> bool``, and the attributes
@@ -530,7 +530,7 @@ class Hooks(Struct, frozen=True):
 
         return cls(
             plugins=plugins,
-            # What somebody outside agrees to is the call as it will run: they are asked last.
+            # A person must approve the call as it will run, so hooks that ask one come last.
             before_tool_call=tuple(
                 sorted(found("before_tool_call"), key=lambda hook: hook.asks_outside)
             ),

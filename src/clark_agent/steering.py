@@ -3,7 +3,7 @@
 A `SteeringHandle` (from `clark_agent.plugins.ChannelSteering`) takes messages from any thread and
 any signal handler, and gives a `SteeringReceipt` for each. There is no lock, for the reason that
 `clark_agent.cancellation` gives: a message is queued first and then it is asked whether anybody
-still listens; a run that ends says so first and then empties the queue; whoever takes an entry out
+still listens; a run that ends says so first and then empties the queue; whatever takes an entry out
 (one atomic ``popleft`` or ``remove``) is the one to settle its receipt.
 """
 
@@ -94,7 +94,7 @@ class SteeringReceipt:
             subscription.close()
 
     def settle(self, status: SteeringStatus, turn: int | None = None) -> None:
-        """Say what has become of the message. For whoever took it out of the queue."""
+        """Say what has become of the message. Called by what took it out of the queue."""
         self.turn = turn
         self.status = status
         self._settled.cancel()
@@ -121,7 +121,7 @@ class Channel:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody will look any more."""
+        """Whether no run will take messages any more."""
         return self.ended and not self.listeners
 
     def send(self, queue: deque[SteeringReceipt], receipt: SteeringReceipt) -> None:

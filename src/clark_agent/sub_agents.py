@@ -1,6 +1,6 @@
 """Runs below runs: a tool that is an agent of its own.
 
-A child run is told apart by its identity, shares the budget of the run above it, is cancelled with
+A child run has its own identity, shares the budget of the run above it, is cancelled with
 the call that started it, adds its tokens to the tree, and tells its events in the parent's stream.
 `agent_tool` makes a tool of a config; `run_child` is for tools that want to do more.
 """

@@ -3,7 +3,7 @@
 Every class here is a frozen msgspec struct whose JSON is fixed: the tag comes first, fields follow
 in the order of their declaration, unknown fields are ignored when reading, optional fields are left
 out when empty. Open JSON (tool arguments, details, payloads) appears only where a field is typed
-``Any``; whoever puts a dict there shares it and must not change it afterwards.
+``Any``; a dict that is put there is shared and must not change afterwards.
 
 This module knows no transport, no tool and no loop. To read and write messages use
 `clark_agent.messages.wire`, which adds what a plain decoder cannot know: that a message without a
@@ -391,7 +391,7 @@ class CustomMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", t
 AgentMessage: TypeAlias = (
     SystemMessage | UserMessage | AssistantMessage | ToolResultMessage | CustomMessage
 )
-"""One entry of a transcript, told apart by ``role``."""
+"""One entry of a transcript, by ``role``."""
 
 
 _MESSAGE_TYPES = (

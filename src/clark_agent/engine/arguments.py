@@ -15,7 +15,7 @@ __all__ = ["check_arguments", "check_continuation", "prompt_messages"]
 
 
 def check_arguments(context: object, config: object, signal: object = None) -> None:
-    """Raise `TypeError` for what is no context, no config or no token."""
+    """Raise `TypeError` unless these are a context, a config and a token."""
     if not isinstance(context, AgentContext):
         raise TypeError(f"the context must be an AgentContext, not {type(context).__name__}")
     if not isinstance(config, LoopConfig):

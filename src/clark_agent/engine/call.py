@@ -80,7 +80,7 @@ _INTERVENED = ("steered", "out_of_time")
 
 
 class CallAnswered(Exception):
-    """Raised in a tool's stead: the call was not run to its end, and this is its result."""
+    """Raised instead of a result: the tool did not run to its end, and this is the call's result."""
 
     def __init__(self, result: ToolResult, why: RuntimeResult) -> None:
         super().__init__(why.kind, why.reason)
@@ -128,7 +128,7 @@ class Call(Struct, eq=False):
         self.result, self.by_runtime = made
 
     def hold_back(self, why: Literal["steered", "out_of_time"]) -> None:
-        """It is not run any more: somebody has intervened."""
+        """Do not run it: the user steered, or time ran out."""
         begun = self.state is CallState.INTERRUPTED
         self.answer(results.uncertain() if begun else results.held_back(why))
         self.stopped = why
@@ -293,7 +293,7 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
     except (Exception, asyncio.CancelledError) as error:
         _give_error(run, siblings, call, error, task)
         cancelled = error if isinstance(error, asyncio.CancelledError) else None
-    except BaseException:  # the interpreter is told to stop
+    except BaseException:  # KeyboardInterrupt, SystemExit
         call.answer(results.stopped("aborted"))
         raise
     finally:

@@ -36,7 +36,7 @@ Emit: TypeAlias = Callable[[AgentEvent], Awaitable[None]]
 class Journal:
     """Keeps nothing.
 
-    Contract: methods that return None return at once. What they were told is safe when `barrier`
+    Contract: methods that return None return at once. What they record is safe when `barrier`
     has been awaited. They raise `RunLogError` if the run must not go on without its log.
     """
 
@@ -140,7 +140,7 @@ class Journal:
     def batch_ended(self, calls: Sequence[Call], results: Sequence[ToolResultMessage]) -> None:
         """The results of these calls enter the transcript."""
 
-    # --- steps: what is told apart when somebody interrupts -------------------------------------
+    # --- steps: the moments at which an interruption can be placed ------------------------------
 
     def emitting(self, emit: Emit) -> Emit:
         """How to emit the events of the run."""

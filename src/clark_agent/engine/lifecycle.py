@@ -153,7 +153,7 @@ def _ending(error: BaseException, failure: LoopError, run: Run) -> BaseException
         ending = asyncio.CancelledError()
     elif isinstance(error, (Exception, asyncio.CancelledError, GeneratorExit)):
         return failure
-    else:  # the interpreter is told to stop
+    else:  # KeyboardInterrupt, SystemExit
         ending = error
     ending.__cause__ = failure
     return ending
@@ -169,7 +169,7 @@ class _Closing:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.exit: BaseException | None = None
-        """What told the interpreter to stop meanwhile."""
+        """A KeyboardInterrupt or SystemExit that a listener raised."""
 
     async def close(self, error: BaseException) -> AssistantMessage | None:
         """Close everything, in order; the answer that was cut off, if one was."""

@@ -1,7 +1,7 @@
 """Before a tool runs: is the call known, offered, well-formed and allowed?
 
 `prepare` ends in one of two ways: the call is ready to run, or it has its result already, an error
-that tells the model what to do differently or an answer that a hook gave in the tool's stead.
+that tells the model what to do differently or an answer that a hook gave instead of the tool.
 """
 
 from __future__ import annotations

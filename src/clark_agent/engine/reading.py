@@ -1,7 +1,7 @@
 """One stream of the model, read to its end.
 
-`read_answer` gives the answer, or says how the stream failed, or that somebody has intervened. It
-asks the transport once: whether to ask again is for `clark_agent.engine.retry` to say.
+`read_answer` returns the answer, how the stream failed, or None if it was interrupted. It asks
+the transport once: whether to ask again is for `clark_agent.engine.retry` to say.
 
 What a transport yields is checked as it comes in. A stream that does not stop when it is cancelled
 is left behind, like a tool.
@@ -110,7 +110,7 @@ class _Reading:
     """The handler of interrupts while a stream is read. A listener at work is not disturbed."""
 
     is_due = False
-    """Whether somebody has intervened."""
+    """Whether the user steered, or time ran out."""
     is_over = False
     """Whether nothing counts that still comes: the stream may have been left behind."""
     was_cancelled = False
@@ -146,7 +146,7 @@ def _not_told(event: MessageUpdate) -> Awaitable[None]:
 async def _read(
     run: Run, events: AsyncIterable[Any], reading: _Reading
 ) -> AssistantMessage | StreamFailure | None:
-    """Read to the end, or until somebody intervenes. Chunks before `Start` are ignored.
+    """Read to the end, or until interrupted. Chunks before `Start` are ignored.
 
     A chunk is checked before a listener gets it; if there is none, together with its neighbours.
     """

@@ -1,4 +1,4 @@
-"""The results that the engine gives in a tool's stead, and why. Pure functions on values."""
+"""Results that the engine gives instead of a tool, and why. Pure functions on values."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _HELD_BACK = {
 
 
 def held_back(why: Literal["steered", "out_of_time"]) -> Made:
-    """For a call before which somebody intervened."""
+    """For a call before which the user steered, or time ran out."""
     return _not_executed(why, _HELD_BACK[why])
 
 

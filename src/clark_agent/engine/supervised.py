@@ -6,7 +6,7 @@ so stands between the two when that task is cancelled:
 
 1. The cancellation is raised inside the coroutine.
 2. If the coroutine goes on, it has a grace to end: it may have something to clean up.
-3. After that it is left behind. It continues in a task of its own that nobody waits for.
+3. After that it is left behind. It continues in a task of its own, and the run does not wait for it.
 
 ``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and take that back
 as soon as it reaches them. Therefore only a cancellation that is still there when the grace is over
@@ -44,7 +44,7 @@ def is_cancelled() -> bool:
 
 
 def left_behind() -> int:
-    """How many calls go on although nobody waits for them any more."""
+    """How many coroutines that were left behind still run."""
     return len(_left_behind)
 
 
@@ -152,7 +152,7 @@ class Supervised:
         raise asyncio.CancelledError
 
     def _is_cancelled_from_outside(self) -> bool:
-        """Whether somebody else has cancelled the task, and not taken it back."""
+        """Whether the task was cancelled from outside, and that was not taken back."""
         task, before = self._task, self._cancelling
         if task is None or before is None:
             return False
@@ -225,7 +225,7 @@ def step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> A
 
 
 def _plain(awaited: Any) -> Any:
-    """What to wait for in its stead, so that a cancellation comes back to us at once.
+    """What to wait for instead, so that a cancellation is raised here at once.
 
     To cancel a task that waits for another task is to cancel that one, and to wait on.
     """
@@ -250,7 +250,7 @@ def _is_task_like(awaited: Any) -> bool:
 
 
 def _retrieve(done: asyncio.Future[Any]) -> None:
-    """Take notice of how it ended, since nobody else will."""
+    """Retrieve the exception, so that asyncio does not warn about it."""
     if not done.cancelled():
         done.exception()
 

@@ -5,7 +5,7 @@ It starts with the first thing that the tool waits for: a tool that never waits 
 1. The call's token is cancelled. A tool that waits on it, or runs in a thread, may end by itself.
 2. Then, and for any other tool at once, the cancellation is raised inside the coroutine.
 3. What has not ended when the grace is over is left behind: it goes on in a task of its own,
-   nobody waits for it, and its result says so.
+   the run does not wait for it, and the result says that it may still be running.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ToolTask(Supervised):
         self.stopped: str | None = None
         """Why the call was stopped, if it was."""
         self.cancelled_from_outside = False
-        """Whether it was the awaiting task that somebody cancelled."""
+        """Whether the task that awaits it was cancelled."""
 
     @property
     def why(self) -> str | None:
@@ -61,7 +61,7 @@ class ToolTask(Supervised):
         if self.stopped is not None:
             return
         self.stopped = why
-        if self._context.signal.reason is None:  # one that somebody gave stays
+        if self._context.signal.reason is None:  # keep a reason that was given before
             self._context.signal.cancel(why)
         if self._in_thread:
             self._later(self._grace, self._end_of_grace)

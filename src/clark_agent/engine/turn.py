@@ -61,7 +61,7 @@ class ModelAnswer(Struct, frozen=True):
 
     message: AssistantMessage
     gate_context: ToolGateContext | None
-    """What the gates were told, if there are any."""
+    """The context that gates got, if there are any."""
     allowlist: frozenset[str] | None
     """The tools that it was offered; None: all."""
 
@@ -157,7 +157,7 @@ async def _transform(
 async def _gate_tools(
     run: Run, iteration: int, messages: Sequence[AgentMessage]
 ) -> tuple[Sequence[ToolSchema], ToolGateContext, frozenset[str] | None]:
-    """The tools to offer, what the gates were told, and what they allow together."""
+    """The tools to offer, the context of the gates, and what they allow together."""
     registry = run.registry
     context = ToolGateContext(iteration, messages, run.config.conversation_id, registry.names)
     allowlist = await _allowlist(run, context)

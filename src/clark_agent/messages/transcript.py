@@ -93,7 +93,7 @@ class MessageView(Sequence[AgentMessage]):
         return MessageView(self._items, self._stable, tail)
 
     def grew_from(self, earlier: MessageView | None) -> bool:
-        """Whether all stable messages of ``earlier`` are the first of this view, told at no cost.
+        """Whether all stable messages of ``earlier`` are the first of this view. Costs nothing.
 
         A reader that has kept what it learnt of them goes on behind them; otherwise it starts over.
         """

@@ -163,8 +163,8 @@ _making_a_signal = Lock()
 class ToolContext:
     """What a running tool gets: which call it is, the signal to stop, and a way to tell progress.
 
-    For a test of a tool, ``ToolContext(tool_call_id="c", tool_name="t")`` will do: nobody listens
-    and nobody cancels. With ``emit`` it must be made on the event loop's thread.
+    For a test of a tool, ``ToolContext(tool_call_id="c", tool_name="t")`` will do: nothing
+    listens and nothing cancels. With ``emit`` it must be made on the event loop's thread.
     """
 
     position = 0
@@ -173,7 +173,7 @@ class ToolContext:
     _settled = False
     _reporting: asyncio.Task[None] | None = None
     is_reporting = False
-    """Whether listeners are being told of the tool's progress."""
+    """Whether listeners are receiving an update of the tool."""
     when_reported: Callable[[], object] | None = None
     """What to do as soon as they are."""
     plain_result: object = _NO_RESULT
@@ -199,7 +199,7 @@ class ToolContext:
 
     @property
     def signal(self) -> CancellationToken:
-        """Cancelled when the call should stop. Made when somebody first looks."""
+        """Cancelled when the call should stop. Made when first read."""
         if self._signal is None:
             with _making_a_signal:
                 if self._signal is None:
@@ -208,7 +208,7 @@ class ToolContext:
 
     @property
     def is_watched(self) -> bool:
-        """Whether the tool has asked to be told when it should stop."""
+        """Whether the tool waits for the signal or left a callback with it."""
         return self._signal is not None and self._signal.is_watched
 
     @property
@@ -230,7 +230,7 @@ class ToolContext:
         """Report progress.
 
         In an async tool await it. In a sync tool, which runs in a thread of its own, call it
-        plainly: it returns when the event is out, or as soon as nobody can want it any more.
+        plainly: it returns when the event is out, or as soon as the call is over.
 
         Contract: what is reported after the tool has returned is dropped. An exception of a
         listener comes out here.
@@ -310,7 +310,7 @@ class ToolHistoryPolicy(Struct, frozen=True, kw_only=True, gc=False):
     dedup_arg: str | None = None
     """Of two calls with the same string here, only the later result is worth keeping."""
     summary_arg: str | None = None
-    """The argument to show when a call is told in one line."""
+    """The argument to show when a call is summarised in one line."""
     compactable_result: bool = False
     """Old results may go: the tool can be called again."""
     pins_active_plan: bool = False

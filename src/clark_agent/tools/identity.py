@@ -1,4 +1,4 @@
-"""When two calls of a tool are "the same": declared by the tool, read by whoever looks for repeats.
+"""When two calls of a tool are "the same": declared by the tool, read by what looks for repeats.
 
 A tool that dispatches on an argument names it as ``operation_arg``; one that works on a file or a
 URL names that as its ``target``. Without a policy all calls of a tool are one operation without a

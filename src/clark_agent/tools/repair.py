@@ -2,7 +2,7 @@
 
 Models send numbers and lists as strings, and null for what they want to leave out. Such arguments
 are repaired against the tool's schema, but only after they have failed to parse, so what a tool
-takes as it is nobody touches. What cannot be mended is told to the model in words that it can act
+accepts stays untouched. What cannot be repaired is reported to the model in words that it can act
 on: where, what was expected, what came.
 
 Everything here is a pure function on JSON values and portable schemas.
@@ -255,7 +255,7 @@ def quoted(value: Any) -> str:
 
 
 def close_match(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate that somebody may have meant by the name."""
+    """The candidate that the name may stand for."""
     from difflib import get_close_matches  # only mistakes need it
 
     matches = get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
@@ -267,7 +267,7 @@ _LONGEST_COMPARED = 64
 
 
 def close_matches(name: str, candidates: Iterable[str], most: int = 5) -> list[str]:
-    """The candidates that somebody may have meant by the name, the best first.
+    """The candidates that the name may stand for, the best first.
 
     Takes no longer for 100,000 candidates than it takes to look at the length of each.
     """
