@@ -7,11 +7,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from clark_agent import (
     AgentContext,
     AgentEvent,
     AgentTool,
+    AssistantMessage,
     CancellationToken,
     ConfigError,
     LoopConfig,
@@ -211,6 +213,30 @@ async def test_a_resumed_run_goes_through_it() -> None:
     result = await resume(store, summary.run_id, again.replace(effects=noted))
     assert result.text == "Done."
     assert noted.seen == ["asks with 1", "runs look", "ran look", "asks with 3"]
+
+
+class Refusing(Effects):
+    def run_child(self, child: Child) -> Awaitable[RunResult]:
+        raise PermissionError("no children here")
+
+
+class Redacting(Effects):
+    async def run_child(self, child: Child) -> RunResult:
+        result = await super().run_child(child)
+        return replace(result, messages=(AssistantMessage.from_text("[redacted]"),))
+
+
+@pytest.mark.parametrize("effects", [Refusing(), Redacting()], ids=["refusing", "redacting"])
+async def test_what_becomes_of_a_child_is_replayed(effects: Effects) -> None:
+    store = MemoryStore()
+    config = two_levels(effects, run_log=RunLog(store))
+    first = results(await run("go", AgentContext(), config))
+    assert "Empty." not in first[1]
+    (root,) = [summary for summary in store.runs() if not summary.depth]
+    report = await replay(store, root.run_id, config)
+    assert report.is_identical, report
+    assert report.result is not None
+    assert results(report.result) == first
 
 
 def test_a_misspelt_override_is_refused() -> None:

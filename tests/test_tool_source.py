@@ -10,9 +10,13 @@ import pytest
 
 from clark_agent import (
     AgentContext,
+    AgentEvent,
     AgentTool,
+    AssistantMessage,
+    CancellationToken,
     ConfigError,
     LoopConfig,
+    RunAborted,
     RunIdentity,
     RunResult,
     ToolResultMessage,
@@ -20,8 +24,9 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.events import MessageEnd, TurnEnd
 from clark_agent.replay import replay
-from clark_agent.run_log import MemoryStore, RunLog
+from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.run_log.records import ToolsChanged
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.tool_source import ToolSourceContext
@@ -182,3 +187,72 @@ async def test_the_log_says_what_came_and_went_and_a_replay_asks_no_source() -> 
 def test_it_must_have_the_method(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="tool_source must be an object with tools_for_turn"):
         LoopConfig(stream=ScriptedStream([]), tool_source=wrong)
+
+
+async def test_the_order_of_the_tools_is_replayed() -> None:
+    store = MemoryStore()
+    source = ByTurn((A, B), (B, A), (C, A, B), (B, C))
+    stream = ScriptedStream([call("a"), call("nope"), call("nope"), "ok"])
+    config = LoopConfig(stream=stream, tool_source=source, run_log=RunLog(store))
+    result = await run("go", AgentContext(), config)
+    assert offered(stream) == [["a", "b"], ["b", "a"], ["c", "a", "b"], ["b", "c"]]
+    assert "The tools are: c, a, b." in results(result)[2]
+    (summary,) = store.runs()
+    report = await replay(store, summary.run_id, config)
+    assert report.is_identical, report
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("gives", [(), OSError("away")], ids=["nothing", "raises"])
+async def test_a_call_that_waits_for_a_tool_of_the_source_is_not_lost(gives: Any) -> None:
+    store, token = MemoryStore(), CancellationToken()
+
+    def cancel(event: AgentEvent) -> None:
+        if isinstance(event, MessageEnd) and isinstance(event.message, AssistantMessage):
+            raise Killed
+
+    def config(source: ByTurn, *steps: Any, **more: Any) -> LoopConfig:
+        stream = ScriptedStream(steps)
+        return LoopConfig(stream=stream, tool_source=source, run_log=RunLog(store), **more)
+
+    with pytest.raises(Killed):
+        await run("go", AgentContext(), config(ByTurn((B,)), call("b"), event_sink=cancel), token)
+    (summary,) = store.runs()
+    store.cut(summary.run_id, 4)  # the process died behind the answer
+    assert type(store.load(summary.run_id).records[-1].entry).__name__ == "Answered"
+    with pytest.raises(ConfigError, match="which the tool source does not give now"):
+        await resume(store, summary.run_id, config(ByTurn(gives)))
+    assert len(store.load(summary.run_id).records) == 4
+    again = config(ByTurn((B,)), "ok")
+    result = await resume(store, summary.run_id, again)
+    assert results(result) == ["b 0"]
+    report = await replay(store, summary.run_id, again)
+    assert report.is_identical, report
+
+
+async def test_tools_that_are_gone_after_a_resume_are_recorded() -> None:
+    store, token = MemoryStore(), CancellationToken()
+
+    def cancel(event: AgentEvent) -> None:
+        if isinstance(event, TurnEnd):
+            token.cancel()
+
+    log = RunLog(store)
+    first = LoopConfig(
+        stream=ScriptedStream([call("b")]),
+        tool_source=ByTurn((B, C)),
+        event_sink=cancel,
+        run_log=log,
+    )
+    with pytest.raises(RunAborted):
+        await run("go", AgentContext(), first, token)
+    (summary,) = store.runs()
+    stream = ScriptedStream(["ok"])
+    again = LoopConfig(stream=stream, tool_source=ByTurn((C,)), run_log=log)
+    await resume(store, summary.run_id, again)
+    assert offered(stream) == [["c"]]
+    report = await replay(store, summary.run_id, again)
+    assert report.is_identical, report

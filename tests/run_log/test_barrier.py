@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -29,11 +30,13 @@ from clark_agent import (
     ToolResultMessage,
     UserMessage,
     agent_tool,
+    check_events,
     run,
     run_child,
     tool,
 )
-from clark_agent.events import AgentStart, ProviderRequestPrepared, ToolExecutionStart
+from clark_agent.errors import failure_of
+from clark_agent.events import AgentEnd, AgentStart, ProviderRequestPrepared, ToolExecutionStart
 from clark_agent.messages.wire import encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import (
@@ -48,8 +51,15 @@ from clark_agent.run_log import (
     fold,
     resume,
 )
-from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded, ToolStarted
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.run_log.records import (
+    Record,
+    RunEnded,
+    RunFailed,
+    SteeringAccepted,
+    ToolEnded,
+    ToolStarted,
+)
+from clark_agent.testing import RecordingSink, ScriptedStream, call
 from tests.run_log.storing import child, some_records
 
 
@@ -525,3 +535,137 @@ async def test_a_run_that_finds_itself_cancelled_returns_when_its_log_is_kept(
     assert isinstance(store.load("r").records[-1].entry, RunFailed)
     for other in others:
         other.close()
+
+
+class Late(MemoryStore):
+    """Keeps nothing for good before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = asyncio.Event()
+        self.may.set()
+        self.is_waited_for = asyncio.Event()
+
+    def create(self, run_id: str) -> RunAppender:
+        return _LateAppender(super().create(run_id), self)
+
+
+class _LateAppender:
+    def __init__(self, appender: RunAppender, store: Late) -> None:
+        self._appender = appender
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._appender, name)
+
+    async def barrier(self) -> None:
+        if not self._store.may.is_set():
+            self._store.is_waited_for.set()
+            await self._store.may.wait()
+
+
+def late_config(store: Late, kind: type[AgentEvent], *steps: Any, **more: Any) -> LoopConfig:
+    """Runs whose store takes its time from an event on."""
+
+    def listen(event: AgentEvent) -> None:
+        if isinstance(event, kind):
+            store.may.clear()
+
+    return LoopConfig(
+        stream=ScriptedStream(steps), event_sink=listen, run_log=RunLog(store), **more
+    )
+
+
+def entries_of(store: MemoryStore) -> list[str]:
+    (summary,) = store.runs()
+    return [type(record.entry).__name__ for record in store.load(summary.run_id).records]
+
+
+@pytest.mark.parametrize("how", ["fails", "ends", "is cancelled"])
+async def test_steering_while_the_log_is_kept_is_undelivered_and_not_behind_the_end(
+    how: str,
+) -> None:
+    store, steering, token = Late(), ChannelSteering(), CancellationToken()
+    step = ValueError("broken") if how == "fails" else "Done."
+    config = late_config(store, AgentEnd, step, plugins=[steering])
+    if how == "is cancelled":
+        token.cancel()
+    running = asyncio.ensure_future(run("go", AgentContext(), config, token))
+    await store.is_waited_for.wait()
+    receipt = steering.handle.steer("too late")
+    store.may.set()
+    await asyncio.wait([running])
+    error = running.exception()
+    left = error.undelivered if isinstance(error, LoopError) else running.result().undelivered
+    assert [message.plain_text for message in left] == ["too late"]
+    assert receipt.status == "expired"
+    assert entries_of(store)[-1] == ("RunEnded" if how == "ends" else "RunFailed")
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_failed_run_that_is_cancelled_while_its_log_is_kept_waits_for_it(
+    by_token: bool,
+) -> None:
+    store, token = Late(), CancellationToken()
+    config = late_config(store, AgentEnd, ValueError("broken"), cancel_grace=60)
+    running = asyncio.ensure_future(run("go", AgentContext(), config, token))
+    await store.is_waited_for.wait()
+    _ = token.cancel() if by_token else running.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not running.done()
+    store.may.set()
+    await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_run_that_is_cancelled_while_its_log_is_begun_emits_and_keeps_its_prompts(
+    by_token: bool,
+) -> None:
+    store, token, sink = Late(), CancellationToken(), RecordingSink()
+    store.may.clear()
+    config = LoopConfig(stream=ScriptedStream([]), event_sink=sink, run_log=RunLog(store))
+    context = AgentContext(identity=RunIdentity.root("r"))
+    running = asyncio.ensure_future(run("go", context, config, token))
+    await store.is_waited_for.wait()
+    _ = token.cancel("enough") if by_token else running.cancel()
+    await asyncio.sleep(0)
+    store.may.set()
+    await asyncio.wait([running])
+    failure = failure_of(running.exception()) if by_token else None
+    if failure is not None:
+        assert [message.plain_text for message in failure.messages] == ["go"]
+    check_events(sink.events)
+    first = len(sink.events)
+    report = await replay(store, "r", config)
+    assert report.is_identical, report
+    assert len(sink.events) == 2 * first
+
+
+async def test_messages_are_recorded_in_the_order_in_which_they_are_delivered() -> None:
+    """One from a thread waits for the event loop, one from the loop does not."""
+    store, steering = MemoryStore(), ChannelSteering()
+
+    @tool
+    async def work() -> str:
+        """Steer from a thread, then from here."""
+        thread = Thread(target=lambda: steering.handle.steer("from a thread"))
+        thread.start()
+        thread.join()
+        _ = steering.handle.steer("from here")
+        return "done"
+
+    config = LoopConfig(
+        stream=ScriptedStream([call("work"), "ok"]),
+        tools=[work],
+        plugins=[steering],
+        run_log=RunLog(store),
+    )
+    result = await run("go", AgentContext(), config)
+    delivered = [m.plain_text for m in result.messages if isinstance(m, UserMessage)]
+    assert delivered == ["go", "from a thread", "from here"]
+    (summary,) = store.runs()
+    entries = [record.entry for record in store.load(summary.run_id).records]
+    accepted = [e.message.plain_text for e in entries if isinstance(e, SteeringAccepted)]
+    assert accepted == ["from a thread", "from here"]
+    assert (await replay(store, summary.run_id, config)).is_identical

@@ -100,6 +100,8 @@ class Brackets:
     """
 
     phase = NEW
+    has_begun = False
+    """Whether the run has messages to announce, though listeners may not know of it yet."""
     answer: AssistantMessage | None = None
     """The answer of the open turn."""
     results: Sequence[ToolResultMessage] = ()
@@ -143,6 +145,7 @@ class Brackets:
     def entered(self, messages: Iterable[AgentMessage]) -> None:
         """Messages are in the transcript, and will be announced; or the end of the run does it."""
         self._untold = iter(messages)
+        self.has_begun = True
 
     async def announce(self, messages: Iterable[AgentMessage]) -> None:
         """Announce messages that have entered the transcript."""

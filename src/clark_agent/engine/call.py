@@ -80,7 +80,7 @@ _INTERVENED = ("steered", "out_of_time")
 
 
 class CallAnswered(Exception):
-    """Raised instead of a result: the tool did not run to its end, and this is the call's result."""
+    """Raised instead of a result: the tool did not run to its end, and the call has this one."""
 
     def __init__(self, result: ToolResult, why: RuntimeResult) -> None:
         super().__init__(why.kind, why.reason)

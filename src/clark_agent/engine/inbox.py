@@ -45,10 +45,10 @@ class Inbox:
     def watch(self) -> None:
         """Have the journal know of every message that is sent from now on."""
         for channel in self._channels:
-            channel.watch(self._journal.accepted_on_any_thread)
+            channel.watch(lambda _: self._journal.message_sent(self.note_waiting))
 
     def note_waiting(self) -> None:
-        """Have the journal know what was sent before the run began."""
+        """Have the journal know what waits, in the order in which it will be taken."""
         for channel in self._channels:
             for receipt in channel.waiting():
                 self._journal.accepted(receipt)
@@ -118,6 +118,11 @@ class Inbox:
         self._left_follow_ups = ()
         for channel in self._channels:
             channel.appended()
+
+    def undelivered(self) -> tuple[AgentMessage, ...]:
+        """What was accepted so far and is not delivered."""
+        waiting = [receipt.message for channel in self._channels for receipt in channel.waiting()]
+        return (*self.pending, *self.follow_ups, *waiting)
 
     def close(self) -> tuple[AgentMessage, ...]:
         """Take no more messages; what was accepted and never delivered."""

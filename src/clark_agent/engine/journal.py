@@ -70,8 +70,10 @@ class Journal:
         """Await that everything so far is safe."""
         return FINISHED
 
-    def settle(self, seconds: float | None) -> Awaitable[None]:
-        """Await that everything is safe, at most so long. Does not raise."""
+    def settle(self, grace: float, *, is_cancelled: bool) -> Awaitable[None]:
+        """Await that everything is safe; once the run is cancelled, at most so many seconds. Does
+        not raise.
+        """
         return FINISHED
 
     def close(self) -> None:
@@ -91,8 +93,10 @@ class Journal:
     def accepted(self, receipt: SteeringReceipt) -> None:
         """A message was sent to the run, and may have an effect. Does not raise."""
 
-    def accepted_on_any_thread(self, receipt: SteeringReceipt) -> None:
-        """The same, from wherever the message was sent."""
+    def message_sent(self, note: Callable[[], None]) -> None:
+        """A message was sent, on any thread: have ``note`` called in the run's event loop, which
+        says what waits.
+        """
 
     # --- the model ------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from clark_agent.engine.batch import Batch
 from clark_agent.engine.brackets import NEW, TURN
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
-from clark_agent.errors import LoopError, RunAborted
+from clark_agent.errors import ConfigError, LoopError, RunAborted, RunLogError
 from clark_agent.events import AgentEnd, AgentEvent, AgentStart, RunIdentified, TurnEnd, TurnStart
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.types import AgentMessage, AssistantMessage
@@ -40,9 +40,9 @@ async def begin(
         inbox.restore(resumption.waiting)
         journal.resumed(run, resumption)
     inbox.note_waiting()
-    await journal.barrier()
     run.transcript.add(prompts)
     brackets.entered(prompts)
+    await journal.barrier()
     await brackets.send(AgentStart())
     if run.lineage.given is not None:
         await brackets.send(RunIdentified(run.lineage.given))
@@ -101,6 +101,9 @@ async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
 
 async def _fail(run: Run, error: BaseException) -> BaseException:
     """Close what is open; what to raise."""
+    if isinstance(error, ConfigError) and not run.brackets.has_begun:
+        run.inbox.close()
+        return error  # nothing has happened
     failure = _failure(error, run)
     is_cancelled = run.interrupts.is_cancelled()
     if isinstance(failure, RunAborted) and not isinstance(error, Exception):
@@ -116,7 +119,8 @@ async def _fail(run: Run, error: BaseException) -> BaseException:
     _carry(run, failure, partial)
     run.journal.failed(failure)
     is_cancelled = is_cancelled or run.interrupts.is_cancelled()
-    await run.journal.settle(run.config.cancel_grace if is_cancelled else None)
+    await run.journal.settle(run.config.cancel_grace, is_cancelled=is_cancelled)
+    failure.undelivered = run.inbox.close()
     return _ending(closing.exit or error, failure, run)
 
 
@@ -140,7 +144,7 @@ def _carry(run: Run, error: LoopError, partial: AssistantMessage | None) -> None
     error.partial = error.partial or partial or run.brackets.discarded
     error.usage = run.spending.usage
     error.tree_usage = run.spending.tree_usage
-    error.undelivered = run.inbox.close()
+    error.undelivered = run.inbox.undelivered()
 
 
 def _ending(error: BaseException, failure: LoopError, run: Run) -> BaseException:
@@ -175,7 +179,9 @@ class _Closing:
         """Close everything, in order; the answer that was cut off, if one was."""
         run, brackets = self._run, self._run.brackets
         if brackets.phase is NEW:
-            return None
+            if not brackets.has_begun or isinstance(error, RunLogError):
+                return None
+            await self.emit(AgentStart())
         cut_off: AssistantMessage | None = None
         if run.answer.is_open:
             cut_off = run.failed_answer(error)

@@ -35,7 +35,7 @@ from clark_agent.engine.resumption import (
     Where,
 )
 from clark_agent.engine.run import Run
-from clark_agent.engine.tool_refresh import refresh_tools
+from clark_agent.engine.tool_refresh import check_waiting_calls, refresh_tools
 from clark_agent.engine.turn import ModelAnswer, ask_model
 from clark_agent.errors import EmptyOutcomeError, LoopError, RunAborted, StreamError
 from clark_agent.events import EventSink
@@ -132,13 +132,14 @@ async def _loop(
     """The double loop."""
     inbox, interrupts, hooks, pace = run.inbox, run.interrupts, run.hooks, run.pace
     fallback = PlainTextFallback(run.config)
+    if resumption is not None and run.config.source_hook is not None:
+        await refresh_tools(run, run.config.source_hook, resumption.turns)
+        check_waiting_calls(run, resumption)
     await begin(run, prompts, resumption)
     step = _ASK
     if resumption is not None:
         earlier = resumption.messages
         ask_policy(run, lambda: fallback.restore(earlier))
-        if run.config.source_hook is not None:
-            await refresh_tools(run, run.config.source_hook)
         step = await _resume_at(run, resumption.where, fallback)
     if step is not _END and hooks.steering:
         await poll(run, hooks.steering, inbox.pending)
@@ -205,7 +206,7 @@ async def _turn(run: Run, fallback: PlainTextFallback) -> NextStep:
     else:
         await run.brackets.begin_turn()
     if run.config.source_hook is not None:
-        await refresh_tools(run, run.config.source_hook)
+        await refresh_tools(run, run.config.source_hook, run.turns)
     answer = await ask_model(run)
     if answer is None:  # it was interrupted, and what came of it is discarded
         await run.brackets.end_turn()

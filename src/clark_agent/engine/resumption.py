@@ -82,6 +82,8 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """How long other processes have worked on the run."""
     waiting: tuple[SteeringReceipt, ...] = ()
     """Messages that were accepted and never delivered."""
+    sourced: frozenset[str] = frozenset()
+    """The tools that a source had given, by name."""
 
     @property
     def turns_before(self) -> int:

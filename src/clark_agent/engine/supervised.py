@@ -6,7 +6,7 @@ so stands between the two when that task is cancelled:
 
 1. The cancellation is raised inside the coroutine.
 2. If the coroutine goes on, it has a grace to end: it may have something to clean up.
-3. After that it is left behind. It continues in a task of its own, and the run does not wait for it.
+3. After that it is left behind: it continues in a task of its own, and nothing waits for it.
 
 ``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and take that back
 as soon as it reaches them. Therefore only a cancellation that is still there when the grace is over

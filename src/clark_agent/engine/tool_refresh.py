@@ -7,19 +7,21 @@ from collections.abc import Iterable
 from typing import Any
 
 from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.resumption import AfterAnswer, Resumption
 from clark_agent.engine.run import Run
+from clark_agent.errors import ConfigError
 from clark_agent.plugin import Hook
 from clark_agent.tool_source import ToolSourceContext
 from clark_agent.tools import ToolRegistry
 
-__all__ = ["refresh_tools"]
+__all__ = ["check_waiting_calls", "refresh_tools"]
 
 logger = logging.getLogger(__name__)
 
 
-async def refresh_tools(run: Run, source: Hook) -> None:
+async def refresh_tools(run: Run, source: Hook, turn: int) -> None:
     """Ask the source which tools there are now. If it fails they stay as they were."""
-    context = ToolSourceContext(run.turns, run.transcript.view(), run.identify(), run.signal)
+    context = ToolSourceContext(turn, run.transcript.view(), run.identify(), run.signal)
     try:
         given: Any = await call_hook(run, source, context)
         if given is run.sourced:
@@ -35,6 +37,23 @@ async def refresh_tools(run: Run, source: Hook) -> None:
     else:
         run.journal.tools_changed(registry)
     run.registry = registry
+
+
+def check_waiting_calls(run: Run, resumption: Resumption) -> None:
+    """Raise `ConfigError` if a call waits for a tool that the source gave, and gives no more.
+
+    Called before the run goes on: the call is not lost, and a later resume finds it.
+    """
+    where = resumption.where
+    if not isinstance(where, AfterAnswer):
+        return
+    for position, call in enumerate(where.message.tool_calls):
+        is_waiting = position not in where.calls
+        if is_waiting and call.name in resumption.sourced and call.name not in run.registry:
+            raise ConfigError(
+                f"the log waits for a call of the tool {call.name!r}, which the tool source does "
+                "not give now; resume again when it does"
+            )
 
 
 def _with(own: ToolRegistry, given: Iterable[Any]) -> ToolRegistry:

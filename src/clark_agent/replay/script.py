@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -40,7 +41,7 @@ from clark_agent.plugin import (
 )
 from clark_agent.result import RunResult
 from clark_agent.run_log.chunking import joined
-from clark_agent.run_log.fold import fold
+from clark_agent.run_log.fold import changed_tools, fold
 from clark_agent.run_log.fork import usage_of
 from clark_agent.run_log.records import (
     Answered,
@@ -128,6 +129,9 @@ class Script(Effects):
         self._expected: set[str] = set()
         """The calls of agents whose runs have not begun yet."""
         self._agents: frozenset[str] = frozenset()
+        self._takes_agents_results = False
+        """Whether what agents gave may come from the host's effects, so that it is in the log
+        alone."""
         self._moved_below = asyncio.Event()
         """Set when a run below has come to where it was stopped, or to its end."""
         self._store = store
@@ -174,6 +178,10 @@ class Script(Effects):
     def config(self, config: LoopConfig) -> LoopConfig:
         """The config, with its outside replaced."""
         channels = {id(channel): channel.detached() for channel in channels_among(config.plugins)}
+        effects = config.effects
+        self._takes_agents_results = (
+            effects is not None and type(effects).run_child is not Effects.run_child
+        )
         self._handle = next((channel.handle for channel in channels.values()), None)
         tools = config.registry.values()
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
@@ -203,7 +211,12 @@ class Script(Effects):
 
     def changed_tools(self) -> ToolsChanged | None:
         """Which tools came and went here, if that was so."""
-        entry = None if self._next is None else self._next.entry
+        at = self._at
+        if at < self._part.stop and isinstance(self._records[at].entry, RunResumed):
+            at += 1  # the source is asked before the log goes on
+            if at < self._part.stop and self._records[at].events:
+                return None  # that was in a turn
+        entry = self._records[at].entry if at < self._part.stop else None
         return entry if isinstance(entry, ToolsChanged) else None
 
     def sourced_before(self) -> dict[str, dict[str, Any]]:
@@ -313,6 +326,15 @@ class Script(Effects):
         """Wait until those who act here have acted."""
         while self._is_held and not self._is_free:
             await self._wait_for(_HELD)
+
+    def begun(self, kept: Awaitable[None]) -> Awaitable[None]:
+        """The log is about to be begun. A run that was stopped there goes no further."""
+        is_first = self._at == self._part.start + 1
+        return self._held_at_begin(kept) if is_first and self._was_stopped else kept
+
+    async def _held_at_begin(self, kept: Awaitable[None]) -> None:
+        await kept
+        await self._never()
 
     def _leave(self) -> None:
         self._has_left, self._is_held = True, False
@@ -556,6 +578,11 @@ class Script(Effects):
             return await self._run_too_long(tool, given, ctx, ended)
         if end is None and not self._started_by(ctx.tool_call_id):
             await self._never()  # the log ends before that of the agent begins
+        if self._takes_agents_results and ended is not None:
+            if self._started_by(ctx.tool_call_id):
+                with suppress(Exception):
+                    await tool.execute(given, ctx)  # for the log of the run below
+            return await self._end(end or 0, ctx)
         own = await tool.execute(given, ctx)
         await self._reach(self._part.stop if end is None else end)
         was_stopped = _why_stopped(why) is not None and ctx.signal.cancelled
@@ -883,6 +910,9 @@ class _ScriptedWriter(RunWriter):
         self.script.run, self.script.writer = run, self
         super().resumed(run, resumption)
 
+    def barrier(self) -> Awaitable[None]:
+        return self.script.begun(super().barrier())
+
     def write(self, entry: Entry, **more: Any) -> None:
         super().write(entry, **more)
         self.script.written(entry)
@@ -934,8 +964,7 @@ class _RecordedSource:
     def tools_for_turn(self, ctx: ToolSourceContext) -> list[AgentTool]:
         changed = self._script.changed_tools()
         if changed is not None:
-            kept = {n: told for n, told in self._declared.items() if n not in changed.removed}
-            self._declared = kept | changed.added
+            self._declared = changed_tools(self._declared, changed)
             self._tools = self._made()
         return self._tools
 

@@ -148,10 +148,8 @@ def _take(run: FoldedRun, record: Record) -> None:
             for edit in reversed(edited.edits):
                 run.transcript[edit.start : edit.start + edit.removed] = edit.inserted
             run.requests.clear()
-        case ToolsChanged(added=added_tools, removed=removed):
-            run.sourced.update(added_tools)
-            for name in removed:
-                run.sourced.pop(name, None)
+        case ToolsChanged() as changed:
+            run.sourced = changed_tools(run.sourced, changed)
         case Asked() as asked:
             if asked.turn > run.asked:
                 _end_turn(run)
@@ -178,6 +176,15 @@ def _take(run: FoldedRun, record: Record) -> None:
             del run.turn_ends[resumed.turn :]
         case _:
             pass
+
+
+def changed_tools(
+    sourced: dict[str, dict[str, Any]], changed: ToolsChanged
+) -> dict[str, dict[str, Any]]:
+    """The tools of a source after a change, in their order."""
+    kept = {n: told for n, told in sourced.items() if n not in changed.removed}
+    tools = kept | changed.added
+    return tools if changed.order is None else {name: tools[name] for name in changed.order}
 
 
 def _outcome(run: FoldedRun, ended: ToolEnded) -> None:

@@ -157,6 +157,8 @@ class ToolsChanged(_Entry, frozen=True, kw_only=True, tag="tools_changed"):
     added: dict[str, dict[str, Any]] = {}
     """As in ``run_began``, with those ``flags`` of the tool that are not the usual ones."""
     removed: tuple[str, ...] = ()
+    order: tuple[str, ...] | None = None
+    """All tools of the source in their order, if that does not follow: kept ones, then new ones."""
 
 
 class Asked(_Entry, frozen=True, kw_only=True, tag="asked"):

@@ -158,7 +158,7 @@ def taken_up(
         waiting,
         folded.last_number,
         tuple([child.run_id for child in spent.children]),
-        tuple(folded.sourced),
+        folded.sourced,
         appender,
     )
     began = folded.began
@@ -178,6 +178,7 @@ def taken_up(
         requests=tuple(folded.requests),
         worked_ms=folded.worked_ms,
         waiting=tuple(waiting.values()),
+        sourced=frozenset(folded.sourced),
     )
     messages = folded.transcript[:-1] if is_again else folded.transcript
     return AgentContext(began.system_prompt, tuple(messages), began.identity), resumption

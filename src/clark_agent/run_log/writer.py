@@ -251,8 +251,8 @@ class Continuation(Struct, frozen=True):
     """The last number that was given."""
     below: tuple[str, ...] = ()
     """The runs right below, by their ids."""
-    sourced: tuple[str, ...] = ()
-    """The tools that a source has given."""
+    sourced: Mapping[str, dict[str, Any]] = {}
+    """The tools that a source has given, as the log declares them."""
     appender: RunAppender | None = None
     """What goes on with the log, if that is taken already."""
 
@@ -280,7 +280,7 @@ class RunWriter(Journal):
         self._after = after
         self._is_open = False
         self._has_ended = False
-        """Whether it says that the run has its result; then nothing follows."""
+        """Whether it has the end of the run; then nothing follows."""
         self._is_closing = False
         """Whether the run is over already, so that a failure can stop nothing any more."""
         self._appender: RunAppender | None = None
@@ -298,6 +298,8 @@ class RunWriter(Journal):
         self._gates: dict[str, tuple[str, ...] | None] = {}
         self._tools: dict[str, dict[str, Any]] = {}
         """The tools that the log knows of."""
+        self._own: Sequence[str] = ()
+        """Those of the config, by name."""
         self._attempts = (0, 0)
         """The newest turn, and how often it has asked."""
         self._syncs_records = log.durability is Durability.RECORD
@@ -308,6 +310,7 @@ class RunWriter(Journal):
     def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
         """The run begins."""
         self._open("be begun", lambda: self.log.store.create(self.run_id), may_fail=True)
+        self._own = run.config.registry.names
         self._tools = {tool.name: _declared(tool) for tool in run.registry.values()}
         identity, config = run.identify(), run.config
         self.write(
@@ -332,11 +335,16 @@ class RunWriter(Journal):
             "be continued",
             lambda: after.appender or self.log.store.reopen(self.run_id, after=after.last.seq),
         )
-        self._tools = {name: {} for name in after.sourced}
-        self._tools |= {tool.name: _declared(tool) for tool in run.registry.values()}
+        self._own = run.config.registry.names
+        self._tools = {tool.name: _declared(tool) for tool in run.config.registry.values()}
+        self._tools |= after.sourced
         self._accepted = after.last_number
         self._steering = {receipt: number for number, receipt in after.waiting.items()}
         self.write(RunResumed(resumption.turns, after.below))
+        if [*self._tools] != [*run.registry] or any(
+            self._tools[tool.name] != _declared(tool) for tool in run.registry.values()
+        ):
+            self.tools_changed(run.registry)
 
     def _open(self, what: str, take: Callable[[], RunAppender], *, may_fail: bool = False) -> None:
         try:
@@ -385,6 +393,7 @@ class RunWriter(Journal):
                 undelivered=failure.undelivered,
             )
         )
+        self._has_ended = True
 
     # --- records --------------------------------------------------------------------------------
 
@@ -471,25 +480,23 @@ class RunWriter(Journal):
         else:
             self._confirmed = max(self._confirmed, written)
 
-    async def settle(self, seconds: float | None) -> None:
-        """Wait for the last records of a run that is over, at most so long. Does not raise."""
+    async def settle(self, grace: float, *, is_cancelled: bool) -> None:
+        """Wait for the last records of a run that is over; once it is cancelled, at most so many
+        seconds. Does not raise.
+        """
         waiting = self.barrier() if self._is_open else FINISHED
         if waiting is FINISHED:
             return
         task = asyncio.ensure_future(waiting)
         now = asyncio.get_running_loop().time
-        until = None if seconds is None else now() + seconds
-        try:
-            while not task.done() and (until is None or now() < until):
-                try:
-                    await asyncio.wait([task], timeout=None if until is None else until - now())
-                except asyncio.CancelledError:
-                    if until is None:
-                        raise
-                    # It may be the cancellation that has ended the run, delivered only now.
-                    logger.debug("cancelled again while the log of a run was being closed")
-        except asyncio.CancelledError:
-            logger.debug("cancelled while the log of a run was being closed")
+        until = now() + grace if is_cancelled else None
+        while not task.done() and (until is None or now() < until):
+            try:
+                await asyncio.wait([task], timeout=None if until is None else until - now())
+            except asyncio.CancelledError:
+                # This may be the cancellation that has ended the run, delivered only now.
+                logger.debug("cancelled while the log of a run was being closed")
+                until = now() + grace if until is None else until
         if not task.done():
             task.cancel()  # the store goes on without anybody who waits for it
             logger.warning("the end of the log of run %s is not written yet", self.run_id)
@@ -568,31 +575,33 @@ class RunWriter(Journal):
         """Write that a message was sent. The sender is not to blame if that fails: the run finds
         out with its next record.
         """
-        if not self._is_closed:
+        if not self._is_closed and not self._has_ended:
             with suppress(RunLogError):
                 self._number(receipt)
 
-    def accepted_on_any_thread(self, receipt: SteeringReceipt) -> None:
-        """The same, from wherever the message was sent."""
+    def message_sent(self, note: Callable[[], None]) -> None:
+        """Have ``note`` called in the run's event loop. Called on any thread."""
         if self._seq == self._first:  # the run is about to begin: then it looks what waits
             return
         loop = self._loop
         # A signal handler may steer, in the middle of a record.
         if is_running(loop) and not self._is_writing:
-            self.accepted(receipt)
+            note()
         elif loop is not None:
-            call_in_loop(loop, self.accepted, receipt)
+            call_in_loop(loop, note)
 
     def tools_changed(self, tools: ToolRegistry) -> None:
-        """Write which tools came and went."""
+        """Write which tools came and went. A log that is about to go on compares them itself."""
+        if not self._is_open:
+            return
         known, self._tools = self._tools, {tool.name: _declared(tool) for tool in tools.values()}
-        self.write(
-            ToolsChanged(
-                added={n: told for n, told in self._tools.items() if known.get(n) != told},
-                removed=tuple([name for name in known if name not in self._tools]),
-            ),
-            hand_on=False,
-        )
+        added = {name: told for name, told in self._tools.items() if known.get(name) != told}
+        removed = tuple([name for name in known if name not in self._tools])
+        names = tuple([name for name in self._tools if name not in self._own])
+        kept = [name for name in known if name in self._tools and name not in self._own]
+        expected = (*kept, *[name for name in added if name not in kept])
+        order = None if names == expected else names
+        self.write(ToolsChanged(added=added, removed=removed, order=order), hand_on=False)
 
     def tool_started(self, call: Call) -> Awaitable[None]:
         """Write that a tool is about to run. Await that the store has it."""
