@@ -256,3 +256,24 @@ async def test_tools_that_are_gone_after_a_resume_are_recorded() -> None:
     assert offered(stream) == [["c"]]
     report = await replay(store, summary.run_id, again)
     assert report.is_identical, report
+
+
+@pytest.mark.parametrize("with_source", [True, False])
+async def test_a_run_that_is_cancelled_while_the_source_is_asked_replays(
+    with_source: bool,
+) -> None:
+    class Hanging:
+        async def tools_for_turn(self, ctx: ToolSourceContext) -> Sequence[AgentTool]:
+            asyncio.get_running_loop().call_soon(token.cancel)
+            await asyncio.sleep(60)
+            return ()
+
+    store, token = MemoryStore(), CancellationToken()
+    stream = ScriptedStream(["ok"])
+    config = LoopConfig(stream=stream, tool_source=Hanging(), run_log=RunLog(store))
+    with pytest.raises(RunAborted):
+        await run("go", AgentContext(), config, token)
+    (summary,) = store.runs()
+    again = config if with_source else config.replace(tool_source=None)
+    report = await replay(store, summary.run_id, again)
+    assert report.is_identical, report

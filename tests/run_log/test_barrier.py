@@ -35,7 +35,6 @@ from clark_agent import (
     run_child,
     tool,
 )
-from clark_agent.errors import failure_of
 from clark_agent.events import AgentEnd, AgentStart, ProviderRequestPrepared, ToolExecutionStart
 from clark_agent.messages.wire import encode_json
 from clark_agent.replay import replay
@@ -546,7 +545,7 @@ class Late(MemoryStore):
         self.may.set()
         self.is_waited_for = asyncio.Event()
 
-    def create(self, run_id: str) -> RunAppender:
+    def create(self, run_id: str) -> Any:
         return _LateAppender(super().create(run_id), self)
 
 
@@ -610,7 +609,8 @@ async def test_a_failed_run_that_is_cancelled_while_its_log_is_kept_waits_for_it
     config = late_config(store, AgentEnd, ValueError("broken"), cancel_grace=60)
     running = asyncio.ensure_future(run("go", AgentContext(), config, token))
     await store.is_waited_for.wait()
-    _ = token.cancel() if by_token else running.cancel()
+    cancel: Callable[[], object] = token.cancel if by_token else running.cancel
+    cancel()
     for _ in range(10):
         await asyncio.sleep(0)
     assert not running.done()
@@ -628,13 +628,15 @@ async def test_a_run_that_is_cancelled_while_its_log_is_begun_emits_and_keeps_it
     context = AgentContext(identity=RunIdentity.root("r"))
     running = asyncio.ensure_future(run("go", context, config, token))
     await store.is_waited_for.wait()
-    _ = token.cancel("enough") if by_token else running.cancel()
+    cancel: Callable[[], object] = token.cancel if by_token else running.cancel
+    cancel()
     await asyncio.sleep(0)
     store.may.set()
     await asyncio.wait([running])
-    failure = failure_of(running.exception()) if by_token else None
-    if failure is not None:
-        assert [message.plain_text for message in failure.messages] == ["go"]
+    if by_token:
+        error = running.exception()
+        assert isinstance(error, RunAborted)
+        assert [message.plain_text for message in error.messages] == ["go"]
     check_events(sink.events)
     first = len(sink.events)
     report = await replay(store, "r", config)

@@ -186,8 +186,8 @@ class Script(Effects):
         tools = config.registry.values()
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
         source = config.tool_source
-        if source is not None or any(isinstance(r.entry, ToolsChanged) for r in self._records):
-            source = _RecordedSource(self, {} if source is None else source)
+        if source is not None or self.began.tool_source is not None:
+            source = _RecordedSource(self, self.began.tool_source or plugin_name(source))
         return config.replace(
             tool_source=source,
             tools=ToolRegistry([_Untimed(tool) for tool in tools]),
@@ -955,8 +955,8 @@ class _Untimed(AgentTool):
 class _RecordedSource:
     """Gives the tools that a source gave. What they do is in the log."""
 
-    def __init__(self, script: Script, source: object) -> None:
-        self.name = plugin_name(source)
+    def __init__(self, script: Script, name: str) -> None:
+        self.name = name
         self._script = script
         self._declared = script.sourced_before()
         self._tools: list[AgentTool] = self._made()

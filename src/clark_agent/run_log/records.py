@@ -94,6 +94,8 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     model_id: str | None = None
     tools: dict[str, Any] = {}
     """What the config declares, by name."""
+    tool_source: str | None = None
+    """The name of the source of tools that come and go, if there is one."""
     plugins: tuple[str, ...] = ()
     tool_call_id: str | None = None
     """For a child: the call of its parent that it answers."""

@@ -321,6 +321,7 @@ class RunWriter(Journal):
                 prompts=tuple(prompts),
                 model_id=config.model_id,
                 tools={tool.name: _shown(tool.schema) for tool in run.registry.values()},
+                tool_source=None if config.source_hook is None else config.source_hook.name,
                 plugins=tuple([plugin_name(plugin) for plugin in run.hooks.plugins]),
                 tool_call_id=run.lineage.call_id,
                 host_notes={} if identity.depth else self.log.notes,
