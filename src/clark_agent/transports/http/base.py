@@ -1,6 +1,6 @@
 """One call to a provider: the steps that are the same for all providers.
 
-    call    := encode, attempt; retry while the failure is transient and no chunk was emitted;
+    call    := encode, attempt; retry a transient failure if the attempt emitted no chunk;
                continue while the provider pauses the answer
     attempt := open, read → decode → chunks, until the provider signals the end
 

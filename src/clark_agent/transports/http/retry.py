@@ -35,7 +35,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """When to retry after a rate limit or an outage, as long as no chunk was emitted.
+    """When to retry an attempt that failed by a rate limit or an outage and emitted no chunk.
 
     The pause doubles from ``first_delay`` to ``max_delay``. It is shortened at random by up to
     half, so that many clients do not retry at once. If the server states how long to wait, that
