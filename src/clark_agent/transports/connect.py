@@ -7,10 +7,10 @@ gemini:gemini-3-flash               with GEMINI_API_KEY or GOOGLE_API_KEY
 openrouter:deepseek/deepseek-v4     with OPENROUTER_API_KEY
 groq:…  deepseek:…  mistral:…  xai:…  moonshot:…  zai:…  cerebras:…  together:…  fireworks:…
 local:                              a small model inside this process; local:/path/to/model.gguf
-ollama:llama3.2                     the Ollama on this machine
-lmstudio:qwen3-8b                   the LM Studio on this machine
+ollama:llama3.2                     Ollama on this machine
+lmstudio:qwen3-8b                   LM Studio on this machine
 http://host:8080/v1#model           any server that speaks Chat Completions
-gateway+https://host#model          a gateway of yours, with CLARK_GATEWAY_TOKEN
+gateway+https://host#model          your own gateway, with CLARK_GATEWAY_TOKEN
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class Thinker:
             }
         )
 
-    # --- whether, and what ----------------------------------------------------------------------
+    # --- choosing a tool ------------------------------------------------------------------------
 
     def _choose(self, case: Case) -> ToolSchema | None:
         """Return the tool to call next; None: answer instead."""
@@ -249,7 +249,7 @@ class Thinker:
                 found[text] = tokens[token] + further[rest]
         return found
 
-    # --- what the model writes ------------------------------------------------------------------
+    # --- writing a call or an answer ------------------------------------------------------------
 
     def _arguments(self, case: Case, tool: ToolSchema) -> dict[str, Any]:
         """Return the arguments that the model would write for the tool; empty if cut off."""

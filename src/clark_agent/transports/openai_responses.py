@@ -127,7 +127,7 @@ class OpenAIResponses(Transport[bytes]):
         self.base_url = self._clients.url
         self.prompt_cache_key = prompt_cache_key
         self._wants_summary = True
-        self._refused: frozenset[str] = frozenset()  # blobs
+        self._refused: frozenset[str] = frozenset()  # blobs that the server rejected
         super().__init__(
             model,
             provider=self._clients.dialect.name,

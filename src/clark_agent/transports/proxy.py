@@ -173,7 +173,7 @@ class ProxyStream:
         """Close the connections of the running event loop. The next call opens new ones."""
         await self._clients.aclose()
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _open(self, body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:

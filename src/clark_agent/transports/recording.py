@@ -58,7 +58,7 @@ class _Header(Struct, frozen=True):
 
 
 class _Call(Struct, frozen=True, omit_defaults=True):
-    """One call."""
+    """One recorded call."""
 
     request: dict[str, Any]
     events: tuple[EventRecord, ...]

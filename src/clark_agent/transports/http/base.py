@@ -116,7 +116,7 @@ class Transport(ABC, Generic[T]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"
 
-    # --- what a provider brings -----------------------------------------------------------------
+    # --- implemented by each transport ----------------------------------------------------------
 
     @property
     def target(self) -> ReplayTarget:

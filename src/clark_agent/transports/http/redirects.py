@@ -23,7 +23,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_redirect(status: int, location: str | None) -> bool:
-    """Whether a response points elsewhere."""
+    """Whether a response is a redirect."""
     return 300 <= status < 400 and bool(location)
 
 

@@ -242,7 +242,7 @@ class Answer:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the model asked for a tool."""
+        """Whether the answer has a tool call."""
         return bool(self._calls)
 
     def close(self, *, is_whole: bool = True) -> None:
@@ -279,7 +279,7 @@ class Answer:
         usage = self._total_usage()
         return self._assembler.message(reason, error_message=failure.message, usage=usage)
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _tell(self, chunk: StreamChunk) -> None:
         self._has_told = True
