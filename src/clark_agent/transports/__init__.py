@@ -1,10 +1,10 @@
-"""Transports: the ways to models that come with this package.
+"""Transports: the connections to models that come with this package.
 
     stream = connect("openrouter:anthropic/claude-sonnet-5")
     config = LoopConfig(stream=stream, tools=[...])
 
-Each one stands on its provider's official SDK, which is an extra of this package and is loaded when
-a transport is made: importing this module loads none of them.
+Each one uses its provider's official SDK, which is an extra of this package. A transport loads its
+SDK when it is created; importing this module loads none of them.
 """
 
 from clark_agent.transports.anthropic import Anthropic

@@ -1,17 +1,16 @@
 """Anthropic's Messages API, and other servers that speak it.
 
 The request is written as plain JSON and the response is read as bytes, as in
-`clark_agent.transports.openai_chat`. What the models take is in
-`clark_agent.transports.anthropic_models`, how a history is written in
-`clark_agent.transports.anthropic_messages`.
+`clark_agent.transports.openai_chat`. `clark_agent.transports.anthropic_models` describes the
+models; `clark_agent.transports.anthropic_messages` writes a history.
 
-The newest models bind their thinking to everything that was before it. Where a server refuses
-thinking that comes back, because the system prompt, a tool or a message has changed since, the
-request is sent once more with none of it, and what was refused is not sent again.
+The newest models bind their thinking to everything before it. If the server rejects thinking that
+was sent back, because the system prompt, a tool or a message has changed since, the request is sent
+once more without any thinking. Rejected thinking is not sent again.
 
-The blocks of tools that run on Anthropic's side (a host can ask for them with ``provider_extras``)
-are kept in the transcript as items of this provider. When the server pauses such a turn, it is
-asked to go on, and what comes is one message.
+The blocks of tools that run on Anthropic's servers (a host enables them with ``provider_extras``)
+are kept in the transcript as items of this provider. If the server pauses such a turn, the
+transport asks it to continue, and all parts become one message.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ _KEY_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 _INTERLEAVED = "interleaved-thinking-2025-05-14"
 _FORMAT = ReasoningFormat.ANTHROPIC_CLAUDE_V1
 
-# How the server says that it does not want the thinking that came back.
+# The server's messages when it rejects thinking that was sent back.
 _REFUSES_THINKING = re.compile(
     r"in `?(redacted_)?thinking`? block"
     r"|thinking`? blocks .{0,60}cannot be modified"
@@ -83,14 +82,14 @@ _REFUSES_THINKING = re.compile(
 class Anthropic(Transport[bytes]):
     """A model behind the Messages API.
 
-    ``base_url`` is where the server is, Anthropic's own by default. A key is taken from the
-    environment only for the host that it belongs to, and sent as a bearer token. ``headers`` go
-    with every request. ``client`` is an ``anthropic.AsyncAnthropic`` of your own, in place of all
-    that; it stays yours to close. ``cache`` says how long the prompt is kept in the cache, five
-    minutes by default; False asks for nothing to be kept.
+    ``base_url`` is the server's address, Anthropic's own by default. A key from the environment is
+    used only for the host that it belongs to. Keys are sent as bearer tokens. ``headers`` are sent
+    with every request. ``client`` is your own ``anthropic.AsyncAnthropic``, which replaces all of
+    these; you close it yourself. ``cache`` is how long the prompt stays in the cache, five minutes
+    by default; False disables caching.
 
-    The API has no temperature any more: that of a request is left out, unless it stands in
-    ``provider_extras``.
+    The API no longer has a temperature: ``request.temperature`` is ignored. Set it in
+    ``provider_extras`` for a server that still accepts it.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class Anthropic(Transport[bytes]):
         self._betas = [sent[name] for name in sent if name.lower() == "anthropic-beta"]
         self._client = client
         if base_url is not None and not _is_anthropic(url):
-            # What the environment says about an account with Anthropic is nobody else's business.
+            # Do not send headers from Anthropic's environment variables to another server.
             given = {**dict.fromkeys(_headers_in_environment(), sdk.Omit()), **given}
 
         def make() -> Any:
@@ -147,11 +146,11 @@ class Anthropic(Transport[bytes]):
 
     @property
     def target(self) -> ReplayTarget:
-        """What any Claude has thought: a model that cannot read another's thinking ignores it."""
+        """The thinking of any Claude model: a model ignores thinking that it cannot read."""
         return ReplayTarget(formats=frozenset({_FORMAT}), providers=frozenset({PROVIDER}))
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
-        """The body of the request."""
+        """Return the body of the request."""
         takes = self._takes
         writer = MessagesWriter(self._refused)
         writer.write_all(request, self.target, self.provider)
@@ -182,21 +181,21 @@ class Anthropic(Transport[bytes]):
         sent = seals_of(request.messages)
         if sent <= self._refused:
             return None
-        # What the model thinks from here on is bound to a history without it, so it stays out.
+        # Later thinking is bound to a history without this thinking, so leave it out for good.
         self._refused |= sent
         return self.encode(request)
 
     def _continuation(
         self, body: dict[str, Any], message: AssistantMessage, paused: dict[str, Any]
     ) -> dict[str, Any]:
-        """The same request, with what the model has said so far behind it."""
+        """The same request, with the model's message so far appended."""
         said = MessagesWriter(self._refused).assistant_blocks(message)
         if said and said[-1]["type"] == "text":
             said[-1] = {**said[-1], "text": said[-1]["text"].rstrip()}
         turns, asked = body["messages"], body.get("container")
-        if turns[-1]["role"] == "assistant":  # words that were put into its mouth
+        if turns[-1]["role"] == "assistant":  # a prefilled answer
             turns, said = turns[:-1], [*turns[-1]["content"], *said]
-        if paused and isinstance(asked, dict):  # what to load into it
+        if paused and isinstance(asked, dict):  # keep the host's settings of the container
             paused = {"container": {**asked, "id": paused["container"]}}
         turn = [{"role": "assistant", "content": said}] if said else []
         return with_extras({**body, **paused, "messages": [*turns, *turn]}, None)
@@ -209,8 +208,8 @@ class Anthropic(Transport[bytes]):
             yield pieces
 
     def _beta_header(self, body: Mapping[str, Any]) -> dict[str, str]:
-        """Models that think with a budget think between calls only when they are told that they
-        may.
+        """Enable interleaved thinking: models with a thinking budget think between calls only with
+        this header.
         """
         thinking = body.get("thinking")
         is_enabled = isinstance(thinking, dict) and thinking.get("type") == "enabled"
@@ -244,13 +243,13 @@ def _key(url: str, given: str | None, base_url: str | None) -> str | None:
     given = given_key(given)
     if _is_anthropic(url):
         return api_key_from(given, _KEY_VARIABLES, "Anthropic")
-    if given is None and base_url is None:  # those in the environment go with the address in it
+    if given is None and base_url is None:  # the key belongs to ANTHROPIC_BASE_URL
         given = next(filter(None, [os.environ.get(name) for name in _KEY_VARIABLES]), None)
     return given.strip() if given else None
 
 
 def _headers_in_environment() -> list[str]:
-    """The names of the headers that the SDK would add by itself."""
+    """The names of the headers that the SDK adds from the environment."""
     lines = os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").splitlines()
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
 
@@ -328,7 +327,7 @@ _COUNTS = (
 
 
 class _OpenBlock:
-    """A block that is still coming."""
+    """A block that is not complete yet."""
 
     __slots__ = (
         "begin",
@@ -346,25 +345,25 @@ class _OpenBlock:
     def __init__(self, kind: str, key: int, begin: int = 0) -> None:
         self.kind = kind
         self.key = key
-        self.begin = begin  # where its text begins in all that has come
+        self.begin = begin  # where its text starts in all received text
         self.citations: list[dict[str, Any]] = []
         self.thinking: list[str] = []
         self.signature = ""
-        self.whole_input: Any = None  # some servers send it with the start, and nothing more
+        self.whole_input: Any = None  # some servers send the input with the start, without deltas
         self.has_json = False
-        self.item: dict[str, Any] | None = None  # of a kind that is the provider's alone
-        self.json: list[str] = []  # the input of such an item
+        self.item: dict[str, Any] | None = None  # a provider item
+        self.json: list[str] = []  # the input of a provider item
 
 
 class _MessagesDecoder(JsonEventDecoder[_Event]):
-    """Reads the events of a streamed message, or a message that came in one piece."""
+    """Decodes the events of a streamed message, or a message that arrived as one document."""
 
     def __init__(self, answer: Answer, model: str) -> None:
         super().__init__(answer, _EVENTS)
         self._model = model
         self._open: dict[int, _OpenBlock] = {}
         self._thoughts = 0
-        self._keys = count()  # not every server gives each block a number of its own
+        self._keys = count()  # some servers give several blocks the same index
         self._counts: dict[str, int] = {}
         self._container: dict[str, Any] = {}
 
@@ -414,7 +413,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         again = self._open.get(index)
         key = again.key if again is not None and again.kind == kind else next(self._keys)
         for other, begun in tuple(self._open.items()):
-            if other == index or begun.kind != "tool_use":  # only calls come side by side
+            if other == index or begun.kind != "tool_use":  # only calls may be open in parallel
                 self._stop(other)
         block = self._open[index] = _OpenBlock(kind, key, self._answer.heard)
         match kind:
@@ -430,7 +429,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
                 block.whole_input = start.input
                 self._answer.call(block.key, start.id, start.name)
             case "redacted_thinking" | "":
-                pass  # there is nothing in it
+                pass  # empty
             case _:
                 block.item = item
 
@@ -485,7 +484,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         block.citations += [citation for citation in found if isinstance(citation, dict)]
 
     def _runs_in(self, container: Any) -> None:
-        """Where the server runs code. It wants to be told when it is asked to go on."""
+        """Record the container in which the server runs code. A continuation must name it."""
         if isinstance(container, dict) and isinstance(container.get("id"), str):
             self._container = {"container": container["id"]}
 
@@ -494,7 +493,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
             self._stop(index)
 
     def _keep(self, item: dict[str, Any]) -> None:
-        """Keep a piece of reasoning to be sent back."""
+        """Add a reasoning item that must be sent back."""
         origin = {"format": str(_FORMAT), "index": self._thoughts, "model": self._model}
         self._thoughts += 1
         self._answer.reasoning_details([{**item, **origin}])
@@ -514,7 +513,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         self.may_end = True
 
     def _usage(self, usage: Mapping[str, Any] | None) -> None:
-        """The counts are totals so far; those that are left out stay as they were."""
+        """Update the usage. The counts are totals so far; a missing count keeps its value."""
         if not usage:
             return
         for name in _COUNTS:
@@ -525,7 +524,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
 
 
 def _with_input(item: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
-    """The item of the provider, with the input that came behind its start."""
+    """Return the provider's item with the input that arrived after its start."""
     written = "".join(pieces)
     if not written.strip():
         return item

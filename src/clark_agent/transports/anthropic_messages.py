@@ -1,12 +1,12 @@
-"""A history as the Messages API wants it: turns of blocks, and marks for its cache.
+"""Writes a history for the Messages API: turns of blocks, and cache marks.
 
-- user and assistant speak by turns, the user first, and the last word is the user's, unless the
-  model goes on with words that are put into its mouth;
-- results of tools come first in the turn behind their calls, in the order of the calls;
-- text must have something to read in it; what is blank is left out;
-- thinking goes back as it came, signed and in its place, or not at all, and never comes last;
-- so do the calls of tools on the server's side and what came of them, and the citations of a text;
-- a picture that a model made goes back as the user's: an assistant has no pictures here.
+- user and assistant alternate, starting with the user. The last turn is the user's, unless the
+  model continues a prefilled answer;
+- tool results come first in the turn after their calls, in the order of the calls;
+- blank text is left out, because the API rejects it;
+- thinking is sent back unchanged, signed and in its place, or not at all. It is never last;
+- calls and results of server tools, and the citations of a text, are sent back unchanged too;
+- a picture that a model made is sent as the user's: assistant turns cannot hold pictures.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from clark_agent.types import (
 __all__ = ["PROVIDER", "MessagesWriter", "keep_in_cache", "may_think_with_budget", "seals_of"]
 
 PROVIDER = "anthropic"
-"""Whose items these blocks are, in a transcript."""
+"""The name of this provider in `ProviderContent` and `Annotation`."""
 
 _Block = dict[str, Any]
 
@@ -62,7 +62,7 @@ _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _PDF = "application/pdf"
 _IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
-# Said for a user where the wire wants one and there is none.
+# Texts for places where the API requires one and the history has none.
 _OPENING = "(The conversation starts here.)"
 _GO_ON = "Go on."
 _NO_OUTPUT = "(no output)"
@@ -72,21 +72,21 @@ _LONGEST_NAME = 128
 
 
 class MessagesWriter:
-    """Writes a history as turns of blocks, without the thinking that was refused."""
+    """Writes a history as turns of blocks, without thinking that the server has rejected."""
 
     def __init__(self, refused: Set[int]) -> None:
         self.system: list[_Block] = []
         self.messages: list[dict[str, Any]] = []
         self.stable: tuple[int, int] = (0, 0)
-        """How many messages stay, and how many blocks of the last of them."""
+        """The number of stable messages, and the number of blocks in the last of them."""
         self._refused = refused
         self._results: list[tuple[int, _Block]] = []  # by the position of the call
         self._positions: dict[str, int] = {}
-        self._images: list[_Block] = []  # that the model made
-        self._server_calls: set[Any] = set()  # of tools on the server's side, by their ids
+        self._images: list[_Block] = []  # pictures that the model made
+        self._server_calls: set[Any] = set()  # the ids of calls of server tools
 
     def write_all(self, request: StreamRequest, target: ReplayTarget, provider: str) -> None:
-        """The system prompt and the messages, and behind which of them the stable part ends."""
+        """Write the system prompt and the messages, and record where the stable part ends."""
         self._system(request.system_prompt)
         messages = sendable(
             request.messages, target, provider=provider, takes_file=lambda file: bool(_file(file))
@@ -102,7 +102,7 @@ class MessagesWriter:
         self._flush_results()
 
     def finish(self, *, takes_prefill: bool) -> None:
-        """See that the user has the last word, unless the model goes on with its own."""
+        """End with a user turn, unless the model continues a prefilled answer."""
         if not self.messages:
             self._add("user", [_text(_OPENING)])
         last = self.messages[-1]
@@ -154,7 +154,7 @@ class MessagesWriter:
             self.messages.append({"role": role, "content": blocks})
 
     def assistant_blocks(self, message: AssistantMessage) -> list[_Block]:
-        """What the model said, as it came."""
+        """Return the blocks of an assistant message, in their order."""
         blocks: list[_Block] = []
         said: list[AssistantBlock] = []
         citations = _Citations(message.annotations)
@@ -172,7 +172,7 @@ class MessagesWriter:
                 case TextContent() | ThinkingContent():
                     said.append(block)
                 case ReasoningContent() | ImageContent():
-                    pass  # the readable side of what the details carry; what only a user can show
+                    pass  # reasoning goes back as details, pictures in a user turn
                 case ReasoningDetailsContent():
                     end_text()
                     thought = _thinking_blocks(block.details)
@@ -188,7 +188,7 @@ class MessagesWriter:
                     assert_never(block)
         end_text()
         while blocks and blocks[-1]["type"] in _THINKING:
-            blocks.pop()  # it may not come last
+            blocks.pop()  # thinking must not be last
         return blocks
 
     def _assistant(self, message: AssistantMessage) -> None:
@@ -200,9 +200,7 @@ class MessagesWriter:
         self._images += [_image(b) for b in message.content if isinstance(b, ImageContent)]
 
     def _with_calls(self, blocks: list[_Block]) -> list[_Block]:
-        """Without the results of the server's tools whose calls are not before them: they are
-        refused.
-        """
+        """Drop results of server tools without an earlier call: the server rejects them."""
         called, kept = set(self._server_calls), []
         for block in blocks:
             if block["type"] in _SERVER_CALLS:
@@ -223,7 +221,7 @@ class MessagesWriter:
         self._results.append((self._positions.get(call_id, len(self._positions)), block))
 
     def _flush_results(self) -> None:
-        """The results so far, in the order of their calls, and the pictures of the model."""
+        """Write the pending results in the order of their calls, then the model's pictures."""
         results, self._results = self._results, []
         images, self._images = self._images, []
         self._add("user", [block for _, block in sorted(results, key=lambda pair: pair[0])])
@@ -244,7 +242,7 @@ def _tool_use(call: ToolCall) -> _Block:
 
 
 def _thinking_blocks(details: Iterable[Any]) -> list[_Block]:
-    """The blocks as the server made them. What it has not signed it does not take back."""
+    """Return the blocks as the server sent them. It accepts only signed or encrypted ones."""
     blocks: list[_Block] = []
     for item in parse_items(details):
         match item:
@@ -258,12 +256,12 @@ def _thinking_blocks(details: Iterable[Any]) -> list[_Block]:
 
 
 def _seal(block: _Block) -> int:
-    """What tells one block of thinking from all others."""
+    """Return a hash that identifies a block of thinking."""
     return hash(block["data" if block["type"] == "redacted_thinking" else "signature"])
 
 
 def seals_of(messages: Iterable[AgentMessage]) -> set[int]:
-    """A number for each block of thinking in a history."""
+    """Return the hashes of all blocks of thinking in a history."""
     return {
         _seal(block)
         for message in messages
@@ -273,8 +271,8 @@ def seals_of(messages: Iterable[AgentMessage]) -> set[int]:
 
 
 def _answered(blocks: list[_Block]) -> list[_Block]:
-    """Without the calls of the server's tools that were never answered, in an answer that was cut
-    off: they are refused. Beside calls of our own they are answered in the next turn.
+    """Drop calls of server tools without a result, from an answer that was cut off: the server
+    rejects them. If the message also calls the host's tools, the results follow in the next turn.
     """
     if any(block["type"] == "tool_use" for block in blocks):
         return blocks
@@ -283,7 +281,7 @@ def _answered(blocks: list[_Block]) -> list[_Block]:
 
 
 class _Citations:
-    """The citations of a message, for the texts that they belong to."""
+    """Assigns the citations of a message to its texts."""
 
     def __init__(self, annotations: Sequence[Annotation]) -> None:
         self._spans: dict[tuple[int, int], list[Any]] = {}
@@ -295,7 +293,7 @@ class _Citations:
                 self._spans.setdefault((start, end), []).append(data)
 
     def cut(self, text: str) -> list[_Block]:
-        """The next text of the message, in the blocks that its citations make of it."""
+        """Split the next text of the message into blocks with and without citations."""
         blocks: list[_Block] = []
         begin, end = self._place, self._place + len(text)
         self._place = end
@@ -330,7 +328,7 @@ def _user_block(block: UserBlock | ToolResultBlock) -> _Block:
 
 
 def _image(image: ImageContent) -> _Block:
-    """The image, or a word for one that the server would not take."""
+    """Return the image, or a text in place of an image that the server does not accept."""
     if image.source.startswith(("http://", "https://")):
         return {"type": "image", "source": {"type": "url", "url": image.source}}
     data, media_type = inline_data(image.source), media_type_of(image)
@@ -341,7 +339,7 @@ def _image(image: ImageContent) -> _Block:
 
 
 def _file(file: FileContent) -> _Block | None:
-    """A PDF or a text as a document, an image as one; None: the server takes no such file."""
+    """Write a PDF or a text as a document, an image as an image; None: not supported."""
     media_type, data = media_type_of(file), inline_data(file.source)
     if media_type in _IMAGE_TYPES:
         return _image(ImageContent(file.source, media_type))
@@ -352,7 +350,7 @@ def _file(file: FileContent) -> _Block | None:
         source = {"type": "url", "url": file.source}
     elif media_type.startswith("text/") and data is not None:
         try:
-            text = b64decode(f"{data}==").decode(errors="replace")  # too much padding does no harm
+            text = b64decode(f"{data}==").decode(errors="replace")  # extra padding is ignored
         except ValueError:
             raise TransportError(f"a file of type {media_type} is no base64") from None
         source = {"type": "text", "media_type": "text/plain", "data": text}
@@ -362,10 +360,10 @@ def _file(file: FileContent) -> _Block | None:
 
 
 def may_think_with_budget(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the server would let the model think here.
+    """Whether a model with a thinking budget may think here.
 
-    A round of tools that began without thinking, with another model say, must end without; and so
-    must a message that is begun for the model.
+    The server rejects thinking in a tool round that began without it, for example with another
+    model, and in a prefilled message.
     """
     last = messages[-1]
     if last["role"] == "assistant":
@@ -375,10 +373,11 @@ def may_think_with_budget(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def keep_in_cache(writer: MessagesWriter, tools: Sequence[_Block], mark: Mapping[str, str]) -> None:
-    """Mark where the prompt should be kept: at most four places, each of them the last of its kind.
+    """Mark the ends of the prompt prefixes to cache: at most four, the API's limit.
 
-    The turn of the user before the newest is where the last request ended. With a mark there too,
-    it is found however many blocks have come since; the server looks back over twenty by itself.
+    The marks are at the end of the tools, of the system prompt, of the stable messages, and of the
+    user turn before, where the last request ended. The last mark finds that cache entry even if
+    more than twenty blocks were added since; the server looks back over only twenty by itself.
     """
     marked = [blocks[-1] for blocks in (tools, writer.system) if blocks]
     turns, size = writer.stable

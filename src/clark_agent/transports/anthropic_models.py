@@ -1,11 +1,11 @@
-"""What each of Anthropic's models takes, as data.
+"""The features of Anthropic's models, as data.
 
-The models differ in how thinking is asked for and turned off, in which efforts they know, in how
-much they may say, and in whether a call of a tool can be demanded; a request that asks for what a
-model does not take is refused. The first row of the table that matches a model's family and version
-tells. A Claude that no row knows is taken for a new one, and asked for nothing that any of the
-newest refuses. A name that is no Claude's belongs to another server that speaks the Messages API;
-those know the oldest form of the question.
+The models differ in how thinking is turned on and off, which efforts they know, how many tokens
+they may write, and whether a tool call can be forced. The API rejects a request with an option that
+the model does not support. The first row of the table that matches a model's family and version
+counts. A Claude model without a row is treated as a new one, with only the options that all of the
+newest accept. Any other name belongs to another server that speaks the Messages API; those support
+the oldest form of thinking, the budget.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ __all__ = ["ClaudeModel", "max_tokens_for", "model_named", "thinking_fields"]
 
 
 class ClaudeModel(Struct, frozen=True, kw_only=True):
-    """What a model takes."""
+    """The features of a model."""
 
     thinking: Literal["none", "budget", "adaptive"] = "adaptive"
-    """How it is asked to think: not at all, with a budget of tokens, or with an effort."""
+    """How to turn on thinking: not possible, with a token budget, or with an effort."""
     thinks_unasked: bool = True
-    """Whether it thinks when the request does not say."""
+    """Whether the model thinks if the request has no option for it."""
     off: str | None = None
-    """The type of thinking that turns it off; None where silence does, or nothing can."""
+    """The ``thinking.type`` that turns thinking off; None: leave the option out, or it cannot be
+    turned off."""
     efforts: tuple[str, ...] = ("low", "medium", "high", "xhigh", "max")
     hides_thinking: bool = True
-    """Whether its thinking comes without text unless the request asks for a summary."""
+    """Whether the model returns thinking without text unless the request asks for a summary."""
     takes_forced_calls: bool = True
-    """Whether a call can be demanded. Otherwise the choice is left to the model."""
+    """Whether a tool call can be forced. Otherwise the model decides."""
     thinks_when_forced: bool = True
-    """Whether a call can be demanded of it while it thinks."""
+    """Whether a tool call can be forced while thinking is on."""
     takes_prefill: bool = False
-    """Whether the last message may be its own, for it to go on with."""
+    """Whether the last message may be the assistant's, for the model to continue."""
     most_output: int = 128_000
-    """How many tokens it may say and think."""
+    """The limit of output tokens, thinking included."""
 
 
 _ALWAYS_THINKS = ClaudeModel()
@@ -58,7 +59,7 @@ _BUDGET = ClaudeModel(
 _NEVER_THINKS = replace(_BUDGET, thinking="none")
 _NO_CLAUDE = replace(_BUDGET, off="disabled", most_output=128_000)
 
-# By family and version, as `_family_and_version` writes them.
+# By family and version, as `_family_and_version` returns them.
 _MODELS: tuple[tuple[re.Pattern[str], ClaudeModel], ...] = tuple(
     (re.compile(pattern), model)
     for pattern, model in (
@@ -88,7 +89,7 @@ _MODELS: tuple[tuple[re.Pattern[str], ClaudeModel], ...] = tuple(
     )
 )
 
-# Both orders occur: claude-opus-4-1, claude-3-5-haiku; and dates, which are no versions.
+# Both orders occur: claude-opus-4-1, claude-3-5-haiku. A date after the name is not a version.
 _NAME = re.compile(
     r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?!\d)(?:[-.](?P<minor>\d{1,2})(?!\d))?"
     r"(?:-(?P<late_family>[a-z]+))?"
@@ -96,7 +97,7 @@ _NAME = re.compile(
 
 
 def model_named(name: str) -> ClaudeModel:
-    """What the model of that name takes, also under the names that gateways give it."""
+    """Return the features of the model with that name. Names of gateways are known too."""
     lowered = name.lower()
     if "claude" not in lowered:
         return _NO_CLAUDE
@@ -105,7 +106,7 @@ def model_named(name: str) -> ClaudeModel:
 
 
 def _family_and_version(name: str) -> str:
-    """``opus 4.1`` for ``claude-opus-4-1-20250805``; empty when there is no version."""
+    """Return ``opus 4.1`` for ``claude-opus-4-1-20250805``; empty if there is no version."""
     if "claude-mythos-preview" in name:
         return "mythos preview"
     found = _NAME.search(name)
@@ -115,14 +116,14 @@ def _family_and_version(name: str) -> str:
     return f"{family} {found['major']}.{found['minor'] or 0}"
 
 
-# --- what is asked for ------------------------------------------------------------------------
+# --- request fields ---------------------------------------------------------------------------
 
 _USUAL_OUTPUT = 32_000
 _LONG_OUTPUT = 64_000
 
 
 def max_tokens_for(model: ClaudeModel, effort: ReasoningEffort, wanted: int | None) -> int:
-    """The limit of output tokens, which a request must have: what is wanted, if that can be."""
+    """The required limit of output tokens: the wanted or usual one, at most the model's."""
     usual = _LONG_OUTPUT if effort is ReasoningEffort.XHIGH else _USUAL_OUTPUT
     return min(usual if wanted is None else wanted, model.most_output)
 
@@ -136,7 +137,8 @@ _BUDGETS = {
 _SMALLEST_BUDGET = 1_024
 _ROOM_TO_ANSWER = 1_024
 
-# The words for a level, the best first. Where thinking is the default, the least of it is meant.
+# The effort names for each level, the best first. ``MINIMAL`` applies only to models that think by
+# default, and means their lowest effort.
 _WORDS = {
     ReasoningEffort.MINIMAL: ("low",),
     ReasoningEffort.LOW: ("low",),
@@ -149,7 +151,7 @@ _WORDS = {
 def thinking_fields(
     model: ClaudeModel, effort: ReasoningEffort, *, max_tokens: int
 ) -> dict[str, Any]:
-    """What a request says about thinking. Nothing, where the model would do so anyway."""
+    """The request's fields for thinking; empty if the model's default does what is wanted."""
     if effort is ReasoningEffort.NONE:
         return _no_thinking(model)
     if model.thinking == "none" or (effort is ReasoningEffort.MINIMAL and not model.thinks_unasked):

@@ -1,4 +1,4 @@
-"""A transport from a string, the way it stands in a setting or on a command line.
+"""Creates a transport from a string, as in a setting or on a command line.
 
 openai:gpt-5.1                      OpenAI's Chat Completions, with OPENAI_API_KEY
 openai-responses:gpt-5.6            OpenAI's Responses
@@ -7,10 +7,10 @@ gemini:gemini-3-flash               with GEMINI_API_KEY or GOOGLE_API_KEY
 openrouter:deepseek/deepseek-v4     with OPENROUTER_API_KEY
 groq:…  deepseek:…  mistral:…  xai:…  moonshot:…  zai:…  cerebras:…  together:…  fireworks:…
 local:                              a small model inside this process; local:/path/to/model.gguf
-ollama:llama3.2                     the Ollama on this machine
-lmstudio:qwen3-8b                   the LM Studio on this machine
+ollama:llama3.2                     Ollama on this machine
+lmstudio:qwen3-8b                   LM Studio on this machine
 http://host:8080/v1#model           any server that speaks Chat Completions
-gateway+https://host#model          a gateway of yours, with CLARK_GATEWAY_TOKEN
+gateway+https://host#model          your own gateway, with CLARK_GATEWAY_TOKEN
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from clark_agent.transports.proxy import ProxyStream
 
 __all__ = ["connect"]
 
-# Servers that speak Chat Completions, and where they are; None: where the SDK looks.
+# Servers that speak Chat Completions, and their addresses; None: the SDK's default.
 _CHAT_SERVERS: Mapping[str, str | None] = {
     "openai": None,
     "openrouter": "https://openrouter.ai/api/v1",
@@ -66,10 +66,10 @@ def connect(
     retry: RetryPolicy | None = None,
     timeouts: Timeouts | None = None,
 ) -> Transport[Any] | ProxyStream:
-    """The transport that a string names: ``provider:model``, or an address with ``#model``.
+    """Create the transport for a string: ``provider:model``, or an address with ``#model``.
 
-    Raises `ConfigError` when the string names no provider, the provider's package is not installed,
-    or its key is not set; the text says what to do.
+    Raises `ConfigError` if the provider is unknown, its package is not installed, or its key is not
+    set; the text says what to do.
     """
     if not isinstance(model, str):
         raise ConfigError(f"connect() takes a string such as 'openai:gpt-5', not {model!r}")
@@ -96,7 +96,7 @@ def connect(
 
 
 def _split(given: str, *, needs_model: bool = True) -> tuple[str, str]:
-    """The address and the model behind the ``#``."""
+    """Split into the address and the model after the ``#``. Raises `ConfigError`."""
     address, name = [part.strip() for part in given.partition("#")[::2]]
     try:
         parts = urlsplit(address)

@@ -1,8 +1,7 @@
-"""How the servers that speak Chat Completions differ.
+"""Differences between the servers that speak Chat Completions.
 
-What is here was learned from their documentation, their answers and the bug trackers of other
-clients; each field says what goes wrong without it. A server that is not listed gets `COMPATIBLE`,
-which sends as little as possible.
+The sources are their documentation, their responses and the bug trackers of other clients. A server
+that is not listed gets `COMPATIBLE`, which sends as little as possible.
 """
 
 from __future__ import annotations
@@ -38,45 +37,47 @@ _Efforts = Mapping[ReasoningEffort, Mapping[str, Any]]
 
 
 class ChatDialect(Struct, frozen=True, kw_only=True):
-    """What a server wants its Chat Completions to be like."""
+    """What a server expects in Chat Completions requests, and how it answers."""
 
     name: str
     key_variables: tuple[str, ...] = ()
-    """Environment variables that hold the key. Without any a key is not needed."""
+    """Environment variables that hold the key. If empty, the server needs no key."""
     cap_field: str = "max_tokens"
-    """What the limit of output tokens is called."""
+    """The name of the field that limits the output tokens."""
     wants_usage_option: bool = True
-    """Whether to ask for usage; some send it anyway and refuse the question."""
+    """Whether to request usage with ``stream_options``. Some servers always send usage, and reject
+    the option."""
     efforts: _Efforts = field(default_factory=dict)
-    """What to add to the request for each level of thinking. A level that is not listed leaves it
-    to the server."""
+    """The fields to add to the request for each level of thinking. For a level that is not listed,
+    the server's default applies."""
     has_openai_models: bool = False
     """Whether the levels depend on the model as OpenAI's do (see `openai_effort`)."""
     reasoning_fields: tuple[str, ...] = ()
-    """Where an assistant message carries its readable reasoning back."""
+    """The fields of an assistant message that carry its readable reasoning back."""
     wants_empty_reasoning: bool = False
-    """Whether the field must be there even when there is nothing to carry."""
+    """Whether these fields are required even if there is no reasoning."""
     takes_details: bool = False
     """Whether structured reasoning goes back as ``reasoning_details``."""
     takes_system_anywhere: bool = True
-    """Many chat templates take one system message, at the front, and users and assistants by turns:
-    later system messages then go as a user's, in tags, and a user's messages are joined."""
+    """Whether system messages may be anywhere. Many chat templates accept only one, at the front,
+    and require user and assistant to alternate. If False, later system messages are sent as user
+    messages in tags, and consecutive user messages are joined."""
     takes_result_images: bool = True
     """Whether a user message with the images of tool results may follow the results."""
     takes_files: tuple[str, ...] = ()
-    """Beginnings of the media types of files that a user message may hold: ``audio/`` for example.
-    Audio goes by its own block, everything else as a file."""
+    """Prefixes of the media types that a user message may hold as files, such as ``audio/``. Audio
+    is sent as an audio block, everything else as a file."""
     takes_file_urls: bool = False
-    """Whether the server fetches a file by its address."""
+    """Whether the server fetches a file by its URL."""
     takes_cache_marks: bool = False
-    """Whether the server hands marks for the prompt cache on to Anthropic's models."""
+    """Whether the server passes prompt cache marks on to Anthropic's models."""
     takes_extra_content: bool = False
-    """Whether a call has ``extra_content`` that must come back with it: there Gemini has the
-    signatures of its calls."""
+    """Whether a call may have ``extra_content`` that must be sent back with it. Gemini puts the
+    signatures of its calls there."""
     has_short_ids: bool = False
     """Whether a call's id must be nine letters and digits."""
     counts_reasoning_apart: bool = False
-    """Whether the output tokens leave out those of the reasoning."""
+    """Whether the count of output tokens excludes reasoning tokens."""
 
 
 def _effort_levels(**levels: str) -> _Efforts:
@@ -84,7 +85,7 @@ def _effort_levels(**levels: str) -> _Efforts:
 
 
 def _thinking(enabled: str, **levels: str) -> _Efforts:
-    """A switch, and a level where one is wanted."""
+    """Fields that switch thinking on or off, with a level if it is on."""
     off = {ReasoningEffort.NONE: {"thinking": {"type": "disabled"}}}
     on = {
         ReasoningEffort(level): {"thinking": {"type": enabled}, "reasoning_effort": word}
@@ -93,17 +94,17 @@ def _thinking(enabled: str, **levels: str) -> _Efforts:
     return {**off, **on}
 
 
-# Asking an unknown server to think at the least possible level would be asking it for something:
-# the default of a request, minimal, says nothing.
+# Without ``minimal``: that is the default of a request, and must not send an option that an unknown
+# server may not support.
 _USUAL = _effort_levels(none="none", low="low", medium="medium", high="high", xhigh="high")
 
 COMPATIBLE = ChatDialect(
     name="compatible server",
     efforts=_USUAL,
-    # vLLM and Ollama read the one, llama.cpp and SGLang the other, and none minds both.
+    # vLLM and Ollama read the first, llama.cpp and SGLang the second; all accept both.
     reasoning_fields=("reasoning", "reasoning_content"),
     takes_system_anywhere=False,
-    # Nobody knows what is behind it: it says itself what it does not take.
+    # The model is unknown: send the file, and let the server reject what it does not support.
     takes_files=("application/pdf", "audio/"),
     takes_extra_content=True,
 )
@@ -201,7 +202,7 @@ _HOSTS: Mapping[str, ChatDialect] = {
 
 
 def dialect_for(base_url: str) -> ChatDialect:
-    """The dialect of the server at that address."""
+    """Return the dialect of the server at that address."""
     host = urlsplit(base_url).hostname or ""
     for known, dialect in _HOSTS.items():
         if host == known or host.endswith(f".{known}"):
@@ -218,9 +219,9 @@ _FORMATS = {
 
 
 def formats_of(model: str) -> frozenset[ReasoningFormat]:
-    """The formats of reasoning that a model behind a gateway (``vendor/model``) takes back.
+    """The formats of reasoning that a model behind a gateway (``vendor/model``) accepts.
 
-    A gateway hands them on; what a vendor did not make it refuses.
+    The gateway passes reasoning on to the vendor, which rejects what it did not make.
     """
     return frozenset(_FORMATS.get(model.partition("/")[0], {ReasoningFormat.UNKNOWN}))
 
@@ -229,8 +230,8 @@ def formats_of(model: str) -> frozenset[ReasoningFormat]:
 
 _LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-# The first pattern that matches says which levels a model knows. One that no pattern matches does
-# not reason, and refuses to be asked.
+# The first pattern that matches gives the levels of a model. A model that matches none does not
+# reason, and rejects the option.
 _OPENAI_LEVELS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(pattern), tuple(levels.split()))
     for pattern, levels in (
@@ -251,9 +252,9 @@ _OPENAI_LEVELS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
 
 
 def openai_effort(model: str, effort: ReasoningEffort) -> str | None:
-    """OpenAI's word for a level of thinking; None: the model does not reason.
+    """OpenAI's name for a level of thinking; None: the model does not reason.
 
-    A level that the model does not know becomes the nearest that it does, rather less than more.
+    A level that the model does not know becomes the next lower one that it knows, or its lowest.
     """
     name = model.rpartition("/")[2]
     known = next((levels for pattern, levels in _OPENAI_LEVELS if pattern.match(name)), ())

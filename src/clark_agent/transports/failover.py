@@ -1,9 +1,9 @@
-"""A transport made of several: the first that can answer does.
+"""A transport that tries several others in order, until one answers.
 
     stream = FirstOf([connect("anthropic:claude-sonnet-5"), connect("openai:gpt-5.2")])
 
-Each transport retries by itself first. One that has a substitute behind it need not be patient:
-give it a ``RetryPolicy(attempts=1)``.
+Each transport first retries by its own policy. To fail over at once, give it
+``RetryPolicy(attempts=1)``.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _OUTAGES = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
 
 class FirstOf:
-    """Asks one transport after the other until one can answer.
+    """Tries one transport after the other until one answers.
 
-    A rate limit or an outage leads to the next, as long as nothing has been shown; any other
-    failure, and one in the middle of an answer, is told as it is. When it was not the first that
-    answered, the start of the message says so: ``details`` has ``answered_by`` and, for each one
-    before, its name, the kind of its failure and the text.
+    A rate limit or an outage before the first chunk leads to the next transport. Any other failure,
+    or one after the first chunk, is passed on. If another transport than the first answered, the
+    ``details`` of `Start` have ``answered_by``, and ``failed`` with the name, the failure's kind
+    and its text for each transport before.
     """
 
     def __init__(self, transports: Iterable[StreamFn]) -> None:
@@ -61,7 +61,7 @@ class FirstOf:
         return f"FirstOf([{', '.join([_name(transport) for transport in self.transports])}])"
 
     async def aclose(self) -> None:
-        """Close the connections of those that keep some."""
+        """Close the transports that have an ``aclose``."""
         for transport in self.transports:
             if (close := getattr(transport, "aclose", None)) is not None:
                 await close()
@@ -69,7 +69,7 @@ class FirstOf:
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        """Ask the first, and the others as need be."""
+        """Call the first transport, and the next ones after outages."""
         failed: list[dict[str, Any]] = []
         for transport in self.transports:
             is_last = len(failed) + 1 == len(self.transports)
@@ -101,7 +101,9 @@ class FirstOf:
 
 
 def _name(transport: StreamFn) -> str:
-    """A name for people. What a host's own transport shows of itself may well have a key in it."""
+    """Return a readable name. The ``repr`` of a host's own transport is not used: it may hold a
+    key.
+    """
     kind = type(transport)
     if kind.__module__.startswith("clark_agent.transports."):
         host = urlsplit(getattr(transport, "base_url", "")).hostname
@@ -114,8 +116,8 @@ def _failure(transport: StreamFn, error: Error) -> dict[str, Any]:
 
 
 def _with_details(start: Start, transport: StreamFn, failed: list[dict[str, Any]]) -> Start:
-    """The start as the transport told it, and who failed before. One like this among them has
-    names of its own to tell.
+    """Add the transports that failed before to the transport's `Start`. If that transport is a
+    `FirstOf` too, its own entries are kept.
     """
     if not failed:
         return start

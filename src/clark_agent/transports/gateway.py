@@ -1,4 +1,4 @@
-"""A gateway: models for many, while the keys of their providers stay on one host.
+"""A gateway: serves models to many clients, while the providers' keys stay on one host.
 
     # gateway_app.py, run by: uvicorn gateway_app:app --host 0.0.0.0 --port 8000
     app = gateway(
@@ -10,21 +10,21 @@
     stream = ProxyStream("https://models.example.com", token, model="good")
 
 It is an ASGI app. ``POST /v1/stream`` takes a request as JSON and answers with server-sent events,
-one for each event of the model, sent as soon as it is there; comments keep the connection alive
-while the model is silent. ``GET /v1/models`` lists the models, ``/health`` and ``/openapi.json``
-need no token. The rules:
+one for each event of the model, sent without delay. Comments keep the connection alive while the
+model is silent. ``GET /v1/models`` lists the models. ``/health`` and ``/openapi.json`` need no
+token. The rules:
 
-- a client that goes away, or that does not read for ``client_timeout`` seconds, takes its call with
-  it: the transport's signal is cancelled and its stream is closed at once;
-- whatever a transport does, the answer ends with one terminal event. What it raises is logged under
-  a number, and the client is told the number and nothing else;
-- on SIGTERM, Ctrl-C or the end of the app's lifespan new calls are refused and running ones may
-  end; those that have not after ``drain_timeout`` seconds are broken off with an error that says
-  so. ``app.state.gateway.drain()`` begins that earlier;
-- without tokens (``tokens=None``) only this very machine is answered, and nobody on whose behalf a
-  proxy on it asks;
-- of the ``provider_extras`` of a call only the fields in ``extras`` are passed on, `SAFE_EXTRAS` by
-  default. A call with any other is refused before the provider hears of it.
+- if a client disconnects, or does not read for ``client_timeout`` seconds, the gateway cancels the
+  transport's signal and closes its stream at once;
+- every answer ends with one terminal event, whatever the transport does. An exception is logged
+  with an incident number; the client gets only the number;
+- on SIGTERM, Ctrl-C or the end of the app's lifespan the gateway rejects new calls and lets running
+  ones finish. After ``drain_timeout`` seconds it ends the rest with an error that names the reason.
+  ``app.state.gateway.drain()`` starts this earlier;
+- without tokens (``tokens=None``) only clients on the same machine are served, and no requests that
+  a proxy forwards;
+- of a call's ``provider_extras`` only the fields in ``extras`` are allowed, `SAFE_EXTRAS` by
+  default. A call with any other field is rejected before the provider is called.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ __all__ = ["SAFE_EXTRAS", "Gateway", "gateway"]
 
 logger = logging.getLogger(__name__)
 
-_ONLY = "default"  # the name of a model that is the only one
+_ONLY = "default"  # the name of a single model
 
 SAFE_EXTRAS: frozenset[str] = frozenset(
     [
@@ -112,8 +112,9 @@ SAFE_EXTRAS: frozenset[str] = frozenset(
         "parallel_tool_calls",
     ]
 )
-"""What a caller of a gateway may set in ``provider_extras``: how the model samples, thinks and
-formats. Not which model answers, what is stored, who is billed, and what runs at the provider."""
+"""The fields of ``provider_extras`` that a gateway's callers may set by default: options for
+sampling, thinking and formats. Fields that select the model, store data, affect billing or run
+tools at the provider are not included."""
 
 
 def gateway(
@@ -127,14 +128,14 @@ def gateway(
     client_timeout: float = 60.0,
     drain_timeout: float = 30.0,
 ) -> Starlette:
-    """An ASGI app that serves a transport, or several by their names, to whoever has a token.
+    """Create an ASGI app that serves one transport, or several by name, to callers with a token.
 
-    ``tokens`` are secrets, with the names that they have in logs if it is a mapping; None is open
-    access for this machine alone. ``extras`` are the fields of ``provider_extras`` that callers may
-    set (``SAFE_EXTRAS | {"metadata"}`` allows one more); None allows all of them, the model's name
-    included. ``max_concurrent`` streams may run at once for each token.
-    ``keep_alive`` is the longest silence of a connection in seconds, ``client_timeout`` how long a
-    client may keep the gateway waiting for its request, or for reading what it was sent.
+    ``tokens`` are the secrets; a mapping also gives their names for logs. None allows access
+    without a token, from this machine only. ``extras`` are the fields of ``provider_extras`` that
+    callers may set (``SAFE_EXTRAS | {"metadata"}`` allows one more); None allows all, including the
+    model's name. ``max_concurrent`` streams may run at once for each token. After ``keep_alive``
+    seconds without an event, a comment is sent. ``client_timeout`` is how many seconds a client may
+    take to send its request, or to read what it was sent.
     """
     load_sdk("starlette", "gateway", "gateway()")
     from starlette.applications import Starlette
@@ -159,7 +160,7 @@ def gateway(
     return app
 
 
-# --- what it is made with ---------------------------------------------------------------------
+# --- settings and callers ---------------------------------------------------------------------
 
 
 class _Limits(Struct, frozen=True):
@@ -208,7 +209,7 @@ def _allowed(extras: Iterable[str] | None) -> frozenset[str] | None:
 
 
 class _Callers:
-    """Who may call, and how many calls of each are running."""
+    """The known callers, and the number of running calls of each."""
 
     def __init__(
         self, tokens: Mapping[str, str] | Iterable[str] | None, max_concurrent: int
@@ -220,7 +221,7 @@ class _Callers:
         self._most = max_concurrent
 
     def identify(self, scope: Scope) -> str:
-        """The name of who asks."""
+        """Return the caller's name. Raises `_Refused` if access is not allowed."""
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if self.is_open:
             _check_loopback(scope.get("client"), headers)
@@ -228,8 +229,8 @@ class _Callers:
         given = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, secret = given.partition(b" ")
         digest = sha256(secret.strip(b" ")).digest()
-        # Every token is compared, and digests of one length, so that the time that it takes says
-        # nothing about any of them.
+        # Compare with every token, by digests of equal length, so that the time taken reveals
+        # nothing about the tokens.
         found = [name for name, known in self._digests if hmac.compare_digest(digest, known)]
         if scheme.lower() == b"bearer" and found:
             return found[0]
@@ -238,7 +239,7 @@ class _Callers:
 
     @contextmanager
     def slot(self, caller: str) -> Generator[None]:
-        """A place among the calls that this caller may have at once."""
+        """Occupy one of the caller's concurrent calls. Raises `_Refused` if all are in use."""
         if self._running[caller] >= self._most:
             text = f"{self._most} streams are running for this token, and more are not allowed"
             raise _Refused(429, "too_many_streams", text, headers={"Retry-After": "1"})
@@ -276,7 +277,7 @@ def _digest(secret: str) -> bytes:
     return sha256(secret.encode()).digest()
 
 
-# What proxies add, and servers such as uvicorn believe when they say who the client is.
+# Headers that proxies add, and that servers such as uvicorn may trust for the client's address.
 _FORWARDING = re.compile(
     rb"(x-)?(original-)?forwarded(-.*)?|x-original-(host|url|uri)|x-real-ip|x-remote-(addr|ip)|"
     rb"(.*-)?client-ip|.*-connecting-ip(v6)?|x-proxyuser-ip|x-envoy-.*|x-amzn-trace-id|via"
@@ -285,10 +286,11 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9.-]+))(?::[0-9]{1,5})?", re.IG
 
 
 def _check_loopback(client: Any, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Only this machine, and by a name that is its own.
+    """Allow only requests from this machine, addressed to a loopback name.
 
-    A page of a foreign site, open in a browser here, can ask under the foreign site's name. And who
-    asks through a proxy on this machine is not this machine, whatever the proxy says.
+    The ``Host`` is checked because a page of another site, open in a local browser, can send
+    requests under that site's name. Forwarded requests are rejected because a proxy on this machine
+    sends them for clients elsewhere.
     """
     given = [(name.lower(), value) for name, value in headers]
     hosts = [value.decode("latin-1") for name, value in given if name == b"host"]
@@ -302,7 +304,7 @@ def _check_loopback(client: Any, headers: Iterable[tuple[bytes, bytes]]) -> None
 
 
 def _name_in(host: str) -> str:
-    """The name in a ``Host`` header, without the port; empty if it is none."""
+    """The name in a ``Host`` header, without the port; empty if the header is malformed."""
     found = _HOST.fullmatch(host)
     return (found[1] or found[2]) if found else ""
 
@@ -322,7 +324,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class Gateway:
-    """What an app made by `gateway` keeps in ``app.state.gateway``."""
+    """The state of an app made by `gateway`; it is ``app.state.gateway``."""
 
     def __init__(
         self,
@@ -344,11 +346,11 @@ class Gateway:
 
     @property
     def streams(self) -> int:
-        """How many streams are running."""
+        """The number of running streams."""
         return len(self._streams)
 
     def drain(self) -> None:
-        """Take no more calls; break off what runs after ``drain_timeout``. Call it on the loop."""
+        """Reject new calls, and end running ones after ``drain_timeout``. Call it on the loop."""
         if not self.is_draining:
             self.is_draining = True
             logger.info("draining: %d streams are running", self.streams)
@@ -361,7 +363,7 @@ class Gateway:
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        """From the start of the server to its end."""
+        """Install the signal handlers at startup, and drain at shutdown."""
         loop = asyncio.get_running_loop()
         self.is_draining = False
         with _heard_signals(lambda: loop.call_soon_threadsafe(self.drain)):
@@ -467,7 +469,7 @@ class Gateway:
         return wanted
 
     def fault(self, error: BaseException) -> str:
-        """Log what should not have happened; what the client may know of it."""
+        """Log an unexpected exception and return the text for the client."""
         incident = random_id()[:8]
         trace = "".join(traceback.format_exception(error))
         logger.error("incident %s\n%s", incident, self._redactor.text(trace))
@@ -493,7 +495,7 @@ class Gateway:
 
 
 class _StreamEndpoint:
-    """A route takes an object for an ASGI app, and a method for a handler: this is the former."""
+    """Makes `Gateway.serve` an ASGI app: a route treats a bound method as a request handler."""
 
     def __init__(self, gate: Gateway) -> None:
         self._gate = gate
@@ -510,7 +512,7 @@ def _decoded(body: bytes) -> StreamCall:
 
 
 def _secrets_of(*streams: Any) -> list[str]:
-    """The keys of these transports, and of those inside them, as far as they can be found."""
+    """Return the known secrets of these transports and of the transports that they wrap."""
     secrets: list[str] = []
     for stream in streams:
         redactor: Any = getattr(stream, "_redactor", None)
@@ -522,10 +524,10 @@ def _secrets_of(*streams: Any) -> list[str]:
 
 @contextmanager
 def _heard_signals(react: Callable[[], object]) -> Generator[None]:
-    """Have ``react`` called before whoever handles SIGTERM and Ctrl-C now, who still handles them.
+    """Call ``react`` on SIGTERM and Ctrl-C, before the existing handlers, which still run.
 
-    A server tells its app about the end only when every connection is closed, which is too late for
-    an app that is to say that it takes no more.
+    A server ends the app's lifespan only after every connection is closed. That is too late to
+    reject new calls.
     """
     replaced: dict[signals.Signals, tuple[Any, Any]] = {}
     if threading.current_thread() is threading.main_thread():
@@ -555,7 +557,7 @@ def _before(react: Callable[[], object], handler: Callable[..., Any]) -> Callabl
 
 
 class _Refused(Exception):
-    """A request that gets no stream, and what it gets instead."""
+    """Raised to reject a request; holds the status and the error to send."""
 
     def __init__(
         self,
@@ -578,7 +580,7 @@ async def _tell_refusal(request: Request, error: Exception) -> Response:
 
 
 async def _tell_http_error(request: Request, error: Any) -> Response:
-    """What Starlette itself refuses: a path that is none, a method that a path does not take."""
+    """Answer what Starlette itself rejects: an unknown path, a method that is not allowed."""
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
     body = msgspec.json.encode(ErrorReply(ErrorDetail(kind, str(error.detail))))
     return _json(error.status_code, body, error.headers)
@@ -592,7 +594,7 @@ def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) ->
 
 # --- a stream ---------------------------------------------------------------------------------
 
-_CLOSE_SECONDS = 5.0  # how long a stream may take to end after it was told to
+_CLOSE_SECONDS = 5.0  # how long a stream may take to end after it was cancelled
 _GOODBYE_SECONDS = 1.0  # how long a client may take to read the last event
 _KEEP_ALIVE = b": keep-alive\n\n"
 _SHUTTING_DOWN = "the gateway is shutting down, and the answer was broken off"
@@ -603,20 +605,20 @@ _BEGINNING: dict[str, Any] = {
     "headers": [
         (b"content-type", b"text/event-stream; charset=utf-8"),
         (b"cache-control", b"no-store"),
-        (b"x-accel-buffering", b"no"),  # a proxy in front should pass on what it gets
+        (b"x-accel-buffering", b"no"),  # a reverse proxy must not buffer the events
     ],
 }
 
 
 class _ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """Raised when the client has disconnected."""
 
 
 class _Stream:
-    """One call: hands on what a transport says until that ends, or until the client has gone.
+    """One call: forwards a transport's events until they end or the client disconnects.
 
-    One task reads the transport and writes to the client, another one watches the client. Whichever
-    ends first ends the other.
+    One task reads the transport and writes to the client, another one watches the client. The first
+    to end stops the other.
     """
 
     task: asyncio.Task[Any]
@@ -635,14 +637,14 @@ class _Stream:
         self._assembler = MessageAssembler()
         self._is_told = False
         self._is_cut = False
-        self._lock = asyncio.Lock()  # an event and a comment are not written at once
+        self._lock = asyncio.Lock()  # both tasks write: events and keep-alive comments
         self._is_writing = False
         self._time = asyncio.get_running_loop().time
         self._wrote_at = self._time()
         self._pumping: asyncio.Task[None] | None = None
 
     async def run(self, receive: Receive, send: Send) -> str:
-        """Serve the client; how it ended."""
+        """Serve the client. Returns how the call ended, for the log."""
         task = asyncio.current_task()
         assert task is not None
         self.task = task
@@ -656,7 +658,7 @@ class _Stream:
         return how
 
     def cut_off(self) -> None:
-        """Break it off: the client is told."""
+        """End the stream early. The client gets an error event."""
         self._is_cut = True
         self._signal.cancel(_SHUTTING_DOWN)
         if self._pumping is not None:
@@ -679,7 +681,7 @@ class _Stream:
                 await close()
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Return when the client has gone, or might as well have; keep it awake until then."""
+        """Send keep-alive comments until the client disconnects or stops reading; then return."""
         while True:
             limits = self._limits
             patience = limits.client_timeout if self._is_writing else limits.keep_alive
@@ -713,7 +715,7 @@ class _Stream:
     async def _end(
         self, pumping: asyncio.Task[None], watching: asyncio.Task[None], send: Send
     ) -> str:
-        """Stop both tasks and the call, and say the last word if somebody is there to hear it."""
+        """Stop both tasks and the call. Send the terminal event if the client is still there."""
         is_gone = watching.done()
         self._is_cut = self._is_cut or not (is_gone or pumping.done())
         self._signal.cancel("nobody reads the answer any more")
@@ -733,7 +735,7 @@ class _Stream:
         return last.message if last is not None else "answered"
 
     def _last_word(self, failure: BaseException | None, *, is_gone: bool) -> Error | None:
-        """What the transport should have said last, if it did not."""
+        """Return the terminal event if the transport sent none. Logs the transport's exception."""
         is_fault = failure is not None and not isinstance(failure, _ClientGone)
         if isinstance(failure, asyncio.CancelledError):
             is_fault = not (self._is_cut or is_gone)

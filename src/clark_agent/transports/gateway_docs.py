@@ -1,7 +1,7 @@
-"""The gateway's description of itself, in OpenAPI 3.1.
+"""The gateway's OpenAPI 3.1 description.
 
-The schemas are made from the very types that requests are decoded with and answers encoded from,
-so they cannot say anything else.
+The schemas are generated from the types that decode requests and encode answers, so they always
+match.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ErrorDetail", "ErrorReply", "Health", "Models", "describe"]
 
 
 class ErrorDetail(Struct, frozen=True, omit_defaults=True):
-    """What was wrong: a word for programs, a text for people, and where in the request."""
+    """An error: ``type`` for programs, ``message`` for people, ``path`` in the request."""
 
     type: str
     message: str
@@ -33,14 +33,14 @@ class ErrorReply(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """``status`` is ``ok``, or ``draining`` while the gateway shuts down; how many streams run."""
+    """``status`` is ``ok``, or ``draining`` during shutdown; ``streams`` counts running streams."""
 
     status: str
     streams: int
 
 
 class Models(Struct, frozen=True):
-    """The names that ``model`` may have in a call."""
+    """The valid values of ``model`` in a call."""
 
     models: tuple[str, ...]
 
@@ -67,7 +67,7 @@ _CHALLENGE = {"WWW-Authenticate": {"description": "Always `Bearer`.", "schema": 
 _HEADERS = {401: _CHALLENGE, 429: _WAITS, 503: _WAITS}
 
 
-# What stands for a response of events is a schema of each one of them.
+# The schema of an event-stream response describes a single event.
 _EVENT = {
     "type": "object",
     "properties": {
@@ -84,8 +84,10 @@ _EVENT = {
 def describe(
     *, is_open: bool, has_several: bool, extras: frozenset[str] | None = None
 ) -> dict[str, Any]:
-    """The document. ``is_open``: there are no tokens; ``has_several``: a call names its model;
-    ``extras``: what ``provider_extras`` may hold, if not anything.
+    """Return the OpenAPI document.
+
+    ``is_open``: there are no tokens. ``has_several``: a call must name its model. ``extras``: the
+    allowed fields of ``provider_extras``; None: all.
     """
     (call, event, reply, health, models), schemas = msgspec.json.schema_components(
         [StreamCall, EventRecord, ErrorReply, Health, Models],

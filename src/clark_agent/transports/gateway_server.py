@@ -1,8 +1,8 @@
-"""A server for a gateway: uvicorn, with what it leaves open closed.
+"""A server for a gateway: uvicorn with two safer settings.
 
-- A connection that does not send the headers of a request in time is closed. uvicorn waits for them
-  for ever, so that a few hundred silent connections take all that a process may have.
-- Who the client is, is told by the socket and not by ``X-Forwarded-For``.
+- A connection that does not send the headers of a request in time is closed. uvicorn itself waits
+  forever, so that a few hundred silent connections use up all that a process may open.
+- The client's address is taken from the socket, not from ``X-Forwarded-For``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def serve_gateway(
 
 
 def server_config(app: Starlette, *, header_timeout: float = 10.0, **settings: Any) -> Any:
-    """The ``uvicorn.Config`` for it, for a server of your own; ``settings`` go to uvicorn."""
+    """Return the ``uvicorn.Config``, to run your own server; ``settings`` are passed to uvicorn."""
     given: Any = header_timeout
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     if not is_number or not 0 < given < float("inf"):
@@ -42,13 +42,13 @@ def server_config(app: Starlette, *, header_timeout: float = 10.0, **settings: A
 
 
 def _protocol(header_timeout: float) -> type[asyncio.Protocol]:
-    """Uvicorn's protocol for a connection, with a limit for the headers."""
+    """Return uvicorn's HTTP protocol class, extended by a time limit for the headers."""
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     base: Any = AutoHTTPProtocol
 
     class HeadersInTime(base):  # type: ignore[misc]
-        """Between requests a timer runs; a request that has begun stops it."""
+        """Closes a connection if no request starts in time. The timer runs between requests."""
 
         _timer: asyncio.TimerHandle | None = None
 

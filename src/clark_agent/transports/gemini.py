@@ -1,12 +1,12 @@
-"""Gemini: Google's generateContent, by the Gemini API or, with a client of your own, by Vertex AI.
+"""Gemini: Google's generateContent, with the Gemini API or, with your own client, Vertex AI.
 
 The request is written as the plain JSON of the REST API and the response is read as bytes. The SDK
-brings the address, authentication and errors; its own reader is left out, because it takes a
-keep-alive for a broken event, does not close a response that is left early, and spends most of the
-time of a stream on objects. Only a client of your own is read through it.
+provides the address, authentication and errors. Its own reader is bypassed, because it fails on
+keep-alives, does not close a response that is abandoned early, and spends most of a stream's time
+on creating objects. Only the responses of your own client are read through it.
 
-A finish reason is not the end of an answer: usage, and even text, may follow it. The end of the
-stream is. How signatures are kept is in `clark_agent.transports.gemini_contents`.
+A finish reason does not end an answer: usage, and even text, may follow it. Only the end of the
+stream does. `clark_agent.transports.gemini_contents` describes how signatures are kept.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from clark_agent.types import Annotation, ImageContent, ProviderContent, StopRea
 __all__ = ["Gemini"]
 
 _GOOGLE_URL = "https://generativelanguage.googleapis.com"
-_KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")  # in the order in which the SDK looks
+_KEY_VARIABLES = ("GOOGLE_API_KEY", "GEMINI_API_KEY")  # in the SDK's order
 _FORMAT = str(ReasoningFormat.GOOGLE_GEMINI_V1)
 
 
@@ -63,11 +63,11 @@ def _words(text: str) -> frozenset[str]:
 class Gemini(Transport[bytes]):
     """A Gemini model.
 
-    A key is taken from the environment only for Google's own hosts; ``base_url`` may name another.
-    ``headers`` go with every request. ``client`` is a ``google.genai.Client`` of your own, for
-    Vertex AI for example, in place of all that; it stays yours to close. What a request has as its
-    ``provider_extras`` are fields of the SDK's ``GenerateContentConfig`` or of the REST API's
-    request.
+    ``base_url`` is the server's address, Google's own by default. A key from the environment is
+    used only for Google's own hosts. ``headers`` are sent with every request. ``client`` is your
+    own ``google.genai.Client``, for Vertex AI for example, which replaces all of these; you close
+    it yourself. The ``provider_extras`` of a request are fields of the SDK's
+    ``GenerateContentConfig`` or of the REST API's request.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Gemini(Transport[bytes]):
 
     @property
     def target(self) -> ReplayTarget:
-        """What this very model has signed, or a Gemini behind a gateway."""
+        """Reasoning that this model signed, or a Gemini model behind a gateway."""
         return ReplayTarget(
             formats=frozenset({ReasoningFormat.GOOGLE_GEMINI_V1}),
             model=self.model,
@@ -126,7 +126,7 @@ class Gemini(Transport[bytes]):
         )
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
-        """The body of the request."""
+        """Return the body of the request. Raises `TransportError`."""
         writer = ContentsWriter(self.model)
         writer.system(request.system_prompt)
         messages = sendable(
@@ -174,7 +174,7 @@ class Gemini(Transport[bytes]):
         _TAKEN.set(taken)
         try:
             async for _ in await self._ask(own.sdk, body):
-                pass  # the body of the response is not in there, see `_http_client`
+                pass  # the SDK sees an empty body, see `_http_client`
             if not taken:
                 raise RuntimeError("google-genai did not use the HTTP client that it was given")
             yield taken[0].aiter_bytes()
@@ -183,10 +183,10 @@ class Gemini(Transport[bytes]):
                 await response.aclose()
 
     async def _ask(self, client: Any, body: dict[str, Any]) -> Any:
-        """The SDK's stream; the request is sent when it is first read.
+        """Return the SDK's stream. The request is sent on its first read.
 
-        The body goes as extra_body, whose contents replace those that the SDK insists on. The SDK
-        must neither repeat the request nor send more of them by itself.
+        The body is passed as ``extra_body``. Its contents replace the ``contents`` that the SDK
+        requires. The SDK's own retries, function calling and continuations are disabled.
         """
         return await client.aio.models.generate_content_stream(
             model=self.model,
@@ -209,7 +209,7 @@ class Gemini(Transport[bytes]):
         if type(error).__name__ == "UnknownApiResponseError":
             text = f"the server sent an event that cannot be read: {error}"
             return Failure(StreamErrorKind.TRANSIENT, text[:300])
-        if type(error).__module__.startswith("aiohttp."):  # the SDK's choice where it is installed
+        if type(error).__module__.startswith("aiohttp."):  # the SDK prefers it if installed
             text = f"the connection failed: {type(error).__name__}: {error}"
             return Failure(StreamErrorKind.TRANSIENT, text)
         return failure_of_sdk(error)
@@ -229,7 +229,7 @@ def _key_for(given: str | None, base_url: str | None) -> str | None:
 
 # --- the response -----------------------------------------------------------------------------
 
-# Where the response to the request that this task makes is put.
+# The list to which `_http_client` adds the response of the current task's request.
 _TAKEN: ContextVar[list[Any]] = ContextVar("_TAKEN")
 
 
@@ -243,15 +243,15 @@ class _OwnClient(Struct, frozen=True):
 
 
 def _http_client(connect: float | None) -> Any:
-    """An HTTP client for the SDK that keeps the body of a good response from it, for us to read.
+    """Return an HTTP client for the SDK that withholds the body of a 200 response, for us to read.
 
-    The SDK sees the status and an empty body. A response that tells a failure it gets whole: its
-    exceptions know what is in there.
+    The SDK sees the status and an empty body. It gets error responses whole, because its exceptions
+    parse them.
     """
     httpx = load_sdk("httpx2", "google", "Gemini")
 
     async def limit_connecting(request: Any) -> None:
-        # The SDK sets time limits for each request, and has none for the connection alone.
+        # The SDK sets a time limit for each request, and cannot limit the connection alone.
         request.extensions["timeout"] = httpx.Timeout(None, connect=connect).as_dict()
 
     async def take(response: Any) -> None:
@@ -276,13 +276,13 @@ def _http_client(connect: float | None) -> Any:
 
 @asynccontextmanager
 async def _read_by_sdk(stream: Any) -> AsyncGenerator[AsyncIterator[bytes]]:
-    """What the SDK makes of a response, as events again."""
+    """Encode the chunks that the SDK has parsed as server-sent events again."""
     events = _as_events(stream)
     try:
         yield events
     finally:
         closing = asyncio.ensure_future(_close_by_sdk(events, stream))
-        while not closing.done():  # whoever cancels us again wants it closed all the more
+        while not closing.done():  # finish closing even if this task is cancelled again
             with suppress(asyncio.CancelledError):
                 await asyncio.shield(closing)
 
@@ -296,10 +296,10 @@ async def _as_events(stream: Any) -> AsyncGenerator[bytes]:
 
 
 async def _close_by_sdk(events: AsyncGenerator[bytes], stream: Any) -> None:
-    """Close the SDK's stream, which may be in the middle of a response.
+    """Close the SDK's stream, possibly in the middle of a response.
 
-    Its ``aclose`` leaves the connection open; what closes it is that whoever waits for the next
-    chunk is cancelled. Chunks that are there already come before that.
+    Its ``aclose`` leaves the connection open. Cancelling a task that waits for the next chunk
+    closes it, so chunks that have already arrived are read first.
     """
     await events.aclose()
     is_over = False
@@ -317,7 +317,7 @@ _NOT_FOR_TEXT = re.compile(r"-(image|tts|live|audio|native-audio)\b")
 
 _LEVELS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-# The first pattern that matches says which levels a model of the third generation or later knows.
+# The first pattern that matches gives the levels of a model of the third generation or later.
 _KNOWN_LEVELS: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = tuple(
     (re.compile(pattern), tuple(levels.split()))
     for pattern, levels in (
@@ -333,10 +333,10 @@ _PRO_BUDGETS = {**_BUDGETS, "none": 128, "minimal": 128, "xhigh": 32768}
 
 
 def _thinking(model: str, effort: ReasoningEffort) -> dict[str, Any] | None:
-    """What to ask for; None: the model would refuse to be asked, or nobody knows.
+    """Return the ``thinkingConfig``; None: the model rejects it, or is unknown.
 
-    Summaries of the thoughts come with every level but none. A level that the model does not know
-    becomes the nearest that it does, rather less than more.
+    Thought summaries are requested with every level except ``none``. A level that the model does
+    not know becomes the next lower one that it knows, or its lowest.
     """
     name, generation = model.rpartition("/")[2], generation_of(model)
     if generation is None or _NOT_FOR_TEXT.search(name):
@@ -355,7 +355,7 @@ def _thinking(model: str, effort: ReasoningEffort) -> dict[str, Any] | None:
 
 # --- the request ------------------------------------------------------------------------------
 
-# The fields of a request that are not those of its generationConfig.
+# The fields of a request outside its generationConfig.
 _REQUEST_FIELDS = _words(
     "contents systemInstruction tools toolConfig safetySettings cachedContent labels serviceTier "
     "store continuationToken"
@@ -371,7 +371,7 @@ def _declaration(tool: ToolSchema) -> dict[str, Any]:
 
 
 def _as_in_rest(extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The host's own fields, each where the REST API has it and by the name that it has there."""
+    """Convert ``provider_extras`` to the names and the nesting of the REST API."""
     written: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     for name, value in extras.items():
@@ -391,7 +391,7 @@ def _as_in_rest(extras: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _says_how_long(settings: Any) -> bool:
-    """Whether to think, and how long: a model refuses two words about it."""
+    """Whether the host sets a thinking level or budget: the API rejects two settings."""
     thinking = settings.get("thinkingConfig") if isinstance(settings, dict) else None
     return isinstance(thinking, dict) and not thinking.keys().isdisjoint(
         ("thinkingLevel", "thinkingBudget")
@@ -438,28 +438,28 @@ class _Chunk(Struct, rename="camel"):
     error: Any = None
 
 
-# A server that is not asked for events, or does not know them, sends its chunks as one list.
+# A server without server-sent events sends its chunks as one list.
 _CHUNKS = msgspec.json.Decoder(_Chunk | list[_Chunk])
 
 _FINISH = {
     "STOP": StopReason.END_TURN,
     "MAX_TOKENS": StopReason.MAX_TOKENS,
-    "CONTINUATION": StopReason.MAX_TOKENS,  # there would be more, in another request
+    "CONTINUATION": StopReason.MAX_TOKENS,  # the rest would need another request
 }
-# The provider keeps the rest of the answer, or all of it, to itself.
+# The provider withholds the answer or the rest of it.
 _WITHHELD = _words(
     "SAFETY RECITATION LANGUAGE BLOCKLIST PROHIBITED_CONTENT SPII IMAGE_SAFETY "
     "IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION IMAGE_OTHER NO_IMAGE MODEL_ARMOR "
     "MISSING_THOUGHT_SIGNATURE"
 )
-# The model wrote something that the provider could not read. Another time it may do better.
+# The provider could not parse the model's output. A retry may succeed.
 _BROKEN = _words(
     "MALFORMED_FUNCTION_CALL MALFORMED_RESPONSE UNEXPECTED_TOOL_CALL TOO_MANY_TOOL_CALLS"
 )
 
 
 class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
-    """Reads the events of a streamed answer, or an answer that came in one piece."""
+    """Decodes the events of a streamed answer, or an answer that arrived as one document."""
 
     def __init__(self, answer: Answer, model: str, new_id: Callable[[], str]) -> None:
         super().__init__(answer, _CHUNKS)
@@ -469,7 +469,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         self._item_numbers = count()
         self._has_said_anything = False
         self._said: list[str] = []
-        self._sources: dict[str, Any] = {}  # kept until the text that they speak of is there
+        self._sources: dict[str, Any] = {}  # held back until the text that they refer to is there
 
     def _event(self, event: _Chunk | list[_Chunk]) -> bool:
         if isinstance(event, list):
@@ -515,7 +515,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             raise ProviderFailure(Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text))
         if reason in _WITHHELD:
             answer.withheld = f"the provider stopped the answer: {why}"
-        # What an unknown reason means is told by the content, if that has calls.
+        # If the reason is unknown and there are calls, `Answer` derives the stop reason from them.
         is_unknown = reason not in _FINISH and reason not in _WITHHELD
         by_content = is_unknown and answer.has_calls
         answer.finish = None if by_content else _FINISH.get(reason, StopReason.OTHER)
@@ -541,7 +541,9 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
                 self._seal(signature, part="text", id=None, chars=len(text))
 
     def _block(self, part: Part, signature: str | None) -> None:
-        """A picture, or a part that is the provider's alone. Its signature is for one model."""
+        """Add a picture or a provider item. Its signature goes into a separate reasoning item,
+        because it is valid for this model only.
+        """
         unsigned = {name: value for name, value in part.items() if name != "thoughtSignature"}
         match unsigned:
             case {"inlineData": {"mimeType": str(kind), "data": str(data)}} if kind.startswith(
@@ -576,7 +578,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         self._keep(type="reasoning.encrypted", data=signature, **fields)
 
     def _keep(self, **fields: Any) -> None:
-        """Keep what must go back, right behind what has come so far."""
+        """Add a reasoning item that must be sent back, directly after the content so far."""
         mine = {"format": _FORMAT, "model": self._model, "index": next(self._item_numbers)}
         self._answer.reasoning_details([{**fields, **mine}])
 
@@ -586,7 +588,7 @@ _SEARCHED = ("webSearchQueries", "imageSearchQueries", "retrievalQueries", "sear
 
 
 def _annotations(sources: Mapping[str, Any], text: str) -> list[Annotation]:
-    """The sources of an answer. Their places count the bytes of its text."""
+    """Return the sources of an answer. Converts their positions from bytes to characters."""
     grounding = sources.get("grounding_metadata", {})
     searched = {name: grounding[name] for name in _SEARCHED if grounding.get(name)}
     found = [Annotation("search", provider=PROVIDER, data=searched)] if searched else []
@@ -607,7 +609,7 @@ def _annotations(sources: Mapping[str, Any], text: str) -> list[Annotation]:
 
 
 def _dicts(values: Any) -> list[dict[str, Any]]:
-    """What should be a list of objects; other things in it become empty ones."""
+    """Return the list with each item that is not an object replaced by an empty one."""
     given = values if isinstance(values, list) else []
     return [value if isinstance(value, dict) else {} for value in given]
 
@@ -631,7 +633,7 @@ def _source(told: dict[str, Any], segment: Any = None) -> Annotation:
         url=text("uri", "retrievedUrl"),
         title=text("title"),
         quote=text("text"),
-        start=start if end is None or start is not None else 0,  # a zero is left out
+        start=start if end is None or start is not None else 0,  # the API omits zeros
         end=end,
         provider=PROVIDER,
         data=told,
@@ -639,7 +641,7 @@ def _source(told: dict[str, Any], segment: Any = None) -> Annotation:
 
 
 def _in_characters(annotations: list[Annotation], text: str) -> list[Annotation]:
-    """The same annotations, with places that count characters: each byte is looked at once."""
+    """Convert positions from bytes to characters. Each byte of the text is decoded once."""
     if text.isascii():
         return annotations
     data = text.encode("utf-8", "surrogatepass")
@@ -666,7 +668,7 @@ def _named(reason: str, message: str | None) -> str:
 
 
 def _usage(told: Mapping[str, Any]) -> Usage:
-    """Cached tokens are among those of the prompt, and thoughts are not among the candidates'."""
+    """Convert the usage. Prompt tokens include cached ones; candidates' exclude thoughts."""
 
     def number(name: str) -> int:
         value = told.get(name)

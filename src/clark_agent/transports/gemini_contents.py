@@ -1,20 +1,19 @@
-"""A history as Gemini wants it: contents of parts, signed as they came.
+"""Writes a history for Gemini: contents of parts, with their signatures.
 
-A part of an answer may be signed, and the signature must come back on the very part that it came
-with. `clark_agent.transports.gemini` keeps it as a reasoning item right behind what it signs:
+A part of an answer may be signed, and the signature must be sent back on the same part.
+`clark_agent.transports.gemini` keeps it as a reasoning item directly after what it signs:
 
     {"type": "reasoning.encrypted", "part": "call", "id": …, "data": signature}
     {"type": "reasoning.encrypted", "part": "text", "chars": …, "data": signature}
     {"type": "reasoning.text", "part": "thought", "text": …, "signature": signature}
     {"type": "reasoning.encrypted", "part": "block", "data": signature}
 
-A signed text is as many characters of what stands before the item; a part of none, which is how a
-stream likes to end, is one too. A part of a kind that a transcript has no block for is kept whole,
-as an item of this provider. An item that came through a gateway has no ``part``: it belongs to the
-call of its id.
+A signed text is the last ``chars`` characters before the item; 0 is a signed empty part, with which
+streams often end. A part that no block of a transcript can hold is kept whole, as an item of this
+provider. An item from a gateway has no ``part``: it belongs to the call with its id.
 
-Gemini 3 refuses a step whose first call is not signed. A call that another model made gets the
-words that Google names for that purpose.
+Gemini 3 rejects a step whose first call is not signed. A call that another model made gets the
+placeholder that Google defines for this purpose (`UNSIGNED`).
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ __all__ = ["PROVIDER", "UNSIGNED", "ContentsWriter", "Part", "generation_of", "t
 Part: TypeAlias = dict[str, Any]
 
 PROVIDER = "google"
-"""Whose items these parts are, in a transcript."""
-# What the result of a function may hold beside text.
+"""The name of this provider in `ProviderContent` and `Annotation`."""
+# The media types that a function's result may hold besides text.
 _IN_RESULTS = ("image/", "application/pdf")
 
 _GENERATION = re.compile(r"gemini-(\d+)")
-_ALIAS = re.compile(r"gemini-[a-z-]+-latest")  # of models that are not older than Gemini 3
+_ALIAS = re.compile(r"gemini-[a-z-]+-latest")  # an alias of a model from Gemini 3 on
 
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_.:-]")
 _LONGEST_NAME = 128
@@ -66,7 +65,7 @@ UNSIGNED = "skip_thought_signature_validator"
 
 
 def generation_of(model: str) -> int | None:
-    """Which generation of Gemini a model is of; None: nobody knows."""
+    """Return the generation of a Gemini model; None: unknown."""
     name = model.rpartition("/")[2]
     if found := _GENERATION.match(name):
         return int(found[1])
@@ -76,22 +75,22 @@ def generation_of(model: str) -> int | None:
 class ContentsWriter:
     """Writes a history as contents.
 
-    All results of a step stand in one content, in the order of the calls, and what the user says
-    next behind them. Contents of the same role are joined, empty ones left out.
+    All results of a step are in one content, in the order of the calls, followed by the next user
+    message. Contents of the same role are joined; empty ones are left out.
     """
 
     def __init__(self, model: str) -> None:
         generation = generation_of(model)
         self.instructions: list[str] = []
         self.contents: list[dict[str, Any]] = []
-        # A model that knows no ids refuses them, one that gave some does not answer without.
+        # Models before Gemini 3 reject call ids; later ones require the ids that they sent.
         self._has_ids = generation is None or generation >= 3
         self._wants_signatures = self._takes_result_images = (generation or 0) >= 3
-        self._open: dict[str, tuple[int, str]] = {}  # which calls are being answered, and of what
+        self._open: dict[str, tuple[int, str]] = {}  # by call id: position and tool name
         self._results: list[ToolResultMessage] = []
 
     def write(self, message: AgentMessage) -> None:
-        """Write the next message. Results are held back until all of a step are there."""
+        """Write the next message. Results are held back until the step is complete."""
         if not isinstance(message, ToolResultMessage):
             self.flush_results()
         match message:
@@ -111,14 +110,14 @@ class ContentsWriter:
                 assert_never(message)
 
     def system(self, text: str) -> None:
-        """Write an instruction: with the system prompt, or as a user's once others have spoken."""
+        """Add to the system prompt; once there are contents, write a user message in tags."""
         if text and not self.contents:
             self.instructions.append(text)
         elif text:
             self._add("user", [{"text": f"<system>\n{text}\n</system>"}])
 
     def flush_results(self) -> None:
-        """Write the results that have come, and behind them the images that do not fit in."""
+        """Write the pending results, then the media that results cannot hold."""
         results, self._results = self._results, []
         results.sort(key=lambda result: self._open[result.tool_call_id])
         media: list[Part] = []
@@ -182,17 +181,17 @@ class ContentsWriter:
 
 
 class _ModelTurn:
-    """The parts of a model's content, each with the signature that it came with."""
+    """Builds the parts of a model's content, each with its signature."""
 
     def __init__(self, *, has_ids: bool) -> None:
         self.parts: list[Part] = []
         self._has_ids = has_ids
         self._calls: dict[str, Part] = {}
-        self._for_later: list[tuple[str, str]] = []  # ids of calls, and their signatures
-        self._said = 0  # how many characters at the end are as the model wrote them
+        self._for_later: list[tuple[str, str]] = []  # call ids and their signatures
+        self._said = 0  # how many characters at the end are unchanged text of the model
 
     def thought(self, text: str) -> None:
-        """A thought in tags, which need not be those that the model wrote."""
+        """Add a thought in tags. They may differ from the model's tags, so no signature fits."""
         self.text(text)
         self._said = 0
 
@@ -204,7 +203,7 @@ class _ModelTurn:
             self.parts.append({"text": text})
 
     def part(self, part: Part) -> None:
-        """A whole part."""
+        """Add a whole part."""
         self.parts.append(part)
 
     def call(self, call: ToolCall) -> None:
@@ -215,7 +214,7 @@ class _ModelTurn:
         self._calls.setdefault(call.id, self.parts[-1])
 
     def item(self, item: Any) -> None:
-        """Take a reasoning item. One whose part is not there any more is left out."""
+        """Apply a reasoning item. It is skipped if its part is gone."""
         match item:
             case {"type": "reasoning.encrypted", "part": "block", "data": str(signature)}:
                 self._sign_block(signature)
@@ -230,7 +229,7 @@ class _ModelTurn:
                 pass
 
     def sign_by_id(self) -> None:
-        """Sign the calls whose signatures did not stand behind them."""
+        """Sign calls by id, for signatures that did not directly follow their call."""
         for call_id, signature in self._for_later:
             if (part := self._calls.get(call_id)) is not None:
                 part.setdefault("thoughtSignature", signature)
@@ -247,15 +246,15 @@ class _ModelTurn:
         self.parts[-1:] = [{"text": text[:-chars]}, signed] if chars < len(text) else [signed]
 
     def _sign_block(self, signature: str) -> None:
-        """Sign the part that stands before the item, which came whole."""
+        """Sign the whole part before the item."""
         last = self.parts[-1] if self.parts else {}
         if last and not last.keys() & {"text", "functionCall"}:
             last.setdefault("thoughtSignature", signature)
 
     def _sign_call(self, item: Mapping[str, Any], signature: str) -> None:
-        """Sign the call that stands before the item: its id may have been changed in between.
+        """Sign the call before the item. Its id is not compared, because it may have changed.
 
-        An item that came through a gateway stands anywhere, and has nothing but the id.
+        An item from a gateway may be anywhere and is matched by its id only.
         """
         last = self.parts[-1] if self.parts else {}
         if item.get("part") == "call" and "functionCall" in last:
@@ -265,8 +264,8 @@ class _ModelTurn:
 
 
 def _safe_name(name: str) -> str:
-    """A name in letters that the provider takes, the first of them no digit and no sign: models
-    make up others.
+    """Return a name that the provider accepts: models invent others. It starts with a letter or an
+    underscore.
     """
     known = _UNUSUAL.sub("_", name) or "unknown"
     return (known if known[0].isalpha() or known[0] == "_" else f"_{known}")[:_LONGEST_NAME]
@@ -283,7 +282,7 @@ def _user_parts(content: str | Sequence[UserBlock]) -> list[Part]:
 
 
 def takes_file(file: FileContent) -> bool:
-    """Whether the provider takes the file: it must know what it is."""
+    """Whether the provider accepts the file: its media type must be known."""
     return bool(media_type_of(file))
 
 

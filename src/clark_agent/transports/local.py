@@ -1,13 +1,13 @@
 """A model inside this process: no server, no key, no network.
 
-    stream = connect("local:")                        # the packaged one, to see things work
+    stream = connect("local:")                        # the packaged model, for a first try
     stream = connect("local:/models/qwen3-4b.gguf")   # any file of weights
 
-It is llama.cpp, by the package xllamacpp. Weights that say how a conversation is written for them
-have been taught to chat, and often to call tools: they get the conversation in that form, and
-llama.cpp reads their calls. The others only continue text, and are led step by step (see
-`clark_agent.transports.local_thinking`). The packaged model, Gemma 3 with 270 million weights, is
-of that kind. It comes under the Gemma terms of use.
+The model runs in llama.cpp, from the package xllamacpp. Weights with a chat template were trained
+to chat, and often to call tools: llama.cpp applies the template and parses the calls. Weights
+without one only continue text, and are guided step by step (see
+`clark_agent.transports.local_thinking`). The packaged model, Gemma 3 with 270 million weights, has
+no template. It is licensed under the Gemma terms of use.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _DIALECT = replace(COMPATIBLE, name="local model", takes_files=(), takes_extra_c
 
 _SMALLEST_WINDOW = 512
 _LARGEST_WINDOW = 16 * 1024 * 1024
-_MOST_THREADS = 512  # as many as llama.cpp takes; with more it ends the process
+_MOST_THREADS = 512  # llama.cpp's limit; with more threads it ends the process
 
 
 class LocalModel(Transport[bytes]):
-    """A model in this process. Making one loads it, which takes a second or two and blocks.
+    """A model in this process. The constructor loads it, which blocks for a second or two.
 
-    ``path`` is a GGUF file; without one it is the packaged model. ``window`` is how many tokens a
-    conversation and its answer may have. More ``threads`` than cores that are free make it slower,
-    not faster. ``chat_template`` (Jinja) says how a conversation is written, in place of what the
-    file says. Transports with the same settings share one model in memory, and may use it at once.
+    ``path`` is a GGUF file; None is the packaged model. ``window`` is how many tokens a
+    conversation and its answer may have together. More ``threads`` than free cores make it slower,
+    not faster. ``chat_template`` (Jinja) replaces the template in the file. Transports with the
+    same settings share one model in memory, and may use it concurrently.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class LocalModel(Transport[bytes]):
         super().__init__(name, provider="local model", retry=retry, timeouts=timeouts, clock=clock)
         self.path = weights
         self.is_taught = chat_template is not None or has_chat_template(weights)
-        """Whether it knows conversations; otherwise it is led."""
+        """Whether the model has a chat template; otherwise it is guided step by step."""
         self._settings = EngineSettings(weights, window, threads, chat_template)
         self._engine: Engine | None = load_engine(self._settings)
 
     def encode(self, request: StreamRequest) -> dict[str, Any] | Case:
-        """What the model gets: a conversation for its template, or a case to be led through."""
+        """Return a conversation for the model's template, or a `Case` for a model without one."""
         if self.is_taught:
             return self._conversation(request)
         messages = sendable(request.messages, self.target, provider=self.provider)
@@ -129,14 +129,17 @@ class LocalModel(Transport[bytes]):
         return Failure(StreamErrorKind.FATAL, f"the local model failed: {error}", cause=error)
 
     async def aclose(self) -> None:
-        """Let go of the model; memory is freed when nobody else uses it. The next call loads it."""
+        """Release the model. Its memory is freed when no other transport uses it.
+
+        The next call loads it again.
+        """
         self._engine = None
 
 
 class _Work:
-    """One call, in a thread of its own: the loop goes on meanwhile.
+    """One call, in a separate thread, so that the event loop is not blocked.
 
-    Nobody waits for the thread when the call is no longer wanted. It notices at the next token.
+    After a cancelled call, nothing waits for the thread. It stops at the next token.
     """
 
     def __init__(self, engine: Engine, body: dict[str, Any] | Case) -> None:
@@ -201,7 +204,7 @@ def _case(messages: Any, request: StreamRequest) -> Case:
 
 
 def _turns(messages: Any) -> list[Turn]:
-    """The conversation by the questions that were asked."""
+    """Group the conversation into turns, one for each user message."""
     turns: list[Turn] = []
     steps: list[Step] = []
     question = answer = ""
@@ -218,7 +221,7 @@ def _turns(messages: Any) -> list[Turn]:
                 pending = {call.id: arguments_object(call) for call in message.tool_calls}
             case ToolResultMessage():
                 arguments = pending.get(message.tool_call_id, {})
-                text = without_marks(message.plain_text)  # it would only repeat them
+                text = without_marks(message.plain_text)  # the model would only repeat the marks
                 steps.append(Step(message.tool_name, arguments, text, message.is_error))
                 answer = ""
             case _:
@@ -232,7 +235,7 @@ def _turns(messages: Any) -> list[Turn]:
 def _weights_at(given: str | Path) -> Path:
     try:
         path = Path(given).expanduser()
-    except (TypeError, RuntimeError) as error:  # no path, or nobody's home
+    except (TypeError, RuntimeError) as error:  # not a path, or an unknown home directory
         raise ConfigError(f"{given!r} is not the path of a GGUF file: {error}") from None
     if not path.is_file():
         raise ConfigError(

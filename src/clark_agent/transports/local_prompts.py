@@ -1,12 +1,12 @@
-"""What a model that was never taught to chat is shown, so that it does what is wanted once more.
+"""Few-shot prompts for a model that was not trained to chat.
 
-A base model continues text. It is shown a few exchanges in which a tool is called or something is
-said, and then the question; what it continues with is its call or its answer. Some of the examples
-are always the same, about tools that nobody registers. One for each registered tool is made from
-its description and its schema.
+A base model continues text. The prompt shows a few exchanges with a call or an answer, and then the
+question; the model's continuation is its call or its answer. Some examples are fixed, with tools
+that exist only in the prompt. One example for each registered tool is generated from its
+description and its schema.
 
-Everything here is a pure function of the tools and the conversation. Which prompt is shown when is
-decided in `clark_agent.transports.local_thinking`.
+Everything here is a pure function of the tools and the conversation.
+`clark_agent.transports.local_thinking` decides which prompt to use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class Step(Struct, frozen=True):
-    """A call that was made, and what came back."""
+    """A call and its result."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -46,14 +46,14 @@ class Step(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """Something that was asked, and what came of it."""
+    """A question, the calls that followed, and the answer."""
 
     question: str
     steps: tuple[Step, ...] = ()
     answer: str = ""
 
 
-# --- the examples that are always the same ------------------------------------------------------
+# --- fixed examples -----------------------------------------------------------------------------
 
 _EXAMPLE_TOOLS = (
     "book_table(restaurant: text, people: number): Book a table in a restaurant.",
@@ -103,18 +103,20 @@ _REPORTS = (
     ),
 )
 OPENINGS = ("The answer is ", "It says: ")
-"""How an answer that reports a result begins, if it does not begin with the result."""
+"""How an answer that reports a result may start, before the result itself."""
 
 
 # --- prompts ------------------------------------------------------------------------------------
 
 
 def call_prompt(tools: Sequence[ToolSchema], question: str) -> str:
-    """Asks whether to call a tool, which one, and with what. ``call`` or ``say`` comes next."""
+    """Return the prompt for a decision. The model continues with ``call``, a tool and arguments, or
+    with ``say``.
+    """
     return f"{_call_head(tuple(tools))}user: {quoted(question)}\nassistant:"
 
 
-# Writing it takes longer than one would think, and it is asked for again with every step.
+# Cached: it is slow to build, and every step needs it again.
 @lru_cache(maxsize=32)
 def _call_head_of(key: str) -> str:
     tools = msgspec.json.decode(key, type=list[ToolSchema])
@@ -131,7 +133,7 @@ def _call_head(tools: tuple[ToolSchema, ...]) -> str:
 
 
 def answer_prompt(system: str, earlier: Iterable[Turn], turn: Turn) -> str:
-    """Asks for an answer, with all that was said before and what was found last."""
+    """Return the prompt for an answer, with the conversation so far and the last result."""
     shown = _REPORTS if turn.steps else _TALK
     turns = [_written(each) for each in (*shown, *earlier)]
     head = [system.strip()] if system.strip() else []
@@ -139,13 +141,13 @@ def answer_prompt(system: str, earlier: Iterable[Turn], turn: Turn) -> str:
 
 
 def with_facts(question: str, facts: Iterable[str], *, longest: int = 600) -> str:
-    """The question, and behind it what tools have told so far."""
+    """Return the question followed by the tool results so far."""
     told = [f"It says: {quoted(fact)[:longest].rstrip('. ')}." for fact in facts]
     return " ".join([quoted(question), *told])
 
 
 def quoted(text: str) -> str:
-    """The text on one line: a line break would end it, and a NUL all that comes behind it."""
+    """Return the text on one line. A line break would end it, and a NUL would end the prompt."""
     return " ".join(text.replace("\0", " ").split())
 
 
@@ -155,7 +157,7 @@ def _written(turn: Turn) -> str:
     return "\n".join([f"user: {quoted(turn.question)}", *results, answer])
 
 
-# --- what a tool's schema tells -----------------------------------------------------------------
+# --- tool schemas -------------------------------------------------------------------------------
 
 
 def _signature(tool: ToolSchema) -> str:
@@ -164,7 +166,7 @@ def _signature(tool: ToolSchema) -> str:
 
 
 def _example(tool: ToolSchema) -> tuple[str, str]:
-    """A request for the tool in the words of its description, and the call that it asks for."""
+    """Return a request in the words of the tool's description, and the matching call."""
     arguments = _object(tool.parameters)
     shown = ", ".join([_shown(value) for value in arguments.values()])
     asked = _summary(tool).rstrip(".")
@@ -173,7 +175,7 @@ def _example(tool: ToolSchema) -> tuple[str, str]:
 
 
 def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The properties that are required, each with a value; more if it must have more."""
+    """Return values for the required properties, and more if ``minProperties`` requires them."""
     known, wanted = _named(schema), schema.get("required") or ()
     more = schema.get("additionalProperties")
     asked = {name: part for name, part in known.items() if name in wanted}
@@ -182,13 +184,13 @@ def _object(schema: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, part in (*asked.items(), *list(spare.items())[:missing]):
         values = _values(name, part)
-        # Two alike would teach that all are.
+        # Two equal values would suggest to the model that all are equal.
         found[name] = next((value for value in values if value not in found.values()), values[0])
     return found
 
 
 def _spaced(text: str) -> str:
-    """JSON with the blanks that most people write, which is how the model knows it."""
+    """Add spaces after colons and commas, as in most JSON that the model was trained on."""
     return re.sub(r'("(?:[^"\\]|\\.)*")|([:,])', lambda m: m[1] or f"{m[2]} ", text)
 
 
@@ -202,13 +204,13 @@ def _named(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _summary(tool: ToolSchema) -> str:
-    """The first sentence of the description, or the name in words."""
+    """The first sentence of the description, or the words of the name."""
     first = re.split(r"(?<=[.!?])\s|\n\s*\n", tool.description.strip(), maxsplit=1)[0]
     return quoted(first) or tool.name.replace("_", " ").replace("-", " ")
 
 
 def _plain(schema: Any) -> dict[str, Any]:
-    """The schema, or the first of its alternatives that is a value."""
+    """The schema, merged with its first alternative (``anyOf``, ``oneOf``) that is not null."""
     if not isinstance(schema, dict):
         return {}
     for other in schema.get("anyOf") or schema.get("oneOf") or ():
@@ -227,7 +229,7 @@ def _type(schema: Any) -> str:
     return _TYPES.get(str(known.get("type")), "list" if known.get("type") == "array" else "object")
 
 
-# Sane values for what parameters are commonly called.
+# Example values for common parameter names.
 _VALUES = {
     "path": "report.txt", "file": "report.txt", "filename": "report.txt", "folder": "work",
     "directory": "work", "city": "Lima", "country": "Peru", "language": "Spanish",
@@ -251,7 +253,7 @@ _NAMES = ("Alpha", "Beta", "Gamma", "Delta")
 
 
 def _values(name: str, schema: Any) -> list[Any]:
-    """What an argument might be."""
+    """Return example values for an argument."""
     known = _plain(schema)
     for given in (known.get("examples"), known.get("enum")):
         if isinstance(given, list) and given:
@@ -293,7 +295,7 @@ def _shown(value: Any) -> str:
     return quoted(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-# --- what a question and a tool have in common --------------------------------------------------
+# --- words that a question and a tool share -----------------------------------------------------
 
 COMMON_WORDS = frozenset(
     [
@@ -354,7 +356,7 @@ _ENDINGS = ("ing", "ies", "es", "ed", "s", "e")
 
 
 def shared_words(question: str, tool: ToolSchema) -> int:
-    """How many words of the question are in what the tool says of itself."""
+    """How many words of the question occur in the tool's names, descriptions and choices."""
     parts = [tool.name.replace("_", " "), tool.description]
     for name, schema in _parameters(tool).items():
         known = _plain(schema)

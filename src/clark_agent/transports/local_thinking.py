@@ -1,20 +1,21 @@
-"""How a very small model is led to a call or an answer.
+"""Guides a very small model to a call or an answer.
 
-Left alone, a model of a few hundred million weights makes up tools. So it is not left alone: what
-it finds likely is asked for, step by step, and the steps are put together here.
+A model of a few hundred million weights, left to itself, invents tools. So this module reads from
+the model how likely each possible next step is, and combines these values:
 
-    relevance   how likely the name of a tool is behind the question, less what it is behind none,
-                and more for each word that question and tool share
-    call?       how much likelier than an answer a call is, and the relevance of the best tool
-    arguments   written by the model, held to the tool's schema by a grammar
-    put off     a call whose arguments nobody has said (see local_arguments) waits while another
-                can be made; if none can, its texts are copied from the question
-    go on?      behind a result there is another call only if it takes something from the result,
-                and either was put off or takes from the question what no call has taken yet
-    answer      one line, which holds the last result if that is short
+    relevance   how likely the name of a tool follows the question, minus half of its likelihood
+                without a question, plus a bonus for each word that question and tool share
+    call?       how much likelier a call is than an answer, plus the weighted relevance of the best
+                tool
+    arguments   written by the model, constrained to the tool's schema by a grammar
+    put off     a call whose arguments were not said (see local_arguments) is put off while another
+                one is possible; if none is, its texts are copied from the question
+    go on?      after a result, there is another call only if it uses something from the result, and
+                either was put off or uses words of the question that no call has used yet
+    answer      one line, which contains the last result if that is short
 
-The weights and limits were chosen on questions of our own. How far this gets is measured on others,
-see ``make eval-local``.
+The weights and limits were tuned on one set of questions and are evaluated on another, see
+``make eval-local``.
 """
 
 from __future__ import annotations
@@ -53,26 +54,26 @@ from clark_agent.types import Usage
 
 __all__ = ["Case", "Stopped", "Thinker"]
 
-# How much of what a name is worth without any question is taken off, what a shared word is worth,
-# and how much the best tool's relevance counts when it is decided whether to call one at all.
+# The fraction of a name's likelihood without a question that is subtracted, the bonus for a shared
+# word, and the weight of the best tool's relevance in the decision whether to call.
 _WITHOUT_QUESTION = 0.5
 _SHARED_WORD = 2.5
 _RELEVANCE = 0.4
 _THRESHOLD = 0.0
 _NO_QUESTIONS = ("N/A", "...", "Do something.")
-# So many of the likeliest next tokens are looked at, and so many of the best tools are tried: more
-# behind a result than before one.
+# How many of the likeliest next tokens are read, and how many of the best tools are tried: more
+# after a result than before the first one.
 _TOKENS = 2000
 _TRIED = 3
 _TRIED_BEHIND = 6
-# Of a name that is the only one to begin so, the rest follows by itself.
+# If only one name starts with a token of at least this length, the rest of the name is not scored.
 _TELLING = 4
 _SHORT_RESULT = 100
 _LONGEST_TEXT = 64
 _LONGEST_ARGUMENTS = 512
 _GRAMMAR = "%llguidance {{}}\nstart: {}"
-# Blanks where the examples have them, or it might write nothing else. A keyword that is not known
-# is left out: a grammar that is refused holds nothing at all, and nobody says so.
+# Spaces only where the examples have them; otherwise the model might write nothing but spaces.
+# ``lenient`` skips unknown keywords: a grammar that is rejected has no effect, without any error.
 _AS_SHOWN = {
     "x-guidance": {
         "whitespace_flexible": False,
@@ -84,11 +85,11 @@ _AS_SHOWN = {
 
 
 class Stopped(Exception):
-    """Nobody wants to know any more."""
+    """Raised when the call is no longer wanted."""
 
 
 class Case(Struct, frozen=True):
-    """What a call to the model is about."""
+    """The input of one call to the model."""
 
     system: str
     earlier: tuple[Turn, ...]
@@ -100,7 +101,7 @@ class Case(Struct, frozen=True):
 
 
 class Relevance(Struct, frozen=True):
-    """What the model makes of a question."""
+    """The model's scores for a question."""
 
     margin: float
     """How much likelier a call is than an answer, in nats."""
@@ -108,15 +109,15 @@ class Relevance(Struct, frozen=True):
 
     @property
     def best_first(self) -> list[str]:
-        """The names of the tools."""
+        """The names of the tools, the most relevant first."""
         return sorted(self.tools, key=self.tools.__getitem__, reverse=True)
 
 
 class Thinker:
-    """Leads a model through one call. Blocking: for a thread of its own.
+    """Guides a model through one call. Blocking: run it in a separate thread.
 
-    ``tell`` gets the events of the answer as the model writes it, in the form of Chat Completions;
-    ``is_wanted`` is asked at each token.
+    ``tell`` is called with the events of the answer as the model writes it, in the format of Chat
+    Completions. ``is_wanted`` is checked at each token.
     """
 
     def __init__(
@@ -129,11 +130,12 @@ class Thinker:
         self._written = 0
 
     def think(self, case: Case) -> None:
-        """Tell a call or an answer. Raises `ProviderFailure` and `Stopped`."""
+        """Emit a call or an answer. Raises `ProviderFailure` and `Stopped`."""
         chosen = self._choose(case) if case.tools else None
         finish = self._answer(case) if chosen is None else self._call(case, chosen)
         used = self._usage
-        # What it wrote to find out is no part of the answer, and does not count against its cap.
+        # Tokens that were generated to make the decision count as input: they are not part of the
+        # answer, and must not count against its cap.
         read = used.input_tokens + used.cache_read_input_tokens + used.output_tokens
         self._tell(
             {
@@ -146,10 +148,10 @@ class Thinker:
             }
         )
 
-    # --- whether, and what ----------------------------------------------------------------------
+    # --- choosing a tool ------------------------------------------------------------------------
 
     def _choose(self, case: Case) -> ToolSchema | None:
-        """The tool to call next; None: it is time to answer."""
+        """Return the tool to call next; None: answer instead."""
         turn, tools = case.turn, {tool.name: tool for tool in case.tools}
         found = self._relevance(case.tools, turn.question)
         best = found.best_first
@@ -159,7 +161,7 @@ class Thinker:
                 return None
             return self._first_possible(case, [tools[name] for name in best[:_TRIED]])
         if turn.steps[-1].is_error and not case.must_call:
-            return None  # it would make arguments of the error
+            return None  # the model would use the error's text as arguments
         done = [step.name for step in turn.steps]
         ranks = [best.index(name) for name in done if name in best]
         for rank, name in enumerate(best[: _TRIED_BEHIND + len(done)]):
@@ -181,7 +183,7 @@ class Thinker:
         return copying(without_unsaid(with_choices_said(tools[0], said), {}, said), question)
 
     def _leading_on(self, case: Case, tool: ToolSchema, *, was_put_off: bool) -> ToolSchema | None:
-        """The tool, if it makes something of the last result."""
+        """Return the tool if its call passes the rules of ``go on?`` above, else None."""
         turn = case.turn
         asked = set(words(turn.question))
         said = asked | {word for step in turn.steps for word in words(step.result)}
@@ -225,13 +227,13 @@ class Thinker:
         return found
 
     def _likelihoods(self, prompt: str, texts: Sequence[str]) -> dict[str, float]:
-        """How likely each text is to come next, token by token, in nats."""
+        """The log likelihood in nats of each text as the continuation, token by token."""
         tokens = self._next_tokens(prompt)
-        lowest = min(tokens.values(), default=0.0)  # half a character is not told
+        lowest = min(tokens.values(), default=0.0)  # tokens of partial characters are missing
         beginnings: dict[str, list[str]] = {}
         found: dict[str, float] = {}
         for text in texts:
-            # A blank alone is a token too, but no way to begin a word.
+            # A single space is a token too, but words do not start with it.
             fitting = [token for token in tokens if token.strip() and text.startswith(token)]
             if fitting:
                 beginnings.setdefault(max(fitting, key=len), []).append(text)
@@ -247,10 +249,10 @@ class Thinker:
                 found[text] = tokens[token] + further[rest]
         return found
 
-    # --- what the model writes ------------------------------------------------------------------
+    # --- writing a call or an answer ------------------------------------------------------------
 
     def _arguments(self, case: Case, tool: ToolSchema) -> dict[str, Any]:
-        """What it would call the tool with."""
+        """Return the arguments that the model would write for the tool; empty if cut off."""
         written: list[str] = []
         self._write(*_call_request(case, tool), written.append)
         try:
@@ -259,7 +261,7 @@ class Thinker:
             return {}
 
     def _call(self, case: Case, tool: ToolSchema) -> str:
-        # Its id is made where an answer is put together, as for all who send none.
+        # `MessageAssembler` creates the id, as for all providers that send none.
         self._tell_call({"name": tool.name})
         finish = self._write(
             *_call_request(case, tool), lambda text: self._tell_call({"arguments": text})
@@ -298,7 +300,7 @@ class Thinker:
         settings: Mapping[str, Any],
         tell: Callable[[str], None],
     ) -> str:
-        """Let the model go on with a text; returns why it ended."""
+        """Let the model continue a text. Returns the finish reason."""
         finish, has_begun = "stop", False
 
         def hear(choice: _Choice) -> None:
@@ -313,7 +315,7 @@ class Thinker:
         return finish
 
     def _next_tokens(self, prompt: str) -> dict[str, float]:
-        """The likeliest tokens behind a text, and how likely each is."""
+        """The likeliest next tokens after a text, with their log probabilities."""
         found: dict[str, float] = {}
 
         def hear(choice: _Choice) -> None:
@@ -339,15 +341,15 @@ class Thinker:
                     self._usage += event.usage.counted
                     self._written = event.usage.completion_tokens
                 if event.prompt_progress is not None:
-                    self._tell({})  # a sign of life: it reads
+                    self._tell({})  # a keep-alive while the prompt is processed
                 for choice in event.choices:
                     hear(choice)
-            except Exception as error:  # it must not go through llama.cpp
+            except Exception as error:  # must not propagate through llama.cpp
                 failure.append(error)
                 return True
             return False
 
-        # Signs of life while a prompt is read are also when a call can be stopped.
+        # Progress events while a prompt is processed are also points where the call can be stopped.
         asked = {"stream": True, "stream_options": {"include_usage": True}, "return_progress": True}
         self._engine.complete({**asked, **body}, take)
         if failure:
@@ -357,12 +359,12 @@ class Thinker:
 
 
 def _call_request(case: Case, tool: ToolSchema) -> tuple[str, dict[str, Any]]:
-    """What asks for the arguments of a call, and holds them to the schema."""
+    """Return the prompt for the arguments of a call, and settings that enforce the schema."""
     asked = with_facts(case.turn.question, [step.result for step in case.turn.steps])
     schema = msgspec.json.encode({**held(tool.parameters), **_AS_SHOWN}).decode()
     settings = {
         "grammar": _GRAMMAR.format(f'" " arguments\narguments: %json {schema}'),
-        "stop": ["\n"],  # there is none in it, unless the grammar was refused
+        "stop": ["\n"],  # occurs only if the grammar was rejected
         "max_tokens": min(case.cap or _LONGEST_ARGUMENTS, _LONGEST_ARGUMENTS),
         "temperature": case.temperature,
     }
@@ -370,7 +372,9 @@ def _call_request(case: Case, tool: ToolSchema) -> tuple[str, dict[str, Any]]:
 
 
 def _used_up(case: Case) -> set[str]:
-    """The words that the calls so far have taken, and those of their tools: they said which."""
+    """The words that earlier calls have used: their arguments, and their tools' names and
+    descriptions, because those words selected the tool.
+    """
     tools = {tool.name: tool for tool in case.tools}
     used: set[str] = set()
     for step in case.turn.steps:
@@ -381,7 +385,7 @@ def _used_up(case: Case) -> set[str]:
 
 
 def _literal(text: str) -> str:
-    """The text as part of a regular expression between slashes."""
+    """Escape the text for a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")
 
 

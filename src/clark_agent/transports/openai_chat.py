@@ -1,8 +1,9 @@
-"""Chat Completions: OpenAI, and everything that speaks its language.
+"""Chat Completions: OpenAI, and all servers that speak its protocol.
 
-The request is written as plain JSON and the response is read as bytes: the SDK brings
-authentication, connections and errors, while its objects for each delta would take most of the time
-of a stream. How servers differ is in `clark_agent.transports.dialects`.
+The request is written as plain JSON and the response is read as bytes. The SDK provides
+authentication, connections and errors; its objects for each delta are not used, because creating
+them would take most of a stream's time. `clark_agent.transports.dialects` describes how servers
+differ.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ from clark_agent.types import (
 
 __all__ = ["ChatDecoder", "OpenAIChat", "chat_messages", "chat_tool"]
 
-# These models refuse tools in Chat Completions unless they are told not to think; to do both they
-# want the Responses API.
+# In Chat Completions these models accept tools only with reasoning turned off. Both together need
+# the Responses API.
 _THINKS_WITHOUT_TOOLS = re.compile(r"gpt-(5\.([2-9]|\d\d)|[6-9]|\d\d)(?!.*-(pro|chat|codex))")
 
 _PROVIDER = "chat"
@@ -84,14 +85,14 @@ _SEALED_FOR_ACCOUNT = (
 class OpenAIChat(Transport[bytes]):
     """A model behind a Chat Completions server.
 
-    ``base_url`` is where the server is, OpenAI's own by default; the dialect follows from it. A key
-    is taken from the environment only for the host that it belongs to. ``headers`` go with every
-    request. ``client`` is an ``openai.AsyncOpenAI`` of your own, in place of all that; it stays
-    yours to close.
+    ``base_url`` is the server's address, OpenAI's own by default; it selects the dialect, unless
+    ``dialect`` is given. A key from the environment is used only for the host that it belongs to.
+    ``headers`` are sent with every request. ``client`` is your own ``openai.AsyncOpenAI``, which
+    replaces all of these; you close it yourself.
 
-    ``cache`` says how long a prompt is kept for Anthropic's models behind OpenRouter, five minutes
-    by default; False asks for nothing to be kept. ``prompt_cache_key`` is OpenAI's: it brings
-    requests that begin alike to the same cache.
+    ``cache`` is how long a prompt stays in the cache of Anthropic's models behind OpenRouter, five
+    minutes by default; False disables caching. ``prompt_cache_key`` is an OpenAI option: it routes
+    requests with the same beginning to the same cache.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class OpenAIChat(Transport[bytes]):
 
     @property
     def target(self) -> ReplayTarget:
-        """Behind OpenRouter what the model's vendor made; elsewhere there is no such thing."""
+        """Behind OpenRouter, the reasoning formats of the model's vendor; elsewhere none."""
         dialect = self.dialect
         return ReplayTarget(
             formats=formats_of(self.model) if dialect.takes_details else frozenset(),
@@ -143,7 +144,7 @@ class OpenAIChat(Transport[bytes]):
         )
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
-        """The body of the request."""
+        """Return the body of the request."""
         dialect = self.dialect
         is_marked = dialect.takes_cache_marks and _vendor(self.model) == "anthropic"
         messages = chat_messages(
@@ -199,7 +200,7 @@ def _add_openai_effort(body: dict[str, Any], model: str, request: StreamRequest)
         effort = "none"
     body["reasoning_effort"] = effort
     if effort != "none":
-        body.pop("temperature", None)  # models that reason refuse it
+        body.pop("temperature", None)  # rejected while reasoning is on
 
 
 def chat_messages(
@@ -210,7 +211,7 @@ def chat_messages(
     target: ReplayTarget,
     cache: CacheTime | bool = False,
 ) -> list[dict[str, Any]]:
-    """The conversation, the system prompt at its head."""
+    """Return the messages of the conversation, the system prompt first."""
     writer = _Writer(dialect, model, custom_tools(request.provider_extras))
     writer.system(request.system_prompt)
     messages = sendable(
@@ -233,15 +234,15 @@ def chat_messages(
 
 
 def _vendor(model: str) -> str:
-    """Whose model it is, behind a gateway; a name that stands for the newest one begins with ~."""
+    """The vendor in a gateway's model name. An alias for the newest model starts with ``~``."""
     return model.partition("/")[0].removeprefix("~")
 
 
 def _keep_in_cache(messages: list[dict[str, Any]], end: int, mark: Mapping[str, str]) -> None:
-    """Mark where the prompt should be kept: behind the instructions, and where this request and the
-    one before it end. ``end`` is behind the last message that will be there the next time.
+    """Mark the ends of the prompt prefixes to cache: the instructions, and the ends of this and the
+    previous request. ``end`` is the number of messages that the next request will start with too.
 
-    All messages are written in parts, marked or not: they must look the same in the next request.
+    All messages are written as parts, marked or not, so that they are the same in the next request.
     """
     for message in messages:
         if message["role"] != "assistant" and isinstance(message["content"], str):
@@ -255,7 +256,7 @@ def _keep_in_cache(messages: list[dict[str, Any]], end: int, mark: Mapping[str, 
 
 
 def chat_tool(tool: ToolSchema) -> dict[str, Any]:
-    """A tool, as it is declared."""
+    """Return the declaration of a tool."""
     function = {
         "name": tool.name,
         "description": tool.description,
@@ -273,7 +274,7 @@ class _Writer:
         self.messages: list[dict[str, Any]] = []
         self._dialect = dialect
         self._custom = custom
-        self._media: list[dict[str, Any]] = []  # that only a user can show
+        self._media: list[dict[str, Any]] = []  # images and files for the next user message
         self._ids: dict[str, str] = {}
         self._numbers = count(1)
 
@@ -305,8 +306,8 @@ class _Writer:
             self._user(f"<system>\n{text}\n</system>")
 
     def flush_media(self) -> None:
-        """No server takes images and files in a tool's message, or in the model's own: they follow
-        in a user's.
+        """Write pending images and files in a user message: no server accepts them in tool or
+        assistant messages.
         """
         if self._media:
             media, self._media = self._media, []
@@ -353,7 +354,9 @@ class _Writer:
         return {"id": self._id(call.id), "type": "function", "function": function}
 
     def _add_extra_content(self, message: AssistantMessage, calls: list[dict[str, Any]]) -> None:
-        """Give each call what this very model had sent with it, right behind it."""
+        """Restore the ``extra_content`` of each call, from the item after it, if this model sent
+        it. A first call without one gets a placeholder signature if the model requires signatures.
+        """
         count = 0
         for block in message.content:
             if isinstance(block, ToolCall):
@@ -401,7 +404,9 @@ class _Writer:
 
 
 def _reasoning_items(message: AssistantMessage) -> list[Any]:
-    """The structured reasoning: a gateway's own as it came, that of our transports in its form."""
+    """Return the structured reasoning. A gateway's items stay unchanged; items of the native
+    transports are converted to the gateway's format.
+    """
     items: list[Any] = []
     for item in message.reasoning_details_values:
         if "model" in item:
@@ -412,10 +417,10 @@ def _reasoning_items(message: AssistantMessage) -> list[Any]:
 
 
 def _for_gateway(item: dict[str, Any]) -> list[Any]:
-    """An item that a transport to the vendor itself made, without what is its transport's alone.
+    """Convert an item of a native transport, without that transport's own fields.
 
-    What OpenAI has sealed is for one account, and not the gateway's; and there is no way to say
-    which part of a text Gemini signed.
+    Left out are items that OpenAI encrypted, because they are valid for one account only, and
+    Gemini's signatures of text, because the format cannot name the signed part.
     """
     known = parse_item(item)
     if known is None or known.format in _SEALED_FOR_ACCOUNT or item.get("part") == "text":
@@ -424,7 +429,7 @@ def _for_gateway(item: dict[str, Any]) -> list[Any]:
 
 
 def _skipping(call_id: str) -> dict[str, Any]:
-    """What stands for the signature of a call that another model made."""
+    """Return the placeholder for the signature of a call that another model made."""
     return {
         "type": "reasoning.encrypted",
         "data": UNSIGNED,
@@ -467,7 +472,7 @@ _AUDIO = {
 
 
 def _file_part(file: FileContent, dialect: ChatDialect) -> dict[str, Any] | None:
-    """The part that holds a file; None: the server takes no such file."""
+    """Return the part that holds a file; None: the server does not accept the file."""
     media_type, data = media_type_of(file), inline_data(file.source)
     if media_type.startswith("image/"):
         return _image_part(ImageContent(file.source))
@@ -571,7 +576,7 @@ _FINISH = {
     "model_length": StopReason.MAX_TOKENS,
     "content_filter": StopReason.OTHER,
 }
-# Finish reasons that tell a failure.
+# Finish reasons that report a failure.
 _BROKEN = {
     "error": "the provider failed in the middle of its answer",
     "abort": "the server aborted the answer",
@@ -580,7 +585,7 @@ _BROKEN = {
 
 
 class ChatDecoder(JsonEventDecoder[_Chunk]):
-    """Reads the events of a streamed completion, or a completion that came in one piece."""
+    """Decodes the events of a streamed completion, or one that arrived as one document."""
 
     def __init__(self, answer: Answer, dialect: ChatDialect, model: str) -> None:
         super().__init__(answer, _CHUNKS)
@@ -602,7 +607,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
         return event.choices is not None or event.usage is not None
 
     def _cite(self, sources: Any) -> None:
-        """Sources of the whole answer, as Perplexity and xAI tell them, perhaps in every event."""
+        """Add sources of the whole answer, as Perplexity and xAI send them, perhaps repeatedly."""
         for source in sources if isinstance(sources, list) else ():
             told = {"url": source} if isinstance(source, str) else fields_of(source)
             url, title = told.get("url"), told.get("title")
@@ -674,7 +679,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
                 pass
 
     def _parts(self, content: Any) -> None:
-        """Content as a list of parts, which is how some servers tell thinking from text."""
+        """Add content that is a list of parts. Some servers separate thinking from text so."""
         for part in content if isinstance(content, list) else ():
             match part:
                 case {"type": "thinking", "thinking": [*inner]}:
@@ -706,7 +711,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
 
 
 def _count(*values: Any) -> int:
-    """The first of them that is a number."""
+    """The first value that is a count, else 0."""
     return next((value for value in values if type(value) is int and value >= 0), 0)
 
 

@@ -1,12 +1,11 @@
-"""The openai package's client, made for a server that speaks one of OpenAI's protocols.
+"""Creates the openai package's client for a server that speaks one of OpenAI's protocols.
 
-- ``base_url`` or the environment says where the server is, and a client of the host's own wins over
-  both;
-- a key is taken from the environment only for the host that it belongs to, and a server that needs
-  none gets none;
-- what the environment says about an account with OpenAI goes to OpenAI alone;
-- the package neither retries nor limits the time of an answer: that is for
-  `clark_agent.transports.http.base`.
+- ``base_url`` or the environment gives the server's address; the host's own client overrides both;
+- a key from the environment is used only for the host that it belongs to, and a server that needs
+  no key gets none;
+- settings of an OpenAI account in the environment are sent to OpenAI only;
+- the package's retries and time limits are disabled: `clark_agent.transports.http.base` has its
+  own.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class OpenAIClients:
         self._request_headers: dict[str, Any] = (
             {} if is_authorized else {"Authorization": sdk.Omit()}
         )
-        # Asking again is our business, and takes our time limits.
+        # Disable the SDK's retries: the transport retries, within its own time limits.
         self._client = None if client is None else client.with_options(max_retries=0)
         if dialect_for(self.url).name != "OpenAI":
             given = {**{name: sdk.Omit() for name in _openai_headers()}, **given}
@@ -83,20 +82,20 @@ class OpenAIClients:
         if variables and (given or dialect_for(self.url).key_variables == variables):
             return api_key_from(given, variables, f"{self.dialect.name} ({self.url})")
         if base_url is None and given is None:
-            return os.environ.get("OPENAI_API_KEY")  # it goes with OPENAI_BASE_URL
+            return os.environ.get("OPENAI_API_KEY")  # belongs to OPENAI_BASE_URL
         return given
 
     async def get(self) -> Any:
-        """The client of the running event loop, or the host's own."""
+        """Return the client of the running event loop, or the host's own."""
         return self._client or await self._kept.get()
 
     @asynccontextmanager
     async def posted(
         self, path: str, body: Mapping[str, Any]
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
-        """Send the body; the bytes of the response."""
+        """Send the body and yield the bytes of the response."""
         client = await self.get()
-        # The package has a second key, for the account: it stays at home.
+        # The package also supports an admin key for the account: never send it.
         only = {"security": {"bearer_auth": True}}
         async with posted(client, path, body, self._request_headers, **only) as pieces:
             yield pieces
@@ -107,7 +106,7 @@ class OpenAIClients:
 
 
 def _openai_headers() -> list[str]:
-    """The headers that the package makes of what the environment says about OpenAI."""
+    """The names of the headers that the package adds from the environment."""
     custom = os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines()
     names = [line.partition(":")[0].strip() for line in custom if ":" in line]
     return ["OpenAI-Organization", "OpenAI-Project", *names]

@@ -1,15 +1,16 @@
-"""The Responses API: OpenAI's own, and the servers that speak it too.
+"""The Responses API: OpenAI's own, and other servers that speak it.
 
-The server keeps nothing. Every request carries the whole history, and reasoning goes back as the
-sealed blob in which it came, in front of what the model said or called after it: an item of
-reasoning without its blob, or with nothing behind it, is refused and therefore left out. No other
-item carries the id that the server gave it, which would be a reference to what it has forgotten;
-but the items of tools that run on the server's side go back as they came. Such an item without its
-picture stands in front of each picture that the model made: the two are one item of the wire.
+The server stores nothing (``store`` is false), so every request carries the whole history.
+Reasoning is sent back as the encrypted blob that the server sent, before the text or call that
+followed it. The server rejects a reasoning item without its blob, or without an item after it, so
+such items are left out. Ids that the server gave to its items are not sent back, because they would
+refer to stored items. Only the items of server tools are sent back unchanged. A picture that the
+model made is such an item too: a transcript holds it as the item without the picture, followed by
+the picture, and both are sent back as one item.
 
-An answer is a row of items, each announced, sent in pieces and sent once more as a whole. Not every
-server does all of that, and gateways lose the numbers and ids by which the pieces belong together:
-see `_ResponsesDecoder`.
+An answer is a sequence of items. Each is announced, sent in fragments and then sent as a whole. Not
+every server does all of that, and gateways lose the indexes and ids that connect the fragments: see
+`_ResponsesDecoder`.
 """
 
 from __future__ import annotations
@@ -73,14 +74,14 @@ __all__ = ["OpenAIResponses", "openai_annotation"]
 _FORMAT = ReasoningFormat.OPENAI_RESPONSES_V1
 _LONGEST_ID = 64
 _LONGEST_NAME = 128
-# The server refuses a smaller limit of output tokens.
+# The server rejects a smaller limit of output tokens.
 _SMALLEST_CAP = 16
-# Newer models label each message as commentary or as the final answer and want the label back. It
-# stands in the transcript as a structured item in front of the text.
+# Newer models label each message as commentary or as the final answer, and need the label back. A
+# transcript holds it as a structured item before the text.
 _PHASE = "openai.message_phase"
 _PROVIDER = "openai"
 _PICTURE = "image_generation_call"
-# Items that wait for something that only the host could send. Without it they are refused.
+# Items that need an output from the host. The server rejects them in a history without it.
 _WAITING = frozenset(
     ["computer_call", "local_shell_call", "shell_call", "apply_patch_call", "mcp_approval_request"]
 )
@@ -91,13 +92,14 @@ _REFUSES_BLOB = re.compile(r"encrypted content .{0,200}could not be verified", r
 class OpenAIResponses(Transport[bytes]):
     """A model behind a Responses server.
 
-    ``base_url`` is where the server is, OpenAI's own by default. A key is taken from the
-    environment only for the host that it belongs to. ``headers`` go with every request. ``client``
-    is an ``openai.AsyncOpenAI`` of your own, in place of all that; it stays yours to close.
-    ``prompt_cache_key`` brings requests that begin alike to the same cache.
+    ``base_url`` is the server's address, OpenAI's own by default. A key from the environment is
+    used only for the host that it belongs to. ``headers`` are sent with every request. ``client``
+    is your own ``openai.AsyncOpenAI``, which replaces all of these; you close it yourself.
+    ``prompt_cache_key`` routes requests with the same beginning to the same cache.
 
-    Two things that a server refuses are left out from then on: summaries of the reasoning, which
-    OpenAI writes for verified organizations alone, and blobs that were sealed for somebody else.
+    If the server rejects one of these, the request is sent again without it, and so are all later
+    ones: reasoning summaries, which OpenAI writes only for verified organizations, and blobs that
+    were encrypted for another account.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class OpenAIResponses(Transport[bytes]):
         self.base_url = self._clients.url
         self.prompt_cache_key = prompt_cache_key
         self._wants_summary = True
-        self._refused: frozenset[str] = frozenset()  # blobs
+        self._refused: frozenset[str] = frozenset()  # blobs that the server rejected
         super().__init__(
             model,
             provider=self._clients.dialect.name,
@@ -138,12 +140,12 @@ class OpenAIResponses(Transport[bytes]):
 
     @property
     def target(self) -> ReplayTarget:
-        """What OpenAI sealed, for this very model: a blob is of no use to another one."""
+        """Reasoning that OpenAI encrypted for this model: no other model can read it."""
         formats = frozenset({_FORMAT, ReasoningFormat.AZURE_OPENAI_RESPONSES_V1})
         return ReplayTarget(formats=formats, model=self.model, providers=frozenset({_PROVIDER}))
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
-        """The body of the request."""
+        """Return the body of the request."""
         messages = sendable(
             request.messages, self.target, provider=self.provider, takes_file=_takes_file
         )
@@ -197,11 +199,11 @@ class OpenAIResponses(Transport[bytes]):
 
 
 def _add_effort(body: dict[str, Any], effort: str, *, with_summary: bool) -> None:
-    """Ask for the reasoning, sealed. A model that does not reason refuses to be asked."""
+    """Request encrypted reasoning. Only for models that reason: others reject the option."""
     body["include"] = ["reasoning.encrypted_content"]
     body["reasoning"] = {"effort": effort}
     if effort != "none":
-        body.pop("temperature", None)  # models that reason refuse it
+        body.pop("temperature", None)  # rejected while reasoning is on
         if with_summary:
             body["reasoning"]["summary"] = "auto"
 
@@ -217,7 +219,7 @@ def _blobs_in(messages: Iterable[AgentMessage]) -> frozenset[str]:
 
 
 def _tool(tool: ToolSchema) -> dict[str, Any]:
-    # Left to itself, the server takes a schema for a strict one, and refuses what is not.
+    # By default the server treats a schema as strict, and rejects one that is not.
     return {
         "type": "function",
         "name": tool.name,
@@ -234,7 +236,7 @@ class _Input:
         self._refused = refused
         self._custom = custom
         self._custom_calls: set[str] = set()
-        self._images: list[dict[str, Any]] = []  # of other models
+        self._images: list[dict[str, Any]] = []  # pictures that other models made
 
     def items(self, messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
@@ -263,7 +265,7 @@ class _Input:
                 assert_never(message)
 
     def _flush_images(self) -> list[dict[str, Any]]:
-        """Pictures that another model made: here, only a user can show some."""
+        """Return a user message with other models' pictures: assistant messages cannot hold any."""
         images, self._images = self._images, []
         note = {"type": "input_text", "text": "(Pictures that the assistant made:)"}
         return [_message("user", [note, *images])] if images else []
@@ -291,7 +293,7 @@ def _part(block: UserBlock) -> dict[str, Any]:
 
 
 def _takes_file(file: FileContent) -> bool:
-    """Documents and pictures. Which documents is for the server to say: it learns new ones."""
+    """Accept documents and pictures. The server decides which documents: it adds new types."""
     return not media_type_of(file).startswith(("audio/", "video/"))
 
 
@@ -317,7 +319,7 @@ def _result(message: ToolResultMessage, custom_calls: Set[str]) -> dict[str, Any
 
 
 class _Turn:
-    """The items of an assistant message, in the order in which they came."""
+    """Writes the items of an assistant message, in their order."""
 
     def __init__(
         self, message: AssistantMessage, refused: frozenset[str], custom: frozenset[str]
@@ -327,7 +329,7 @@ class _Turn:
         self.custom_calls: set[str] = set()
         self._refused = refused
         self._custom = custom
-        self._picture: dict[str, Any] | None = None  # the item of a picture that comes next
+        self._picture: dict[str, Any] | None = None  # the item of the picture that follows
         self._said: list[AssistantBlock] = []
         self._phase: str | None = None
         self._summary: list[dict[str, Any]] = []
@@ -387,7 +389,9 @@ class _Turn:
         self._phase = None
 
     def _structured(self, entry: Any) -> None:
-        """An entry of our own has all of an item; a gateway's has its summaries in front of it."""
+        """Add an entry. This transport's entries hold a whole item; a gateway's summaries are
+        separate entries before it.
+        """
         match entry:
             case {"type": "reasoning.encrypted", "data": str(data)} if data:
                 own = entry.get("summary")
@@ -408,7 +412,7 @@ class _Turn:
 
 
 class _Whole(Struct):
-    """An item as the server sends it, in full or as far as it knows it."""
+    """An item as the server sends it, complete or incomplete."""
 
     type: str | None = None
     id: str | None = None
@@ -431,7 +435,7 @@ class _Response(Struct):
 
 
 class _Event(_Response):
-    """Any event, and a response that came in one piece: nothing but what is read of them."""
+    """An event of any type, or a whole response. Has only the fields that are read."""
 
     type: str | None = None
     delta: Any = None
@@ -458,7 +462,7 @@ _KINDS = frozenset({_MESSAGE, _CALL, _CUSTOM, _REASONING})
 
 
 class _Item:
-    """An item of the answer while it comes."""
+    """An item of the answer while it streams in."""
 
     __slots__ = (
         "annotations",
@@ -483,39 +487,42 @@ class _Item:
         self.call_id = ""
         self.name = ""
         self.phase: str | None = None
-        self.announced = ""  # the arguments of a call, if they came with its announcement
+        self.announced = ""  # the arguments of a call, if its announcement had them
         self.pieces: list[str] = []
-        self.begin: dict[int, int] = {}  # where the text of each part begins in all that has come
-        self.annotations: dict[int, int] = {}  # how many of each part have come
+        self.begin: dict[int, int] = {}  # where the text of each part starts in all received text
+        self.annotations: dict[int, int] = {}  # the number of annotations received for each part
         self.is_done = False
 
     @property
     def has_come(self) -> bool:
-        """Whether anything of it was told."""
+        """Whether any content of it was received."""
         return self.is_done or bool(self.pieces or self.call_id or self.name)
 
     def is_open(self, kind: str) -> bool:
-        """Whether it is of that kind, and more of it may come."""
+        """Whether it is of that kind and not complete."""
         return self.kind == kind and not self.is_done
 
     def is_whole_in(self, whole: _Whole) -> bool:
-        """Whether that is the whole of this item, going by the ids alone."""
+        """Whether ``whole`` is this item in full, by kind and ids."""
         ids = ((self.id, whole.id), (self.call_id, whole.call_id))
         return whole.type == self.kind and any(mine and mine == other for mine, other in ids)
 
     def rest(self, whole: str) -> str:
-        """What has not come yet. What came already cannot be taken back, right or wrong."""
+        """Return the part of ``whole`` after the fragments; empty if the fragments differ from it,
+        because they are already emitted.
+        """
         came = "".join(self.pieces)
         return whole[len(came) :] if whole.startswith(came) else ""
 
 
 class _ResponsesDecoder(JsonEventDecoder[_Event]):
-    """Reads the events of a streamed response, or a response that came in one piece.
+    """Decodes the events of a streamed response, or a response that arrived as one document.
 
-    A piece belongs to the item of its number and id. Some servers send no numbers, some number all
-    items alike, some give each event another id: then whichever of the two is known decides, and at
-    last the newest item of that kind is meant. What was not sent in pieces is taken from the whole
-    item at its end, and what was not sent as an item from the response at the end of all.
+    A fragment belongs to the item with its index and id. Some servers send no indexes, some give
+    all items the same index, some give each event a new id. Then a match of one of the two is
+    enough; without any match, the fragment belongs to the newest item of its kind. Content that was
+    not sent in fragments is taken from the whole item at its end, and items that were not sent at
+    all from the final response.
     """
 
     def __init__(self, answer: Answer, model: str) -> None:
@@ -525,8 +532,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._numbered: dict[int | None, _Item] = {}
         self._named: dict[str | None, _Item] = {}
         self._newest: dict[str, _Item] = {}
-        self._thought: tuple[_Item, int | None] | None = None  # whose reasoning was told last
-        # The items of the provider alone, by kind and id.
+        self._thought: tuple[_Item, int | None] | None = None  # item and part of the last reasoning
+        # Provider items that were emitted, by kind and id.
         self._kept: set[tuple[str | None, str | None]] = set()
 
     def _event(self, event: _Event) -> bool:
@@ -570,22 +577,22 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
                 return event.type is not None and "error" not in event.type.lower()
         return True
 
-    # --- which item is meant --------------------------------------------------------------------
+    # --- finding the item of a fragment ---------------------------------------------------------
 
     def _item_of(self, kind: str, event: _Event) -> _Item:
-        """The item that a piece belongs to, one that nobody announced if need be."""
+        """Return the item of a fragment. Starts a new item if none matches."""
         index, item_id = event.output_index, event.item_id
         found = self._find(kind, index, item_id)
         if found is not None:
             return found
         for item in (self._named.get(item_id), self._numbered.get(index)):
             if item is not None and item.kind == kind:
-                return item  # it has ended, and this comes late
+                return item  # a late fragment of a completed item
         return self._begin(kind, index, item_id)
 
     def _find(self, kind: str, index: int | None, item_id: str | None) -> _Item | None:
-        """The open item of that number and id, or else of that number, or else of that id, or else
-        the newest, unless its number is another.
+        """Return the open item with that index and id, else with that index, else with that id,
+        else the newest one, unless both have an index.
         """
         named = self._named.get(item_id)
         if named is not None and named.index == index and named.is_open(kind):
@@ -637,12 +644,12 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             known = self._named.get(whole.id)
             told = (kind, index, whole.call_id or "")
             if known is not None and (known.kind, known.index, known.call_id) == told:
-                return  # once more
+                return  # a repeated event
             item = self._begin(kind, index, whole.id)
         self._complete(item, whole)
 
     def _complete(self, item: _Item, whole: _Whole) -> None:
-        """Tell what of the item has not come in pieces."""
+        """Emit the content of the item that was not sent in fragments."""
         item.is_done = True
         if item.kind == _MESSAGE:
             item.phase = item.phase or whole.phase
@@ -662,7 +669,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             self._seal(item, whole)
 
     def _end(self, event: _Event, status: str | None = None) -> None:
-        """The last event: what it has that did not come before, and how the answer ended."""
+        """Process the last event: emit missing content, and record how the answer ended."""
         response = event.response or event
         status = status or response.status
         if response.usage:
@@ -676,7 +683,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self.is_complete = True
 
     def _fill(self, output: Sequence[dict[str, Any]]) -> None:
-        """Complete what was begun; of a kind of which nothing has come, take everything."""
+        """Complete open items. Add all items of a kind of which nothing was received."""
         unfinished = [item for item in self._items if not item.is_done]
         came = {item.kind for item in self._items if item.has_come}
         kept = {kind for kind, _ in self._kept}
@@ -704,7 +711,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         if reason == "content_filter":
             self._answer.withheld = "the provider's content filter stopped the answer"
 
-    # --- what is told ---------------------------------------------------------------------------
+    # --- output ---------------------------------------------------------------------------------
 
     def _text(self, item: _Item, delta: Any) -> None:
         if type(delta) is not str or not delta:
@@ -722,7 +729,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._answer.text(delta)
 
     def _call(self, item: _Item, whole: _Whole) -> None:
-        """What is known of a call stays: gateways change ids on the way."""
+        """Emit the id and name of a call. Known values stay, because gateways change ids."""
         call_id = "" if item.call_id else whole.call_id or ""
         name = "" if item.name else whole.name or ""
         item.call_id += call_id
@@ -739,7 +746,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             self._answer.custom_call(item.key, text=delta)
 
     def _keep(self, item: dict[str, Any], whole: _Whole) -> None:
-        """An item of the provider alone; what it made is shown."""
+        """Emit a provider item, once. A generated picture is also emitted as an image."""
         kind, known = whole.type, (whole.type, whole.id)
         if not isinstance(item.get("type"), str) or (whole.id is not None and known in self._kept):
             return
@@ -758,7 +765,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._answer.block(ImageContent(f"data:{media_type};base64,{data}", media_type, alt))
 
     def _annotate_parts(self, item: _Item, parts: Any, begin: int) -> None:
-        """The sources of a whole message, less those that have come already."""
+        """Emit the sources of a whole message, except those already received."""
         for number, part in enumerate(parts if isinstance(parts, list) else ()):
             if isinstance(part, dict):
                 notes, text = part.get("annotations"), part.get("text")
@@ -781,7 +788,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             self._answer.call(item.key, arguments=delta)
 
     def _reasoning(self, item: _Item, delta: Any, part: int | None) -> None:
-        """Readable reasoning; an empty line stands between one part, or item, and the next."""
+        """Emit readable reasoning, with an empty line between parts and between items."""
         if type(delta) is not str or not delta:
             return
         if self._thought is not None and self._thought != (item, part):
@@ -791,7 +798,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         self._answer.reasoning(delta)
 
     def _seal(self, item: _Item, whole: _Whole) -> None:
-        """All that it takes to make the item again."""
+        """Emit a reasoning item with everything that is needed to send it back."""
         if not whole.encrypted_content:
             return
         entry: dict[str, Any] = {
@@ -808,7 +815,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
 
 
 def _read(item: dict[str, Any]) -> _Whole:
-    """The item, as far as we know it."""
+    """Convert the known fields of an item."""
     whole: _Whole = fitted(item, _Whole)
     return whole
 
@@ -823,7 +830,7 @@ _NOTED = {
 
 
 def openai_annotation(note: dict[str, Any], begin: int = 0) -> Annotation:
-    """A source in OpenAI's words, whose places are counted from ``begin``."""
+    """Convert an OpenAI annotation; ``begin`` is added to its positions."""
     kind = note.get("type")
     inner = note.get(kind) if isinstance(kind, str) else None
     told: dict[str, Any] = inner if isinstance(inner, dict) else note
@@ -849,14 +856,14 @@ def openai_annotation(note: dict[str, Any], begin: int = 0) -> Annotation:
 
 
 def _error_of(event: _Event) -> Any:
-    """The error in an event: flat, as it is documented, or nested, as it is sent."""
+    """The error in an event: flat, as documented, or nested, as servers send it."""
     flat = {"code": event.code, "message": event.message}
     told: dict[str, Any] = {name: value for name, value in flat.items() if value is not None}
     return {**told, "error": event.error} if event.error else told
 
 
 def _texts(parts: Any) -> list[str]:
-    """The texts of a message's or a reasoning's parts."""
+    """The texts of the parts of a message or of reasoning."""
     texts = [
         part.get("text") or part.get("refusal")
         for part in (parts if isinstance(parts, list) else ())

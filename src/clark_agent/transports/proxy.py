@@ -1,13 +1,13 @@
-"""The other end of a gateway: a transport that asks a model through `gateway`.
+"""The client of a gateway: a transport that calls a model through `gateway`.
 
     stream = ProxyStream("https://models.example.com", token, model="good")
 
-The gateway sends the very events of its own transport, so they are handed on as they come: the last
-message is the gateway's, not put together again here. What its provider failed with was retried
-there, and is told here as it is. Only a key that the provider refused is told in words of our own,
-so that nobody takes it for the token that the gateway refuses: see
-`clark_agent.errors.AccessRefused`. Asked again is only what did not reach the gateway, or was
-turned away at its door (429, 503), as long as nothing has come.
+The gateway sends the events of its own transport, and they are passed on unchanged: the final
+message is the gateway's and is not assembled again here. The gateway retries failures of its
+provider; they are passed on and not retried here. The one exception is a key that the provider
+rejected: its error text is rewritten, so that it is not mistaken for a rejected gateway token (see
+`clark_agent.errors.AccessRefused`). A request is retried only before its first event, after a
+failed connection or a temporary rejection (408, 429, 502, 503, 504).
 """
 
 from __future__ import annotations
@@ -66,16 +66,17 @@ logger = logging.getLogger(__name__)
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 _LONGEST_REFUSAL = 1 << 16
-# A connection that the gateway is about to close should not be used again: uvicorn keeps it for
-# five seconds.
+# Shorter than uvicorn's keep-alive of five seconds, so that a connection is not reused while the
+# gateway closes it.
 _KEEP_SECONDS = 4.0
 
 
 class ProxyStream:
-    """A model behind a gateway. Make one, and share it: it keeps connections.
+    """A model behind a gateway. Create one and share it: it keeps connections.
 
-    ``url`` is where the gateway is, ``model`` which of its models to ask; a gateway with a single
-    one needs no name. ``headers`` go with every request, for what stands in front of the gateway.
+    ``url`` is the gateway's address. ``model`` selects one of its models; it may be None if the
+    gateway has only one. ``headers`` are sent with every request, for example for a proxy in front
+    of the gateway.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class ProxyStream:
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        """Ask the model."""
+        """Send the request and yield the events of the answer."""
         try:
             body = self.encode(request)
         except TransportError as error:
@@ -158,10 +159,10 @@ class ProxyStream:
                 return
 
     def encode(self, request: StreamRequest) -> bytes:
-        """The body of the request. Pure: nothing is sent. Raises `TransportError`."""
+        """Return the body of the request. Pure: nothing is sent. Raises `TransportError`."""
         try:
             return encode_call(request, self.model)
-        except UnicodeEncodeError:  # half a character, which no UTF-8 can carry
+        except UnicodeEncodeError:  # a lone surrogate
             plain = msgspec.to_builtins(asdict(request), enc_hook=to_json_value)
             named = {} if self.model is None else {"model": self.model}
             return encode_json(with_extras({**named, **plain}, None))
@@ -172,7 +173,7 @@ class ProxyStream:
         """Close the connections of the running event loop. The next call opens new ones."""
         await self._clients.aclose()
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _open(self, body: bytes) -> AsyncGenerator[AsyncIterator[bytes]]:
@@ -188,7 +189,7 @@ class ProxyStream:
             yield response.aiter_bytes()
 
     def _refused(self, failure: Failure) -> Failure:
-        """The gateway's own refusal, which is not one of the provider behind it."""
+        """Mark a 401 or 403 as rejected by the gateway itself, not by the provider behind it."""
         if failure.status not in REFUSES_ACCESS:
             return failure
         hint = "check the token" if failure.status == 401 else "it does not answer this caller"
@@ -198,7 +199,7 @@ class ProxyStream:
         return replace(failure, message=text, cause=cause)
 
     def _explain(self, error: Exception) -> Failure:
-        """What ended an attempt."""
+        """Convert the exception that ended an attempt to a `Failure`."""
         if isinstance(error, Cancelled):
             return Failure(StreamErrorKind.ABORTED, str(error))
         if isinstance(error, StreamTimeout):
@@ -208,7 +209,7 @@ class ProxyStream:
         return failure_of_sdk(error, self.url)
 
     def _delay(self, attempt: _Attempt, number: int, began: int) -> float | None:
-        """How long to wait before the next attempt; None: there is none."""
+        """Seconds to wait before the next attempt; None: do not retry."""
         failure = attempt.failure
         if failure is None or not attempt.may_be_repeated or number >= self.retry.attempts:
             return None
@@ -225,8 +226,8 @@ _UNFINISHED = Failure(StreamErrorKind.EMPTY, "the gateway ended the stream witho
 
 
 class _Attempt:
-    """One request and its response. After the last `read` the answer was told, or there is a
-    failure.
+    """One request and its response. After the last `read`, the terminal event was returned, or
+    ``failure`` is set.
     """
 
     def __init__(
@@ -261,20 +262,20 @@ class _Attempt:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether nothing has come, and whether that may be otherwise the next time."""
+        """Whether no event was received and the failure may be temporary."""
         failure = self.failure
         if failure is None or self._has_begun or failure.kind not in _MAY_PASS:
             return False
         return not isinstance(failure.cause, StreamTimeout) or failure.cause.phase == "connect"
 
     def partial(self, text: str) -> AssistantMessage:
-        """What has come of an answer that failed here, on the way."""
+        """Return the partial message of an answer that failed between gateway and client."""
         is_aborted = self.failure is not None and self.failure.kind is StreamErrorKind.ABORTED
         reason = StopReason.ABORTED if is_aborted else StopReason.ERROR
         return self._assembler.message(reason, error_message=text)
 
     async def read(self) -> list[StreamEvent] | None:
-        """What came since the last time, perhaps nothing; None when all is read."""
+        """Return the events since the last call, possibly none; None at the end."""
         if self._is_over:
             return None
         events: list[StreamEvent] = []
@@ -296,7 +297,7 @@ class _Attempt:
         try:
             event = decode_event(payload)
         except DecodeError as error:
-            # Asking again would not help: the gateway speaks another language.
+            # A retry would not help: the server does not speak the gateway's protocol.
             failure = replace(not_understood(payload, error), kind=StreamErrorKind.FATAL)
             raise ProviderFailure(failure) from None
         self._has_begun = True
@@ -305,11 +306,11 @@ class _Attempt:
                 event = Chunk(self._proxy._redactor.chunk(event.chunk))
             self._assembler.feed(event.chunk)
             return event
-        # A gateway of somebody else may quote our token, in any place.
+        # A third-party gateway may quote the token anywhere.
         safe = self._proxy._redactor.event(_by_provider(event))
         if isinstance(event, Error) and isinstance(safe, Error):
             said = self._assembler.message().content
-            if event.partial.content == said:  # which were the model's words
+            if event.partial.content == said:  # the model's own words are not redacted
                 return replace(safe, partial=replace(safe.partial, content=said))
         return safe
 
@@ -319,7 +320,7 @@ class _Attempt:
 
 
 def _by_provider(event: StreamEvent) -> StreamEvent:
-    """The event, which says so if the provider refused the gateway."""
+    """Rewrite an error if the provider rejected the gateway's key; return other events as is."""
     if not isinstance(event, Error) or not isinstance(event.cause, AccessRefused):
         return event
     cause = event.cause
@@ -340,7 +341,7 @@ def _checked_url(url: str) -> str:
 
 
 def _is_sendable(text: Any, *, is_empty_fine: bool = True) -> bool:
-    """Whether a header can carry it. The library below would quote what it refuses in its logs."""
+    """Whether a header can carry the text. The HTTP library would log a value that it rejects."""
     is_fine = isinstance(text, str) and text.isascii() and text.isprintable()
     return is_fine and (bool(text) or is_empty_fine)
 
@@ -356,7 +357,7 @@ _KINDS = {
 
 
 async def _refusal(response: Any) -> Failure:
-    """What an answer without a stream says."""
+    """Convert a response without a stream to a `Failure`."""
     body = b""
     async for piece in response.aiter_bytes():
         body += piece

@@ -1,12 +1,12 @@
-"""Record what a real provider answered, and play it back.
+"""Records the answers of a real provider, and plays them back.
 
     stream = RecordingStream(connect("openai:gpt-5"), "answers.jsonl")   # once, with a key
     stream = ReplayStream("answers.jsonl")                               # from then on, without
 
-A recording is a text file: a line that says what it is, then one line a call with what the model
-was asked and every event of the answer. It has no headers and no keys, and a new one can be read by
-its owner alone. What a model does not see (times, usage, a tool result's details) is no part of the
-request, so that a replay does not fail over it.
+A recording is a text file: a header line with format and version, then one line for each call with
+the request and all events of the answer. It contains no HTTP headers and no keys, and a new file is
+readable only by its owner. Fields that a model does not see (times, usage, a tool result's details)
+are not recorded in the request, so that playback does not fail when they differ.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class _Header(Struct, frozen=True):
 
 
 class _Call(Struct, frozen=True, omit_defaults=True):
-    """One call."""
+    """One recorded call."""
 
     request: dict[str, Any]
     events: tuple[EventRecord, ...]
     given_up: bool = False
-    """Whoever asked has not waited for the end."""
+    """Whether the caller closed the stream before its end."""
 
 
 # --- the request, as far as the model sees it -------------------------------------------------
@@ -91,7 +91,7 @@ def _seen(request: StreamRequest) -> dict[str, Any]:
         "force_tool_call": request.force_tool_call,
         "provider_extras": request.provider_extras,
     }
-    # As it will be when it is read again: numbers, enums and structs in their JSON form.
+    # Convert numbers, enums and structs to JSON, to compare equal with a loaded request.
     plain: dict[str, Any] = json.loads(encode_json(seen))
     plain["provider_extras"] = _without_secrets(plain["provider_extras"])
     return plain
@@ -110,10 +110,10 @@ _SHOWN = 120
 
 
 class RecordingStream:
-    """A transport that passes everything on to another one and writes down what came.
+    """A transport that wraps another one and records its events.
 
-    A file that is there already is replaced at the first call, unless ``append`` is set. A call is
-    written when it ends; one that is given up before it ends is written as far as it came.
+    The first call replaces an existing file, unless ``append`` is set. A call is written when it
+    ends; if the caller closes the stream early, the events so far are written.
     """
 
     def __init__(self, inner: StreamFn, path: str | PathLike[str], *, append: bool = False) -> None:
@@ -123,7 +123,7 @@ class RecordingStream:
         self.path = Path(path)
         self._has_begun = append and self.path.exists() and bool(self.path.stat().st_size)
         if self._has_begun:
-            _load(self.path)  # nothing is written behind what is no recording
+            _load(self.path)  # raises if the file is not a recording
 
     def __repr__(self) -> str:
         return f"RecordingStream({self.path.name!r})"
@@ -131,7 +131,7 @@ class RecordingStream:
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        """Ask the inner transport, and write down what it says."""
+        """Call the inner transport and record its events."""
         try:
             seen = _seen(request)
         except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
@@ -177,7 +177,7 @@ class RecordingStream:
 
 
 class ReplayMismatch(TransportError):
-    """What is asked is not what was recorded: ``path`` says where they part first."""
+    """A request differs from the recorded one; ``path`` is the place of the first difference."""
 
     def __init__(self, call: int, path: str, recorded: Any, asked: Any) -> None:
         super().__init__(
@@ -191,12 +191,12 @@ class ReplayMismatch(TransportError):
 
 
 class ReplayStream:
-    """A transport that plays a recording.
+    """A transport that plays back a recording.
 
-    Strictly, a request gets the answer that was recorded for the same request; where several were,
-    in their order. One that was not recorded is a fatal error that names the first difference from
-    the next call of the recording. Leniently (``strict=False``) the answers come in their order
-    whatever is asked. Past its end the recording fails with an error that says so.
+    By default, a request gets the answer that was recorded for an equal request; several such
+    answers are played in order. A request that was not recorded gets a fatal error with the first
+    difference from the next unplayed call. With ``strict=False`` the answers are played in order,
+    whatever the requests. When all calls are played, every request gets a fatal error.
     """
 
     def __init__(self, path: str | PathLike[str], *, strict: bool = True) -> None:
@@ -211,13 +211,13 @@ class ReplayStream:
 
     @property
     def unplayed(self) -> tuple[int, ...]:
-        """The numbers, from 1, of the calls that nobody has asked for."""
+        """The numbers, from 1, of the recorded calls that were not played."""
         return tuple(self._unplayed)
 
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        """Play the answer to this request."""
+        """Play back the answer to this request."""
         try:
             call = self._find(request)
         except TransportError as error:
@@ -251,7 +251,7 @@ class ReplayStream:
 
 
 def _folded(events: Iterable[StreamEvent]) -> AssistantMessage:
-    """What came of the message before it was given up."""
+    """Assemble the partial message from the chunks so far."""
     assembler = MessageAssembler()
     for event in events:
         if isinstance(event, Chunk):
@@ -275,7 +275,7 @@ def _line(path: Path, number: int, line: bytes, kind: type[Any]) -> Any:
     try:
         return decode_json(line, kind)
     except DecodeError as error:
-        if b"\\ud" in line:  # half a character perhaps, which only the other decoder reads
+        if b"\\ud" in line:  # possibly a lone surrogate, which only ``json`` can decode
             with suppress(ValueError, RecursionError):
                 return msgspec.convert(json.loads(line), kind)
         where = f"line {number}, {error.path}"

@@ -1,10 +1,10 @@
-"""Requests and the events of an answer as JSON: what recordings hold and what the gateway speaks.
+"""The JSON format of requests and stream events, for recordings and the gateway.
 
-An event is an object with a ``type``: ``start``, ``chunk``, ``done`` or ``error``; messages, chunks
-and tools inside it are written as everywhere. A request is an object with the fields of
-`clark_agent.stream.StreamRequest`, and the name of a model where there are several. Everything
-comes back as it was, with one exception: of the cause of an error only what is ours travels,
-because the text of a foreign exception may hold a key.
+An event is an object with a ``type``: ``start``, ``chunk``, ``done`` or ``error``. Messages, chunks
+and tools inside it have their usual JSON form. A request is an object with the fields of
+`clark_agent.stream.StreamRequest`, and the name of a model if there are several. Decoding restores
+everything except an error's cause: only this package's own exceptions are encoded, because the text
+of another exception may hold a key.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class TimeoutCause(Struct, frozen=True, tag_field="type", tag="timeout"):
 
 
 class ReplayCause(Struct, frozen=True, tag_field="type", tag="replay_refused"):
-    """The history lacks what its provider wants back."""
+    """The history lacks reasoning that the provider requires."""
 
     index: int
     violation: ReplayViolation
 
 
 class AccessCause(Struct, frozen=True, tag_field="type", tag="access_refused"):
-    """A server did not accept the key."""
+    """The provider or a gateway rejected the key."""
 
     by: Literal["provider", "gateway"]
     status: int
@@ -82,7 +82,7 @@ class AccessCause(Struct, frozen=True, tag_field="type", tag="access_refused"):
 
 
 class OtherCause(Struct, frozen=True, tag_field="type", tag="transport"):
-    """Another reason that a transport gave, in words."""
+    """The text of another error of a transport."""
 
     text: str
 
@@ -91,7 +91,7 @@ CauseRecord: TypeAlias = TimeoutCause | ReplayCause | AccessCause | OtherCause
 
 
 class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="start"):
-    """The model has begun. Without ``partial`` the message is still empty."""
+    """The model has started to answer. Without ``partial`` the message is still empty."""
 
     partial: AssistantMessage | None = None
     details: Any = None
@@ -110,7 +110,7 @@ class DoneRecord(Struct, frozen=True, tag_field="type", tag="done"):
 
 
 class ErrorRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="error"):
-    """The answer failed, with what had come so far. The last event of an answer."""
+    """The answer failed; ``partial`` is the message so far. The last event of an answer."""
 
     partial: AssistantMessage
     kind: StreamErrorKind
@@ -122,7 +122,7 @@ EventRecord: TypeAlias = StartRecord | ChunkRecord | DoneRecord | ErrorRecord
 
 
 def to_record(event: StreamEvent) -> EventRecord:
-    """The event in the form in which it is written."""
+    """Convert an event to the form that is encoded."""
     match event:
         case Chunk():
             return ChunkRecord(event.chunk)
@@ -137,7 +137,7 @@ def to_record(event: StreamEvent) -> EventRecord:
 
 
 def from_record(record: EventRecord) -> StreamEvent:
-    """The event that was written."""
+    """Convert a decoded record to its event."""
     match record:
         case ChunkRecord():
             return Chunk(record.chunk)
@@ -179,15 +179,15 @@ def _read(cause: CauseRecord | None) -> Exception | None:
 
 
 def encode_event(event: StreamEvent) -> bytes:
-    """The event's JSON, on one line."""
+    """Encode the event as JSON on one line."""
     return encode_json(to_record(event))
 
 
 def decode_event(data: bytes) -> StreamEvent:
-    """The event that the JSON holds. Raises `DecodeError`.
+    """Decode an event from JSON. Raises `DecodeError`.
 
-    msgspec reads neither escapes of halves of characters nor bytes that are no UTF-8; the latter
-    are replaced.
+    msgspec rejects escapes of lone surrogates and invalid UTF-8. Here the former are accepted, and
+    the latter is replaced.
     """
     try:
         return from_record(decode_json(data, EventRecord))
@@ -204,7 +204,7 @@ def decode_event(data: bytes) -> StreamEvent:
 
 
 class StreamCall(StreamRequest, frozen=True, kw_only=True):
-    """A request, and for which of several models it is."""
+    """A request, and the name of the model that it is for."""
 
     system_prompt: str = ""
     messages: tuple[AgentMessage, ...]
@@ -212,17 +212,16 @@ class StreamCall(StreamRequest, frozen=True, kw_only=True):
     model: str | None = None
 
     def to_request(self) -> StreamRequest:
-        """The request alone."""
+        """Return the request without the model's name."""
         fields = asdict(self)
         del fields["model"]
         return StreamRequest(**fields)
 
 
 def decode_call(data: bytes) -> StreamCall:
-    """The call that the JSON holds. Raises `DecodeError`, which names the path and the reason.
+    """Decode a call from JSON. Raises `DecodeError`, which names the path and the reason.
 
-    A client that was made from a JSON Schema may write a whole number as ``1.0``: there, that is an
-    integer.
+    A client generated from the JSON Schema may write an integer as ``1.0``: JSON Schema allows it.
     """
     try:
         return decode_json(data, StreamCall)
@@ -241,7 +240,7 @@ _INTEGERS = frozenset({"max_output_tokens", "timestamp", "start", "end", *Usage.
 
 
 def _with_integers(call: Any) -> list[dict[str, Any]]:
-    """The objects inside a call that have fields for integers."""
+    """The objects inside a call that have integer fields."""
     messages: Any = call.get("messages") if isinstance(call, dict) else None
     objects: list[Any] = [call, *(messages if isinstance(messages, list) else ())]
     for part in [part for part in objects if isinstance(part, dict)]:
@@ -251,6 +250,6 @@ def _with_integers(call: Any) -> list[dict[str, Any]]:
 
 
 def encode_call(request: StreamRequest, model: str | None = None) -> bytes:
-    """The JSON of a call. Raises what cannot be written as JSON raises."""
+    """Encode a call as JSON. Raises the encoder's exceptions for values that JSON cannot hold."""
     fields = asdict(request)
     return encode_strictly(fields if model is None else {"model": model, **fields})

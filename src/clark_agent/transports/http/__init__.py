@@ -1,1 +1,1 @@
-"""What transports over HTTP share: requests, reading events, retries, failures, redaction."""
+"""Shared parts of the HTTP transports: requests, reading events, retries, failures, redaction."""

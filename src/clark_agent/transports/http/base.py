@@ -1,12 +1,12 @@
-"""The course of one call to a provider, the same for all of them.
+"""One call to a provider: the steps that are the same for all providers.
 
-    call    := encode, attempt, asked again while it may help and nothing has been shown,
-               and asked to go on while the provider pauses
-    attempt := open, read → decode → chunks, until the provider says that it is done
+    call    := encode, attempt; retry a transient failure if the attempt emitted no chunk;
+               continue while the provider pauses the answer
+    attempt := open, read → decode → chunks, until the provider signals the end
 
-A transport brings four things: how a request is written, how the response is opened, how its pieces
-are decoded, and what its SDK's exceptions mean. Everything else is here: time limits, cancellation,
-retries, what becomes of an answer that breaks off, and that no secret gets into a text.
+A transport implements four steps: encode a request, open the response, decode its pieces, and
+classify the SDK's exceptions. Everything else is here: time limits, cancellation, retries, partial
+answers after a failure, and redaction of secrets.
 """
 
 from __future__ import annotations
@@ -56,33 +56,33 @@ _HINTS = {
     403: "the key does not allow it",
     404: "check the model's name and the address",
 }
-# How often a provider may pause one answer.
+# A provider may pause one answer this many times.
 _MOST_PAUSES = 10
 REFUSES_ACCESS = (401, 403)
 _MAY_PASS = (StreamErrorKind.TRANSIENT, StreamErrorKind.PROVIDER_RATE_LIMITED)
 
 
 class Decoder(Protocol[T_contra]):
-    """Reads a provider's pieces and tells an `Answer` what came.
+    """Decodes a provider's pieces and passes what they hold to an `Answer`.
 
-    Contract: may raise `ProviderFailure`; ``is_complete`` once the provider has said that there is
-    nothing more to come; ``may_end`` once the answer is whole even if the connection fails now.
+    Contract: may raise `ProviderFailure`. Sets ``is_complete`` when the provider has signalled the
+    end, and ``may_end`` when the answer is whole even if the connection fails now.
     """
 
     is_complete: bool
     may_end: bool
 
     def feed(self, piece: T_contra) -> None:
-        """Take the next piece."""
+        """Decode the next piece."""
         ...
 
     def end(self) -> None:
-        """The response has ended; see what can be made of what is left."""
+        """Decode what is left after the end of the response."""
         ...
 
 
 class Transport(ABC, Generic[T]):
-    """A `clark_agent.stream.StreamFn` over HTTP. Make one, and share it: it keeps connections."""
+    """A `clark_agent.stream.StreamFn` over HTTP. Create one and share it: it keeps connections."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Transport(ABC, Generic[T]):
         self._redactor = Redactor(secrets)
         for secret in self._redactor.secrets:
             if not secret.isascii() or not secret.isprintable():
-                # The libraries below would quote it in their logs when they refuse it.
+                # The HTTP libraries would log the value when they reject it.
                 raise ConfigError(
                     f"{type(self).__name__}: a key or a header holds what HTTP does not allow: "
                     "a line break, perhaps, or a letter that is not ASCII"
@@ -116,40 +116,41 @@ class Transport(ABC, Generic[T]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"
 
-    # --- what a provider brings -----------------------------------------------------------------
+    # --- implemented by each transport ----------------------------------------------------------
 
     @property
     def target(self) -> ReplayTarget:
-        """Whose reasoning the model takes back: none, unless a transport says otherwise."""
+        """Whose reasoning the model accepts in a history: none, unless a transport overrides it."""
         return ReplayTarget()
 
     @abstractmethod
     def encode(self, request: StreamRequest) -> Any:
-        """The body of the request. Pure: nothing is sent. Raises `TransportError`."""
+        """Return the body of the request. Pure: nothing is sent. Raises `TransportError`."""
 
     @abstractmethod
     def _open(self, body: Any) -> AbstractAsyncContextManager[AsyncIterator[T]]:
-        """Send it, and give the pieces of the response."""
+        """Send the body and yield the pieces of the response."""
 
     @abstractmethod
     def _decoder(self, answer: Answer) -> Decoder[T]:
-        """What reads these pieces."""
+        """Return a new decoder for the pieces of one response."""
 
     @abstractmethod
     def _failure(self, error: Exception) -> Failure:
-        """What an exception from opening or reading means."""
+        """Classify an exception that was raised while opening or reading the response."""
 
     def _rewritten(self, request: StreamRequest, failure: Failure) -> Any | None:
-        """Another body for a request whose first one was refused; None: there is none.
+        """Return a changed body for a request that the server rejected, or None.
 
-        Asked once a call, before anything was shown. What it gives is sent at once.
+        Called after each failure until it returns a body, as long as no chunk was emitted. The new
+        body is sent at once.
         """
         return None
 
     def _continuation(self, body: Any, message: AssistantMessage, paused: dict[str, Any]) -> Any:
-        """The body that asks the provider to go on with an answer that it has paused.
+        """Return the body that asks the provider to continue an answer that it has paused.
 
-        ``body`` is what was asked first, ``message`` all that has come since.
+        ``body`` is the first request, ``message`` all that was received since.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot go on with a paused answer")
 
@@ -162,7 +163,7 @@ class Transport(ABC, Generic[T]):
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        """Ask the model."""
+        """Send the request and yield the events of the answer."""
         try:
             body = self.encode(request)
         except TransportError as error:
@@ -228,7 +229,7 @@ class Transport(ABC, Generic[T]):
         )
 
     def _delay(self, failure: Failure, attempt: int, began: int) -> float | None:
-        """How long to wait before the next attempt; None: there is none."""
+        """Seconds to wait before the next attempt; None: do not retry."""
         if failure.kind not in _MAY_PASS or attempt >= self.retry.attempts:
             return None
         if isinstance(failure.cause, StreamTimeout) and failure.cause.phase == "total":
@@ -241,7 +242,7 @@ class Transport(ABC, Generic[T]):
         return delay if elapsed + delay <= self.retry.max_elapsed else None
 
     def _explain(self, error: Exception) -> Failure:
-        """What ended an attempt."""
+        """Convert the exception that ended an attempt to a `Failure`."""
         if isinstance(error, Cancelled):
             return Failure(StreamErrorKind.ABORTED, str(error))
         if isinstance(error, StreamTimeout):
@@ -249,7 +250,7 @@ class Transport(ABC, Generic[T]):
         failure = error.failure if isinstance(error, ProviderFailure) else self._failure(error)
         if failure.kind is StreamErrorKind.FATAL and failure.status in _HINTS:
             where = f"{self.provider}, model {self.model!r}"
-            # Without the secrets first: a text that was cut off may end in half of one.
+            # Redact before the hint is added: a truncated message may end in half a secret.
             told = self._redactor.text(failure.message)
             text = f"{told} ({where}: {_HINTS[failure.status]})"
             cause = failure.cause
@@ -265,8 +266,9 @@ _UNFINISHED = Failure(
 
 
 class _Attempt(Generic[T]):
-    """One request and its response. After the last `read` there is a message, or a failure and
-    what came before it.
+    """One request and its response.
+
+    After the last `read`, ``message`` is the answer; if ``failure`` is set, it is the partial one.
     """
 
     def __init__(
@@ -304,7 +306,7 @@ class _Attempt(Generic[T]):
         await self._feed.__aexit__(kind, error, traceback)
 
     async def read(self) -> list[StreamChunk] | None:
-        """What came since the last time, perhaps nothing; None when all is read."""
+        """Return the chunks since the last call, possibly none; None at the end."""
         if self._is_over:
             return None
         decoder = self._decoder
@@ -341,7 +343,7 @@ class _Attempt(Generic[T]):
         self.message = self._answer.partial(self.failure)
 
     def rest(self) -> list[StreamChunk]:
-        """What was held back of an answer that failed; the message has it too from now on."""
+        """Flush the chunks that a failed answer still held back. Adds them to ``message`` too."""
         assert self.failure is not None
         self._answer.close(is_whole=False)
         self.message = self._answer.partial(self.failure)
@@ -357,14 +359,14 @@ def _thinking_tags(given: Any) -> ThinkingTags:
 
 
 def checked(name: str, value: Any, kind: type[T]) -> T | None:
-    """The setting, if it is one. Raises `ConfigError`."""
+    """Return the setting. Raises `ConfigError` if it is of another type."""
     if value is not None and not isinstance(value, kind):
         raise ConfigError(f"{name} must be a {kind.__name__}, not {value!r}")
     return value
 
 
 async def pause(sleep: Any, signal: CancellationToken) -> bool:
-    """Sleep; False as soon as the signal is cancelled."""
+    """Sleep. Returns False as soon as the signal is cancelled."""
     sleeping = asyncio.ensure_future(sleep)
     waiting = asyncio.ensure_future(signal.wait())
     try:

@@ -1,9 +1,9 @@
-"""What a provider's failure means: one table for all of them.
+"""Classification of failures: one table for all providers.
 
-Providers agree on little. The same words mean "pay" here and "wait" there, an overflow may come
-with status 401 or 500, a rate limit with 413. The rules are therefore asked in order, and each
-looks at the status, at the short words that the body has for codes and types, and at its text. The
-tests hold them against a collection of real responses; a new one goes there first.
+Providers agree on little. The same words mean "pay" at one and "wait" at another; a context
+overflow may come with status 401 or 500, a rate limit with 413. The rules are therefore checked in
+order. Each looks at the status, at the codes and types in the body, and at the body's text. The
+tests check them against a collection of real responses; add a new response there first.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _TRANSIENT = StreamErrorKind.TRANSIENT
 
 _ANY = range(1000)
 _STATUS = re.compile(r"[45][0-9][0-9]")
-_IN_STREAM = 0  # the status of what is told inside a stream that began with 200
+_IN_STREAM = 0  # the status of an error inside a stream that began with 200
 
 
 class _Rule(Struct, frozen=True):
-    """Holds when the status is within ``within`` and any of the three is found."""
+    """Matches if the status is in ``within`` and a status, a word or the text matches."""
 
     kind: StreamErrorKind
     statuses: frozenset[int] | range = frozenset()
@@ -67,7 +67,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 _RULES = (
-    # There is nothing to wait for: somebody has to pay.
+    # Waiting does not help: the account is out of credit.
     _Rule(
         _FATAL,
         statuses=frozenset({402}),
@@ -84,7 +84,7 @@ _RULES = (
             r"extra usage is required",
         ),
     ),
-    # Called a rate limit, but this one request is more than the limit: waiting does not help.
+    # Reported as a rate limit, but this single request exceeds it: waiting does not help.
     _Rule(
         _OVERFLOW,
         text=_any_of(r"request too large .{0,400}(must be reduced|reduce your message)"),
@@ -99,8 +99,8 @@ _RULES = (
             "insufficient_system_resource"
         ),
     ),
-    # Calls and results of the conversation do not match. Ids and roles alone, or thoughts that are
-    # missing, are other mistakes: pairing calls and results does not mend them.
+    # Calls and results of the conversation do not match. Malformed ids, wrong roles and missing
+    # reasoning are other mistakes: pairing calls with results does not fix those.
     _Rule(
         _HISTORY,
         text=_any_of(
@@ -221,10 +221,10 @@ _RULES = (
 
 
 def classify(status: int, body: Any, headers: Mapping[str, str] | None = None) -> StreamErrorKind:
-    """What a response of that status, or an error inside a stream (status 0), means."""
+    """Classify a response of that status, or an error inside a stream (status 0)."""
     words, text = _read(body, headers)
     if status == _IN_STREAM:
-        # What an error calls its code is the status that it would have had.
+        # The code of an error inside a stream is the HTTP status that it would have had.
         status = next((int(w) for w in sorted(words) if _STATUS.fullmatch(w)), 0)
     rules = (rule.kind for rule in _RULES if rule.holds(status, words, text))
     return next(rules, _FATAL)
@@ -248,13 +248,13 @@ _TEXT_FIELDS = frozenset({"message", "detail", "raw", "title", "error"})
 _INNER_FIELDS = frozenset({"error", "errors", "response", "details", "metadata"})
 
 
-# No provider wraps its reason deeper, and nothing beyond is worth an exception or a second.
+# No provider nests its reason deeper. The limits bound the time and the recursion.
 _DEEPEST = 20
 _LONGEST_READ = 100_000
 
 
 def _walk(value: Any, depth: int = 0) -> Iterator[tuple[bool, str]]:
-    """The words (True) and texts (False) of a body of any of the shapes that there are."""
+    """Yield the words (True) and texts (False) of a body of any known shape."""
     depth += 1
     if depth > _DEEPEST:
         return
@@ -282,7 +282,7 @@ def _walk(value: Any, depth: int = 0) -> Iterator[tuple[bool, str]]:
 def failure_from_response(
     status: int, body: Any, headers: Mapping[str, str] | None = None
 ) -> Failure:
-    """The failure that a response other than 2xx tells."""
+    """Return the failure for a response with a status other than 2xx."""
     text = _message(body) or "no text"
     return Failure(
         classify(status, body, headers),
@@ -293,30 +293,30 @@ def failure_from_response(
 
 
 def failure_told(body: Any) -> Failure:
-    """The failure that an event inside a stream tells."""
+    """Return the failure for an error event inside a stream."""
     text = _message(body) or "no text"
     told = f"the server failed in the middle of the stream: {text}"
     return Failure(classify(_IN_STREAM, body), told, _retry_after({}, body))
 
 
 def not_understood(payload: bytes, error: Exception) -> Failure:
-    """The failure of a server that sends what is no event."""
+    """Return the failure for an event that cannot be decoded."""
     start = payload[:200].decode(errors="replace")
     return Failure(_TRANSIENT, f"the server sent an event that cannot be read ({error}): {start}")
 
 
 def no_stream(body: bytes) -> Failure:
-    """The failure of a server that answers with something else: a page of a proxy, a plain text."""
+    """Return the failure for a body without events: a proxy's HTML page, plain text."""
     text = _message(body[:_LONGEST_READ]) or "nothing that can be read"
     told = f"the server did not send a stream of events, but: {text}"
     return Failure(StreamErrorKind.EMPTY, told)
 
 
 def failure_of_sdk(error: Exception, address: str = "") -> Failure:
-    """The failure that an exception of an SDK, or of the HTTP library below it, means.
+    """Return the failure for an exception of an SDK or of the HTTP library that it uses.
 
-    They are told apart by the names of their classes, because it depends on the SDK's version
-    whose classes they are. ``address`` is where the server should be.
+    Exceptions are recognized by the names of their classes, because which library defines them
+    depends on the SDK's version. ``address`` is the server's address, for the message.
     """
     if isinstance(error, ClarkAgentError):
         return Failure(_FATAL, str(error), cause=error)
@@ -330,7 +330,7 @@ def failure_of_sdk(error: Exception, address: str = "") -> Failure:
     if isinstance(status, int):  # an error event inside a stream that began well
         return failure_told(getattr(error, "body", None) or str(error))
     below = names | {kind.__name__ for kind in type(error.__cause__).__mro__}
-    if "LocalProtocolError" in below:  # which quotes the header, and that may be the key
+    if "LocalProtocolError" in below:  # its text quotes the header, which may be the key
         text = "the request could not be made: a key or a header holds what HTTP does not allow"
         return Failure(_FATAL, text)
     if "ConnectTimeout" in below:
@@ -354,7 +354,7 @@ def _named(error: BaseException) -> str:
 
 
 _LONGEST_TEXT = 1000
-# What is not closed goes on to the end: looking for its end again and again would take for ever.
+# An unclosed tag extends to the end of the text. Otherwise the search would be quadratic.
 _TAG = re.compile(
     r"<!--.*?(?:-->|\Z)|<(script|style)\b.*?(?:</\1\s*>|\Z)|<[^>]*(?:>|\Z)",
     re.DOTALL | re.IGNORECASE,
@@ -362,7 +362,7 @@ _TAG = re.compile(
 
 
 def _message(body: Any) -> str:
-    """The first text for people in a body."""
+    """Return the first human-readable text of a body."""
     if isinstance(body, bytes):
         body = body.decode(errors="replace")
     texts = [value.strip() for is_word, value in _walk(body) if not is_word and value.strip()]
@@ -384,7 +384,7 @@ def _json_text(body: Any) -> str:
 
 
 def _retry_after(headers: Mapping[str, str], body: Any) -> float | None:
-    """How many seconds the server asks to wait, in any of the ways in which servers ask."""
+    """Seconds that the server asks to wait: from the headers, the text or a `RetryInfo`."""
     if (seconds := _number(headers.get("retry-after-ms"))) is not None:
         return seconds / 1000
     given = headers.get("retry-after")
@@ -412,7 +412,7 @@ _UNITS = {"ms": 0.001, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _retry_info(body: Any, depth: int = 0) -> float | None:
-    """Google puts it into the body: ``{"@type": "….RetryInfo", "retryDelay": "37s"}``."""
+    """Read Google's delay from the body: ``{"@type": "….RetryInfo", "retryDelay": "37s"}``."""
     if depth > _DEEPEST:
         return None
     if isinstance(body, list):

@@ -1,8 +1,8 @@
-"""What a server sends, read by a task of its own.
+"""Reads a response in a separate task.
 
-The task opens the response, reads it and closes it, so that what the HTTP library binds to a task
-stays in one. Whoever reads the feed can therefore be stopped at any point, by the signal, by a time
-limit or by being closed, and the connection goes with it at once.
+The task opens the response, reads it and closes it, so that the state that HTTP libraries bind to a
+task stays in one task. The consumer of the feed can therefore stop at any point (cancelled signal,
+time limit, or closed), and the connection is closed at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Source = Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]
-"""Opens a response and gives its pieces; leaving it closes the connection."""
+"""Opens a response and yields its pieces; leaving the context closes the connection."""
 
-# How many pieces may lie unread before the task stops reading.
+# The task stops reading when this many pieces are unread.
 _MOST_UNREAD = 256
-# How long a response may take to end after its last event, so that its connection can be used
-# again, and how long one may take to be closed.
+# How long to wait for the end of a response after its last event, so that its connection can be
+# reused, and how long to wait for it to close.
 _DRAIN_SECONDS = 0.05
 _CLOSE_SECONDS = 1.0
 
@@ -54,13 +54,13 @@ class Feed(Generic[T]):
         self._signal = signal
         self._idle = idle
         self._total = total
-        self._spent = spent  # of the total, by what came before
+        self._spent = spent  # seconds of the total that earlier attempts used
         self._loop = asyncio.get_running_loop()
         self._unread: list[T] = []
         self._failure: Exception | None = None
         self._is_over = False
-        self._news: asyncio.Future[None] | None = None  # somebody waits for a piece
-        self._room: asyncio.Future[None] | None = None  # the task waits to be read
+        self._news: asyncio.Future[None] | None = None  # set while `read` waits for a piece
+        self._room: asyncio.Future[None] | None = None  # set while the task waits for `read`
         self._heard = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._total_timer: asyncio.TimerHandle | None = None
@@ -96,15 +96,15 @@ class Feed(Generic[T]):
                 timer.cancel()
         task = self._task
         if task is not None and not task.done():
-            if not task.cancelling():  # or it would be disturbed while it closes the response
+            if not task.cancelling():  # a second cancel would interrupt closing the response
                 task.cancel()
             await asyncio.wait({task}, timeout=_CLOSE_SECONDS)
 
     async def read(self) -> list[T] | None:
-        """What has come since the last time, at least one piece; None at the end.
+        """Return the pieces since the last call, at least one; None at the end.
 
-        Raises what the source raised, `StreamTimeout` or `Cancelled`, once everything that came
-        before is read.
+        After all received pieces are read, raises the source's exception, `StreamTimeout` or
+        `Cancelled`, if one ended the response.
         """
         while not self._unread:
             if self._failure is not None:
@@ -122,9 +122,9 @@ class Feed(Generic[T]):
         return pieces
 
     async def drain(self) -> None:
-        """Nothing more is wanted: let the response end by itself if it is about to.
+        """Wait briefly for the response to end by itself, after its last event was read.
 
-        Only then can its connection be used again.
+        Only a response that was read to its end leaves a reusable connection.
         """
         if self._task is not None and not self._is_over:
             if self._room is not None:
@@ -152,7 +152,7 @@ class Feed(Generic[T]):
                 _wake(self._news)
 
     def _fail(self, error: Exception) -> None:
-        """End it here; the first reason stays."""
+        """Record the failure and cancel the task. Only the first failure counts."""
         if self._is_over or self._failure is not None:
             return
         self._failure = error
@@ -162,9 +162,9 @@ class Feed(Generic[T]):
             self._task.cancel()
 
     def _watch_idle(self, limit: float) -> None:
-        """Look again when the time would be over if nothing came until then.
+        """Fail if the server was silent for ``limit`` seconds; otherwise schedule the next check.
 
-        While the task waits to be read it is not the server that is silent.
+        Time in which the task waits for the consumer does not count as silence.
         """
         silent = self._loop.time() - self._heard if self._room is None else 0.0
         if silent >= limit:

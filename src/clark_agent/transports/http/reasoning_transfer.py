@@ -1,10 +1,10 @@
-"""Moving a conversation from one model to another.
+"""Moves a conversation from one model to another.
 
-Text, calls and results are understood everywhere. Reasoning is not: it is signed or sealed by the
-provider that made it, and another refuses it. Every structured item therefore says whose it is
-(``format``), and those that a native transport made also by which model (``model``), and
-`convert_history` leaves to each target what that target will take back. So does every item of a
-provider (`clark_agent.types.ProviderContent`).
+Every model understands text, calls and results. Reasoning is different: the provider that made it
+signs or encrypts it, and other providers reject it. Every structured item therefore names its
+format (``format``); items from a native transport also name the model (``model``).
+`convert_history` keeps only the items that the target accepts. The same holds for a provider's own
+items (`clark_agent.types.ProviderContent`).
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ __all__ = ["ReplayTarget", "convert_history"]
 
 
 class ReplayTarget(Struct, frozen=True, kw_only=True):
-    """Whose reasoning, and whose own items, a model takes back."""
+    """The reasoning and the provider items that a model accepts in a history."""
 
     formats: frozenset[ReasoningFormat] = frozenset()
-    """The formats of structured reasoning that it understands."""
+    """The formats of structured reasoning that the model accepts."""
     model: str | None = None
-    """If given, items that name another model are foreign too."""
+    """If given, items that name another model are left out."""
     providers: frozenset[str] = frozenset()
-    """Whose `ProviderContent` it understands."""
+    """The providers whose `ProviderContent` the model accepts."""
 
 
 def convert_history(
     messages: Iterable[AgentMessage], target: ReplayTarget
 ) -> tuple[AgentMessage, ...]:
-    """The history as another model may see it. Pure; messages that need no change are shared.
+    """Return the history for another model. Pure; messages that need no change are shared.
 
-    Items of other providers are left out. So is their structured reasoning, and readable reasoning
-    that came with it: it is the same thought once more. Readable reasoning of unknown origin stays,
-    as does everything that was said, called and returned.
+    Items of other providers are left out. So is their structured reasoning, and the readable
+    reasoning of such a message, because it has the same content. Readable reasoning of unknown
+    origin stays, as do text, calls and results.
     """
     return tuple(
         [

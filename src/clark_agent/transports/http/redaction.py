@@ -1,10 +1,9 @@
-"""What must not be told: keys, headers, passwords in addresses. Everything that leaves a transport
-besides the model's own words passes here.
+"""Redaction of secrets: keys, headers, passwords in addresses.
 
-A server may quote the key that it refuses, in its error, in a redirect, in an event that is none;
-the gateway of somebody else may put it anywhere. What the model says, and what it calls tools with,
-is content and stays as it is: an agent that edits the file with its own key must not write
-"[redacted]" into it.
+Everything that a transport emits passes through here, except the model's own words. A server may
+quote the key that it rejects: in an error, in a redirect, in a malformed event. A third-party
+gateway may put it anywhere. The model's text and tool arguments are content and stay unchanged: an
+agent that edits the file with its own key must not write "[redacted]" into it.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ __all__ = [
 _ITEMS = (ImageContent, ProviderContent)
 
 _REDACTED = "[redacted]"
-# What is shorter is a placeholder for servers that want no key, and turns up in other words.
+# Shorter values are placeholders for servers without keys, and occur inside ordinary words.
 _SHORTEST_SECRET = 6
 
 _SECRET = re.compile(
@@ -59,14 +58,14 @@ _VALUE_IN_QUERY = re.compile(r"([?&])([\w.-]+)=([^\s&#\"'<>]+)")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a header or a field of that name holds what nobody should see."""
+    """Whether a header or a field of that name holds a secret."""
     return _SECRET.search(name) is not None
 
 
 def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
-    """What of the headers must not be told: the values, and of ``Bearer …`` also the last word.
+    """Return the secrets in the headers: each value, and its last word (as in ``Bearer …``).
 
-    What is too short for a key is none, and would turn up in every other text.
+    Values too short for a key are skipped: they would match ordinary text.
     """
     found: list[str] = []
     for name, value in (headers or {}).items():
@@ -78,7 +77,7 @@ def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
 
 
 def secrets_of(client: Any) -> list[str]:
-    """The keys that a client of an SDK holds, as far as it tells."""
+    """Return the keys that an SDK's client exposes."""
     keys = [getattr(client, name, None) for name in ("api_key", "auth_token")]
     for name in ("default_headers", "default_query"):
         fields: Any = getattr(client, name, None)
@@ -89,7 +88,7 @@ def secrets_of(client: Any) -> list[str]:
 
 
 def without_credentials(text: str) -> str:
-    """The text without users, passwords and keys in the addresses that it quotes."""
+    """Redact users, passwords and keys in the addresses that the text quotes."""
     if "=" in text:
         text = _VALUE_IN_QUERY.sub(_without_value, text)
     return _USER_IN_URL.sub(f"{_REDACTED}@", text) if "://" in text else text
@@ -101,13 +100,13 @@ def _without_value(found: re.Match[str]) -> str:
 
 
 def address_parts(url: Any, what: str = "base_url", example: str = "/v1") -> SplitResult:
-    """The parts of a server's address. Raises `ConfigError` for what is none."""
+    """Split the address of a server. Raises `ConfigError` if it is not an HTTP address."""
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
         is_http = parts is not None and parts.scheme in ("http", "https")
         if parts is not None and is_http and parts.hostname and parts.port != 0:
             return parts
-    except ValueError:  # brackets that are not closed, or a port that there is not
+    except ValueError:  # an unclosed bracket, or a port out of range
         pass
     shown = without_credentials(f"{url!r}")
     raise ConfigError(
@@ -116,10 +115,10 @@ def address_parts(url: Any, what: str = "base_url", example: str = "/v1") -> Spl
 
 
 class Address(Struct, frozen=True):
-    """Where a server is, and what the address says besides, which nobody should see.
+    """A server's address without credentials, and the credentials that it had.
 
-    The HTTP libraries write addresses into their logs, so a user and a password in one are sent as
-    the header that they stand for.
+    HTTP libraries log addresses. A user and a password in one are therefore sent as the
+    ``Authorization`` header that they stand for.
     """
 
     url: str
@@ -128,8 +127,8 @@ class Address(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str, *, has_query: bool = False) -> Address:
-        """Take an address apart. Raises `ConfigError` for one with a query or a fragment, and for
-        what is no address of a server.
+        """Split an address. Raises `ConfigError` if it is not the address of a server, or has a
+        query or a fragment (allowed with ``has_query``).
         """
         parts = urlsplit(url) if has_query else address_parts(url)
         if (parts.query or parts.fragment) and not has_query:
@@ -143,7 +142,7 @@ class Address(Struct, frozen=True):
             return cls(url, {}, secrets)
         plain = _with_host(parts, host)
         given = user.split(":", 1)
-        # What is not ASCII is known by its encoded form, from which `Redactor` has the other.
+        # Keep non-ASCII secrets in their encoded form; `Redactor` adds the decoded one.
         words = [w if w.isascii() else quote(w, safe="") for w in (*given, *map(unquote, given))]
         basic = b64encode(":".join([*map(unquote, given), ""][:2]).encode()).decode()
         return cls(plain, {"Authorization": f"Basic {basic}"}, [*secrets, *words, basic])
@@ -154,7 +153,7 @@ def _with_host(parts: SplitResult, host: str) -> str:
 
 
 class Redactor:
-    """Takes secrets out of whatever a transport tells."""
+    """Removes secrets from what a transport emits."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self.secrets = tuple({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET})
@@ -164,13 +163,13 @@ class Redactor:
         self._forms = sorted(forms, key=len, reverse=True)
 
     def text(self, text: str) -> str:
-        """The text without the secrets."""
+        """Redact a text. Also redacts credentials in the addresses that it quotes."""
         for secret in self._forms:
             text = _without_beginning_at_end(text.replace(secret, _REDACTED), secret)
         return without_credentials(text)
 
     def json(self, value: Any) -> Any:
-        """The JSON value without the secrets."""
+        """Redact all strings of a JSON value, keys included."""
         match value:
             case str():
                 return self.text(value)
@@ -182,10 +181,10 @@ class Redactor:
                 return value
 
     def item(self, item: Any) -> Any:
-        """A block or an annotation of a server, without the secrets.
+        """Redact a server's block or annotation.
 
-        Nothing else changes, addresses of strangers and their keys included: it is content too, and
-        has to go back as it came.
+        Only the known secrets are removed. Credentials in other addresses stay: the item is content
+        and must be sent back unchanged.
         """
         if not self._forms or (isinstance(item, ImageContent) and item.source.startswith("data:")):
             return item
@@ -194,7 +193,7 @@ class Redactor:
         return item if clean == plain else msgspec.convert(clean, type(item))
 
     def chunk(self, chunk: StreamChunk) -> StreamChunk:
-        """The delta; the model's words stay as they are."""
+        """Redact a delta. Text, reasoning and tool calls are the model's words and stay."""
         match chunk:
             case BlockChunk(block=block):
                 return BlockChunk(self.item(block))
@@ -217,10 +216,10 @@ class Redactor:
                 return value
 
     def event(self, event: StreamEvent) -> StreamEvent:
-        """The event without the secrets, for events that somebody else has made.
+        """Redact an event that another party, such as a gateway, has made.
 
-        The deltas and the message of an answer are the model's words; of what is left of one that
-        failed everything is looked at.
+        The deltas and the final message are the model's words and stay, except for blocks and
+        annotations. A partial message is redacted as a whole.
         """
         match event:
             case Chunk(chunk):
@@ -239,12 +238,12 @@ class Redactor:
                 )
 
     def failure(self, failure: Failure) -> Failure:
-        """The failure without the secrets."""
+        """Redact a failure's message and cause."""
         text, cause = self.text(failure.message), self.cause(failure.cause)
         return replace(failure, message=text, cause=cause)
 
     def cause(self, error: Exception | None) -> Exception | None:
-        """The exception, or another one with its text if it holds a secret anywhere."""
+        """Return the exception, or a new one with redacted text if it holds a secret anywhere."""
         if error is None or not any(self._is_told(text) for text in _texts_of(error)):
             return error
         text = self.text(str(error))
@@ -271,7 +270,7 @@ class Redactor:
 
 
 def _texts_of(error: BaseException) -> Iterator[str]:
-    """What an exception says, and those that it came from."""
+    """Yield the texts of an exception, of its causes and of its contexts."""
     seen: set[int] = set()
     ahead: list[BaseException | None] = [error]
     while ahead:
@@ -283,7 +282,7 @@ def _texts_of(error: BaseException) -> Iterator[str]:
 
 
 def _without_beginning_at_end(text: str, secret: str) -> str:
-    """A long text is cut off, perhaps in the middle of a secret."""
+    """Redact the beginning of a secret at the end of the text: long texts are truncated."""
     shown = text.removesuffix("…")
     for length in range(len(secret) - 1, 3, -1):
         if shown.endswith(secret[:length]):

@@ -1,9 +1,9 @@
-"""Redirects: followed within one origin, and nowhere else.
+"""Redirects: followed only within one origin.
 
-A redirect repeats the request: the conversation, and whatever headers carry a key. HTTP libraries
-take ``Authorization`` out for another host, and leave everything else in. A server can therefore
-move a request to another path of its own (307 and 308, which keep the method and the body), and a
-redirect to another scheme, host or port is an error that says where it points.
+A redirect repeats the request: the conversation, and the headers that carry a key. HTTP libraries
+drop ``Authorization`` for another host, but keep all other headers. A server may therefore redirect
+to another path of its own (307 and 308, which keep the method and the body). A redirect to another
+scheme, host or port is an error that names the target.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_redirect(status: int, location: str | None) -> bool:
-    """Whether a response points elsewhere."""
+    """Whether a response is a redirect."""
     return 300 <= status < 400 and bool(location)
 
 
 def redirect_target(status: int, location: str, url: str, *, setting: str = "base_url") -> str:
-    """Where to send the request instead. Raises `TransportError` when that is not allowed.
+    """Return the URL to send the request to. Raises `TransportError` if that is not allowed.
 
-    ``setting`` is what tells the transport where its server is.
+    ``setting`` is the name of the parameter with the server's address, for the message.
     """
     try:
         target = urljoin(url, location)
@@ -53,7 +53,7 @@ def redirect_target(status: int, location: str, url: str, *, setting: str = "bas
 
 
 def stay_at_origin(setting: str = "base_url") -> Callable[[Any], Awaitable[None]]:
-    """A response hook for an httpx client that follows redirects."""
+    """Return a response hook for an httpx client that follows redirects."""
 
     async def check(response: Any) -> None:
         status, location = response.status_code, response.headers.get("location")
@@ -68,6 +68,6 @@ def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
 
 
 def _shown(parts: SplitResult, *, with_path: bool = True) -> str:
-    """The address without what may be a secret: the user, the query and the fragment."""
+    """Format the address without possible secrets: the user, the query and the fragment."""
     path = parts.path if with_path and len(parts.path) < _LONGEST_SHOWN else ""
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}"

@@ -1,13 +1,13 @@
-"""A history, made ready to be sent: what every provider wants, whatever its dialect.
+"""Prepares a history for a request. The rules are the same for all providers:
 
-- custom messages stay at home;
-- reasoning of another provider is left out (`clark_agent.transports.http.reasoning_transfer`);
-- every call is answered once, right behind its message, and ids are unique
+- custom messages are left out;
+- reasoning of other providers is left out (`clark_agent.transports.http.reasoning_transfer`);
+- every call has one result, directly after its message, and ids are unique
   (`clark_agent.history.repair_history`);
-- an assistant message that was cut off by a failure, or that has nothing to say, is left out;
-- thoughts go back into the text, between the tags they came in;
-- signed reasoning that has lost its signature is an error here, not one from the server;
-- so is a file that the provider does not take: nothing is left out in silence.
+- an assistant message that a failure cut off, or that is empty, is left out;
+- thoughts go back into the text, between tags;
+- signed reasoning that has lost its signature is an error here, before the server rejects it;
+- so is a file that the provider does not accept: no file is left out silently.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
 
 _BROKEN = (StopReason.ERROR, StopReason.ABORTED)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]")
-# Google's models read from its storage too.
+# Google's models can also read from Google Cloud Storage (``gs://``).
 _ADDRESS = re.compile(r"(https?|gs)://\S", re.IGNORECASE)
 
 
@@ -75,10 +75,10 @@ def sendable(
     provider: str = "the provider",
     takes_file: Callable[[FileContent], bool] = lambda file: False,
 ) -> Sequence[AgentMessage]:
-    """The messages that a provider should see, in a form that it will take.
+    """Return the messages to send, in a form that the provider accepts.
 
-    Raises `ReplayRefused` when the reasoning of an open tool round has lost its signatures, and
-    `TransportError` for a file that the provider does not take.
+    Raises `ReplayRefused` if the reasoning of an open tool round has lost its signatures, and
+    `TransportError` for a file that the provider does not accept.
     """
     messages = tuple(messages)
     _check_files(messages, provider, takes_file)
@@ -92,7 +92,8 @@ def _is_for_models(message: AgentMessage) -> bool:
     if isinstance(message, CustomMessage):
         return False
     if isinstance(message, AssistantMessage):
-        # The user has seen what was said before a stop; half a call, or half a failure, is nothing.
+        # The user has seen the text of an aborted message. An incomplete call, or the text before
+        # a failure, is left out.
         is_said = bool(message.plain_text.strip()) and not message.tool_calls
         was_stopped = message.stop_reason is StopReason.ABORTED
         return (was_stopped and is_said) or message.stop_reason not in _BROKEN
@@ -140,7 +141,7 @@ def _check_files(
 
 
 def media_type_of(block: FileContent | ImageContent) -> str:
-    """What the block says that it is, else what its name or address looks like, else nothing."""
+    """The media type of the block: stated, or guessed from its name or address, or empty."""
     is_inline = _is_inline(block.source)
     told = block.source[5:].partition(",")[0].partition(";")[0] if is_inline else ""
     if not told:
@@ -153,12 +154,12 @@ def media_type_of(block: FileContent | ImageContent) -> str:
 def _guessed(address: str) -> str | None:
     try:
         return guess_type(urlsplit(address).path)[0]
-    except ValueError:  # the model, or the host, wrote an address that is none
+    except ValueError:  # an invalid address from the model or the host
         return None
 
 
 def inline_data(source: str) -> str | None:
-    """What a ``data:`` URL holds, in base64; None for any other address."""
+    """The content of a ``data:`` URL, in base64; None for any other address."""
     head, comma, data = source.partition(",")
     if not comma or not _is_inline(source):
         return None
@@ -174,14 +175,14 @@ def _is_inline(source: str) -> bool:
 def stable_part(
     view: Sequence[AgentMessage], messages: Sequence[AgentMessage]
 ) -> Sequence[AgentMessage]:
-    """The messages that the next request will begin with too: all but those for this one alone."""
+    """The messages that the next request will start with too: all but the tail of a view."""
     tail = view.tail if isinstance(view, MessageView) else ()
     passing = [message for message in tail if not isinstance(message, CustomMessage)]
     return messages[: max(0, len(messages) - len(passing))]
 
 
 def custom_tools(extras: Any) -> frozenset[str]:
-    """The names of the tools among the host's own that take plain text, as OpenAI's may."""
+    """The names of the tools in ``provider_extras`` that take plain text: OpenAI's custom tools."""
     tools = extras.get("tools") if isinstance(extras, Mapping) else None
     names = [
         tool.get("name") or (tool.get("custom") or {}).get("name")
@@ -192,7 +193,7 @@ def custom_tools(extras: Any) -> frozenset[str]:
 
 
 def custom_input(call: ToolCall, custom: Set[str]) -> str | None:
-    """The plain text that a call passed to one of those tools."""
+    """The plain text that a call passed to a custom tool; None: it is not such a call."""
     arguments = call.arguments
     if call.name not in custom or not isinstance(arguments, dict) or len(arguments) != 1:
         return None
@@ -201,7 +202,7 @@ def custom_input(call: ToolCall, custom: Set[str]) -> str | None:
 
 
 def _audit(messages: Sequence[AgentMessage], places: Sequence[int]) -> None:
-    """Check the rounds since the user last spoke: those are what providers look at."""
+    """Check the tool rounds since the last user message: providers check only those."""
     for index in range(len(messages) - 1, -1, -1):
         message = messages[index]
         if isinstance(message, UserMessage):
@@ -218,7 +219,7 @@ def _audit(messages: Sequence[AgentMessage], places: Sequence[int]) -> None:
 
 
 def woven_text(blocks: Iterable[AssistantBlock]) -> str:
-    """The visible text with the thoughts back in it, each between tags where it stood."""
+    """Join visible text and thoughts in order, each thought between tags."""
     pieces = [
         block.text if isinstance(block, TextContent) else f"<thought>{block.text}</thought>"
         for block in blocks
@@ -228,7 +229,7 @@ def woven_text(blocks: Iterable[AssistantBlock]) -> str:
 
 
 def arguments_object(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments for providers that take nothing but an object."""
+    """A call's arguments, for providers that accept only an object."""
     unreadable = detect_arg_parse_error(call.arguments)
     if unreadable is not None:
         return {"invalid_json": unreadable[1]}
@@ -240,8 +241,8 @@ def arguments_object(call: ToolCall) -> dict[str, Any]:
 def arguments_text(call: ToolCall) -> str:
     """A call's arguments as JSON text.
 
-    What could not be read goes back as a JSON string inside an object: many servers parse the text
-    before the model sees it and fail on what is not JSON.
+    Arguments that could not be parsed go back as a JSON string inside an object: many servers parse
+    the text before the model sees it, and fail if it is not JSON.
     """
     arguments = arguments_object(call)
     try:
@@ -254,8 +255,8 @@ def arguments_text(call: ToolCall) -> str:
 
 
 def safe_id(call_id: str, longest: int) -> str:
-    """A call's id in letters that every provider takes. An id that will not do gets a new one,
-    always the same, so that a call and its result still belong together.
+    """Return a call id that every provider accepts. An invalid id is replaced by its hash, so that
+    a call and its result still have the same id.
     """
     if len(call_id) <= longest and not _UNUSUAL.search(call_id):
         return call_id
@@ -263,17 +264,19 @@ def safe_id(call_id: str, longest: int) -> str:
 
 
 def safe_name(name: str, longest: int = 64) -> str:
-    """The name of a call in letters that every provider takes.
+    """Return a tool name that every provider accepts.
 
-    A model may make up a name. It was told so, but providers refuse every later request over it.
+    A model may invent a name. The call got an error result, but providers would still reject every
+    later request that contains the name.
     """
     return _UNUSUAL.sub("_", name)[:longest] or "_"
 
 
 def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:
-    """The body with the host's own fields merged into it; and nothing in it that is no text.
+    """Merge the host's own fields into the body, and replace lone surrogates.
 
-    A lone surrogate, from a file name or a cut emoji, would keep a request from being written.
+    A lone surrogate, from a file name or a split emoji, cannot be encoded as UTF-8. Raises
+    `TransportError` if the body cannot be written as JSON.
     """
     if extras is not None and not isinstance(extras, Mapping):
         raise TransportError(f"provider_extras must be a mapping, not {type(extras).__name__}")
@@ -289,11 +292,10 @@ def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:
 
 
 def merged(ours: Any, theirs: Any) -> Any:
-    """Two JSON values in one, the second on top.
+    """Merge two JSON values; the second wins.
 
-    Objects are merged field by field. Lists are joined, ours first, without what is there already.
-    Anything else of theirs replaces what is there; so does an object that says by its ``type`` that
-    it is another kind of thing.
+    Objects are merged field by field, unless their ``type`` fields differ. Lists are joined, ours
+    first, without duplicates. Any other value of theirs replaces ours.
     """
     if isinstance(ours, dict) and isinstance(theirs, Mapping):
         if ours.get("type") != theirs.get("type", ours.get("type")):

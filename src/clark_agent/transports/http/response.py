@@ -1,15 +1,15 @@
-"""What one call to a provider has brought, in our terms.
+"""The answer of one call, independent of the provider.
 
-A decoder knows its provider's wire and tells an `Answer` what came: text, reasoning, pieces of tool
-calls, a finish reason, usage. What that means is decided here, once for all providers:
+A decoder knows its provider's wire format and passes what it reads to an `Answer`: text, reasoning,
+fragments of tool calls, a finish reason, usage. The rules for all providers are here:
 
-- thoughts between tags are kept apart from the visible text, and nothing that was said is lost;
-- a piece of a tool call belongs to the call of its index. The first id that comes with it stays,
-  because gateways change ids in mid-stream; a name that comes again does not make it longer;
-- fragments of one structured reasoning item are joined, because that is how they must go back;
-- an answer that took as many tokens as it was allowed is cut off, whatever the server says; one
-  with tool calls is a request for tools, one without is not;
-- an answer without text, images and calls cannot be used.
+- thoughts between tags are separated from the visible text, and no text is lost;
+- a fragment of a tool call belongs to the call of its index. The first id of a call stays, because
+  gateways change ids in mid-stream. A repeated name is not appended;
+- fragments of one structured reasoning item are joined, because it must be sent back as one item;
+- the stop reason is ``MAX_TOKENS`` if the answer used all tokens that it was allowed, whatever the
+  server reports. Otherwise an answer with tool calls stops for tools, and one without does not;
+- an answer without text, images and calls is a failure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["Answer", "Failure", "ProviderFailure"]
 
 
 class Failure(Struct, frozen=True):
-    """Why there is no answer."""
+    """Why a call failed."""
 
     kind: StreamErrorKind
     message: str
@@ -56,11 +56,11 @@ class Failure(Struct, frozen=True):
     """How many seconds the server asks to wait."""
     cause: Exception | None = None
     status: int | None = None
-    """Of the response that told it."""
+    """The HTTP status of the response that reported the failure."""
 
 
 class ProviderFailure(Exception):
-    """Raised by a decoder: the provider told a failure inside its stream."""
+    """Raised by a decoder: the provider reported a failure inside its stream."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -79,7 +79,7 @@ class _Call:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its arguments are: nothing can follow an object."""
+        """Whether its arguments are valid JSON: nothing can follow a complete object."""
         try:
             return bool(self.arguments) and msgspec.json.decode("".join(self.arguments)) is not None
         except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
@@ -100,23 +100,23 @@ class Answer:
         self.usage: Usage | None = None
         self.finish: StopReason | None = None
         self.withheld: str | None = None
-        """Why the provider did not let the answer out, if it says so."""
+        """Why the provider withheld the answer, if it gives a reason."""
         self.paused: dict[str, Any] | None = None
-        """Set when the provider wants to be asked to go on, with what it needs for that."""
+        """Set when the provider paused the answer: the fields to send with the continuation."""
         self.heard = 0
-        """How many characters of text have come, tags included."""
+        """How many characters of text were received, tags included."""
         self.unreadable: Failure | None = None
-        """That an event could not be read: the answer may lack something."""
+        """Set when an event could not be decoded: the answer may be incomplete."""
         self._cap = cap
         self._tags: ThinkingTags = thinking_tags
         self._new_id = new_id
         self._has_items = False
-        self._clean = clean  # takes secrets out of what is not the model's own words
+        self._clean = clean  # redacts blocks and annotations
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
         self._splitter = ThoughtSplitter(thinking_tags) if thinking_tags != "off" else None
         self._said = 0
-        self._annotations: list[Annotation] = []  # with places in all that has come
+        self._annotations: list[Annotation] = []  # with positions in all received text
         self._details: list[_Item] = []
         self._calls: dict[int | str, _Call] = {}
         self._last_call: _Call | None = None
@@ -125,16 +125,16 @@ class Answer:
         self._usage_before: Usage | None = None
 
     def continued(self) -> Answer:
-        """The answer that goes on where this one paused. This one must not be told any more.
+        """Return a new answer that continues this paused one. Do not feed this one any more.
 
-        Several can be made, until one of them has told something: what a failed one was told does
-        not show in the next.
+        Can be called again for a retry, as long as no continuation has emitted a chunk: what a
+        failed continuation received without emitting is not in the next one.
         """
         more = Answer(
             cap=self._cap, thinking_tags=self._tags, new_id=self._new_id, clean=self._clean
         )
         more.heard, more._said = self.heard, self._said
-        more._assembler = self._assembler  # fed with nothing but what is told
+        more._assembler = self._assembler  # holds only emitted chunks
         more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
         more._is_usable, more._has_items = self._is_usable, self._has_items
         more._usage_before = self._total_usage()
@@ -142,10 +142,10 @@ class Answer:
             more._splitter = None
         return more
 
-    # --- what decoders tell ---------------------------------------------------------------------
+    # --- called by decoders ---------------------------------------------------------------------
 
     def text(self, delta: str) -> None:
-        """More of what people see."""
+        """Add visible text. It may contain thinking tags."""
         if not delta:
             return
         if self._details:
@@ -158,12 +158,12 @@ class Answer:
             self._tell_pieces(splitter.feed(delta))
 
     def reasoning(self, delta: str) -> None:
-        """More of the readable reasoning from the provider's own channel."""
+        """Add readable reasoning from the provider's own channel."""
         if delta:
             self._tell(ReasoningChunk(delta))
 
     def reasoning_details(self, items: Iterable[Any]) -> None:
-        """More structured reasoning: whole items, or fragments of the newest one."""
+        """Add structured reasoning: whole items, or fragments of the newest one."""
         self._release()
         for item in items:
             if not self._details or not self._details[-1].take(item):
@@ -176,10 +176,10 @@ class Answer:
         name: str | None = None,
         arguments: str | None = None,
     ) -> None:
-        """More of the tool call that the provider numbers ``key``.
+        """Add a fragment of the tool call that the provider numbers ``key``.
 
-        Without a number a piece that brings a name and another id begins a call, as does one with a
-        name and arguments behind a call that is complete; any other goes on with the newest.
+        A fragment without a number starts a new call if it has a name and another id, or a name and
+        arguments after a complete call. Any other belongs to the newest call.
         """
         self._let_go()
         call = self._call_for(key, call_id, name, arguments)
@@ -187,7 +187,7 @@ class Answer:
         if call_id and not call.id:
             id_delta = call.id = call_id
         if name and not (call.name and call.arguments):
-            # Whole, a piece of it, or the whole of it again with more behind.
+            # The whole name, a part of it, or the name so far with more appended.
             name_delta = name.removeprefix(call.name)
             call.name += name_delta
         if arguments:
@@ -203,7 +203,7 @@ class Answer:
         name: str | None = None,
         text: str | None = None,
     ) -> None:
-        """More of a call whose input is plain text. It becomes the argument ``input``."""
+        """Add a fragment of a call with plain text input. It becomes the argument ``input``."""
         written = json.dumps(text)[1:-1] if text else None
         self.call(key, call_id, name)
         call = self._last_call
@@ -215,7 +215,7 @@ class Answer:
             self.call(key, arguments=written)
 
     def block(self, block: ImageContent | ProviderContent, *, is_answer: bool = False) -> None:
-        """A whole block. ``is_answer``: the answer can be used even if nothing else comes."""
+        """Add a whole block. ``is_answer``: the answer is usable even without other content."""
         self._let_go()
         self._has_items = True
         if is_answer or isinstance(block, ImageContent):
@@ -223,32 +223,32 @@ class Answer:
         self._tell(BlockChunk(block if self._clean is None else self._clean(block)))
 
     def annotate(self, annotation: Annotation) -> None:
-        """A source. Its places are counted in all the text that has come, as by `heard`."""
+        """Add a source. Its positions count all received text, as `heard` does."""
         self._annotations.append(annotation if self._clean is None else self._clean(annotation))
         if self._splitter is None:
             self._tell_annotations()
 
-    # --- what the transport reads ---------------------------------------------------------------
+    # --- called by the transport ----------------------------------------------------------------
 
     def take(self) -> list[StreamChunk]:
-        """The chunks since the last time."""
+        """Return the chunks since the last call."""
         chunks, self._chunks = self._chunks, []
         return chunks
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has been told yet; of one that goes on after a pause: nothing more."""
+        """Whether no chunk was emitted yet; chunks before a pause do not count."""
         return not self._has_told
 
     @property
     def has_calls(self) -> bool:
-        """Whether the model asked for a tool."""
+        """Whether the answer has a tool call."""
         return bool(self._calls)
 
     def close(self, *, is_whole: bool = True) -> None:
-        """Nothing more will come: what was held back is told.
+        """Emit what was held back, after the last input.
 
-        Of an answer that broke off, half a tag is not shown: it counts as thought.
+        If the answer broke off, an incomplete tag is emitted as a thought and not as visible text.
         """
         if self._splitter is not None:
             rest = self._splitter.flush()
@@ -262,7 +262,7 @@ class Answer:
         self._tell_annotations()
 
     def message(self) -> AssistantMessage | Failure:
-        """The whole answer, or why it cannot be used. Everything has been told by now."""
+        """Return the whole answer, or why it cannot be used. Call it after `close`."""
         if self.unreadable is not None:
             return self.unreadable
         reason = self._stop_reason()
@@ -273,13 +273,13 @@ class Answer:
         return self._assembler.message(reason, usage=self._total_usage())
 
     def partial(self, failure: Failure) -> AssistantMessage:
-        """What has come of an answer that failed."""
+        """Return what was emitted of an answer that failed."""
         is_aborted = failure.kind is StreamErrorKind.ABORTED
         reason = StopReason.ABORTED if is_aborted else StopReason.ERROR
         usage = self._total_usage()
         return self._assembler.message(reason, error_message=failure.message, usage=usage)
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     def _tell(self, chunk: StreamChunk) -> None:
         self._has_told = True
@@ -305,23 +305,24 @@ class Answer:
             else:
                 self._tell(ThinkingChunk(text))
         if self._splitter is not None and self._splitter.is_settled:
-            self._splitter = None  # all that follows is text
+            self._splitter = None  # no more thoughts can follow
 
     def _release(self) -> None:
-        """Tell text that was held back because it might have become a tag."""
+        """Emit text that was held back because it might have become a tag."""
         if self._splitter is not None and self._splitter.is_holding:
             self._tell_pieces(self._splitter.flush())
 
     def _let_go(self) -> None:
-        """Something else comes: what was held back because it might have become more is told."""
+        """Emit everything that was held back, before a chunk of another kind."""
         if self._details:
             self._end_details()
         self._release()
 
     def _tell_annotations(self) -> None:
-        """Tell the sources, with places in the visible text alone.
+        """Emit the sources, with positions in the visible text alone.
 
-        What is hidden stands in front of it; where thoughts may be anywhere, nobody knows.
+        Leading thoughts shift all positions by their length. If thoughts may be anywhere, the
+        positions are unknown and dropped.
         """
         hidden = self.heard - self._said
         for annotation in self._annotations:
@@ -357,7 +358,7 @@ class Answer:
             key = f"unnumbered {len(self._calls)}"
         call = self._calls.get(key)
         if call is not None and name and _is_another(call, call_id, name, arguments):
-            # What follows under this number belongs to the new one.
+            # Later fragments with this number belong to the new call.
             self._calls[f"{key} before {len(self._calls)}"] = call
             call = self._calls[key] = _Call(len(self._calls) - 1)
         if call is None:
@@ -384,7 +385,7 @@ class Answer:
         return Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text)
 
 
-# The fields of a structured reasoning item that come piece by piece.
+# The fields of a structured reasoning item that arrive in fragments.
 _GROWING = ("text", "summary")
 
 
@@ -398,7 +399,7 @@ class _Item:
         self._grown: dict[str, list[str]] = {}
 
     def take(self, fragment: Any) -> bool:
-        """Join another fragment of this item. False: it begins another one."""
+        """Join another fragment of this item. Returns False if it starts a new item."""
         if not self._goes_on_with(fragment):
             return False
         if not self._grown:
@@ -412,7 +413,7 @@ class _Item:
         return True
 
     def build(self) -> Any:
-        """The item, untouched if it came in one piece."""
+        """Return the item, unchanged if it arrived whole."""
         for name, pieces in self._grown.items():
             self._value[name] = "".join(pieces)
         return self._value
@@ -424,18 +425,18 @@ class _Item:
         if any(first.get(name) != fragment.get(name) for name in ("type", "index")):
             return False
         if fragment.get("type") not in ("reasoning.text", "reasoning.summary"):
-            return False  # a blob comes whole, and of the unknown nothing is known
+            return False  # encrypted items arrive whole; unknown types are not joined
         if fragment.get("index") is None and first.get("signature"):
-            return False  # without a number, the signature is what closes an item
+            return False  # without an index, the signature ends an item
         ids = (first.get("id"), fragment.get("id"))
         return None in ids or ids[0] == ids[1]
 
 
 def _is_another(call: _Call, call_id: str | None, name: str, arguments: str | None) -> bool:
-    """Whether a piece with that id and name begins a call, though its number is that of another.
+    """Whether a fragment with that id and name starts a new call under a number already in use.
 
-    Some servers number all calls alike. A name never follows complete arguments, and a name that
-    has nothing to do with the one before is no more of it.
+    Some servers give all calls the same number. A name never follows complete arguments, and a name
+    that does not start with the known one does not continue it.
     """
     if not call_id:
         return not call.id and bool(arguments) and call.is_complete

@@ -1,4 +1,4 @@
-"""How long a transport waits, how often it tries, how long prompts are kept: for every provider."""
+"""Settings of all transports: time limits, retries and prompt caching."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ CacheTime: TypeAlias = Literal["5m", "1h"]
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
-    """How long to wait, in seconds; None: for ever."""
+    """Time limits in seconds; None: no limit."""
 
     connect: float | None = 15.0
-    """Until the connection stands."""
+    """Limit for opening the connection."""
     idle: float | None = 300.0
-    """Without a single byte. Some models think in silence for minutes; a server's keep-alives count
-    as a sign of life."""
+    """Limit without a single byte. Some models think for minutes without output; keep-alives from
+    the server reset it."""
     total: float | None = 1800.0
-    """For the whole answer, attempts and the pauses between them included."""
+    """Limit for the whole answer, with all attempts and the pauses between them."""
 
     def __post_init__(self) -> None:
         for name in ("connect", "idle", "total"):
@@ -35,19 +35,19 @@ class Timeouts(Struct, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """When to ask again after a rate limit or an outage, as long as nothing has been shown.
+    """When to retry an attempt that failed by a rate limit or an outage and emitted no chunk.
 
-    The pause doubles from ``first_delay`` to ``max_delay``, and a random part of up to half of it
-    is taken off, so that many clients do not come back at once. A server that says how long to wait
-    is heeded, unless that is more than is left of ``max_elapsed``: then the failure is told.
+    The pause doubles from ``first_delay`` to ``max_delay``. It is shortened at random by up to
+    half, so that many clients do not retry at once. If the server states how long to wait, that
+    value is used; if it exceeds what is left of ``max_elapsed``, the failure is reported instead.
     """
 
     attempts: int = 4
-    """How often in all; 1 never asks again."""
+    """The number of attempts in all; 1 disables retries."""
     first_delay: float = 0.5
     max_delay: float = 30.0
     max_elapsed: float = 120.0
-    """No further attempt begins once so many seconds have passed since the first."""
+    """No attempt starts later than this many seconds after the first."""
 
     def __post_init__(self) -> None:
         attempts: Any = self.attempts
@@ -59,7 +59,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"RetryPolicy.{name} must be at least 0 seconds, not {value!r}")
 
     def delay(self, attempt: int, retry_after: float | None = None) -> float:
-        """How long to wait after the failed attempt of that number, from 1."""
+        """Seconds to wait after the failed attempt of that number, counted from 1."""
         if retry_after is not None:
             return retry_after
         longest = min(self.max_delay, self.first_delay * 2.0 ** min(attempt - 1, 62))
@@ -67,14 +67,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 def checked_cache(given: Any) -> CacheTime | bool:
-    """The setting, if it is one. Raises `ConfigError`."""
+    """Return the setting. Raises `ConfigError` if it is not valid."""
     if not isinstance(given, bool) and given not in get_args(CacheTime):
         raise ConfigError(f"cache must be '5m', '1h', True or False, not {given!r}")
     return given  # type: ignore[no-any-return]
 
 
 def cache_mark(cache: CacheTime | bool) -> dict[str, str]:
-    """What marks a block up to which the prompt is to be kept, in Anthropic's words."""
+    """Return Anthropic's ``cache_control``, which marks the end of a cached prompt prefix."""
     return {"type": "ephemeral", **({"ttl": cache} if isinstance(cache, str) else {})}
 
 
@@ -83,5 +83,5 @@ def _is_number(value: object) -> bool:
         return False
     try:
         return not math.isnan(value)
-    except OverflowError:  # an integer that no clock can count to
+    except OverflowError:  # an integer that is too large for a float
         return False

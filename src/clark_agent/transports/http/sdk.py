@@ -1,7 +1,7 @@
-"""An SDK's client for each event loop, and what to say when the SDK is not there.
+"""Loads the providers' SDKs, and keeps one client for each event loop.
 
-A client keeps connections, and these belong to the loop they were opened on: a transport that is
-used from ``asyncio.run`` twice, or by `clark_agent.run_sync`, needs a new client each time.
+A client keeps connections, which belong to the loop that opened them. A transport that is used from
+``asyncio.run`` twice, or by `clark_agent.run_sync`, therefore needs a new client each time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 
 
 def load_sdk(module: str, extra: str, needed_by: str) -> ModuleType:
-    """The provider's package; a `ConfigError` says how to get it."""
+    """Import the provider's package. Raises `ConfigError` that says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the package is there and lacks something itself
+            raise  # the package is installed, but one of its own imports is missing
         raise ConfigError(
             f"{needed_by} needs the package {module}: pip install 'clark-agent[{extra}]' (in a "
             f"checkout: pip install '.[{extra}]')"
@@ -37,7 +37,7 @@ def load_sdk(module: str, extra: str, needed_by: str) -> ModuleType:
 
 
 class MissingKeyError(ConfigError):
-    """No key was given, and none of the ``variables`` is set."""
+    """No key was passed, and none of the environment variables ``variables`` is set."""
 
     def __init__(self, needed_by: str, variables: tuple[str, ...]) -> None:
         names = " or ".join(variables)
@@ -47,14 +47,17 @@ class MissingKeyError(ConfigError):
 
 
 def given_key(key: Any) -> str | None:
-    """The key that the host passes, without blanks around it; None: none. Raises `ConfigError`."""
+    """Return the host's key, stripped, or None. Raises `ConfigError` if it is not a string."""
     if key is not None and not isinstance(key, str):
         raise ConfigError(f"a key is a text, not {type(key).__name__}")
     return key and key.strip()
 
 
 def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) -> str:
-    """The key that was given, or the first of the environment variables that is set."""
+    """Return the given key, or the first environment variable that is set.
+
+    Raises `MissingKeyError` if there is no key.
+    """
     for value in (given, *[os.environ.get(name) for name in variables]):
         if value and value.strip():
             return value.strip()
@@ -65,12 +68,12 @@ def api_key_from(given: str | None, variables: tuple[str, ...], needed_by: str) 
 async def posted(
     client: Any, path: str, body: Mapping[str, Any], headers: Mapping[str, Any], **options: Any
 ) -> AsyncGenerator[AsyncIterator[bytes]]:
-    """Send the body by a client of the openai or anthropic package; the bytes of the response.
+    """Send the body with a client of the openai or anthropic package; yield the response's bytes.
 
-    The packages' own methods would look at every message to see how their types want it written,
-    and follow redirects anywhere.
+    The packages' own methods would transform every message by its type, and follow redirects to
+    any host.
     """
-    headers = {**headers, "X-Stainless-Raw-Response": "stream"}  # give us the bytes
+    headers = {**headers, "X-Stainless-Raw-Response": "stream"}  # return the raw bytes
     for _ in range(MOST_REDIRECTS):
         try:
             response = await client.post(
@@ -92,7 +95,7 @@ async def posted(
 
 
 def _moved_to(error: Exception) -> str:
-    """Where a redirect points. Raises the error again if it is none."""
+    """Return the target of a redirect. Raises the error again if it is not a redirect."""
     response: Any = getattr(error, "response", None)
     status = getattr(response, "status_code", 0)
     location: Any = response.headers.get("location") if status else None
@@ -102,9 +105,9 @@ def _moved_to(error: Exception) -> str:
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop, made when first needed and closed with its loop.
+    """One object for each event loop, created on first use and closed with its loop.
 
-    What holds it is an async generator, because that is what a loop closes before it ends.
+    An async generator holds the object, because a loop closes its async generators before it ends.
     """
 
     def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[Any]]) -> None:
@@ -115,11 +118,11 @@ class LoopLocal(Generic[T]):
         ] = WeakKeyDictionary()
 
     async def get(self) -> T:
-        """The object of the running loop."""
+        """Return the object of the running loop; create it on first use."""
         loop = asyncio.get_running_loop()
         kept = self._kept.get(loop)
         if kept is None:
-            # A loop that was closed without closing its generators is held by its own keeper.
+            # A loop that was closed without closing its generators is kept alive by its own entry.
             for gone in [other for other in self._kept if other.is_closed()]:
                 del self._kept[gone]
             keeper = self._keep()
@@ -138,6 +141,6 @@ class LoopLocal(Generic[T]):
         try:
             yield value
         finally:
-            # A generator holds the loop that it belongs to, so that the entry would hold its key.
+            # A generator references its loop, so the entry would keep its weak key alive.
             self._kept.pop(loop, None)
             await self._close(value)

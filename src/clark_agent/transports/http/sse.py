@@ -1,7 +1,7 @@
-"""Server-sent events from bytes that may be cut anywhere.
+"""Decodes server-sent events from bytes that may be split anywhere.
 
-Only the payloads matter here: every provider says inside its JSON what an event is. Reads are taken
-a whole block at a time, lines are found by the C code of ``bytes``, and nothing is looked at twice.
+Only the payloads are returned: every provider puts the type of an event into its JSON. For speed,
+each read is processed as a block, ``bytes`` methods find the lines, and no byte is scanned twice.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ _STRAY_LIMIT = 1 << 20
 
 
 class SseDecoder:
-    """Feed it reads; it gives back the payloads of the events that are complete.
+    """Takes reads and returns the payloads of the events that are complete.
 
-    What is no event at all is kept in ``stray``, up to a megabyte: a server that was asked for a
-    stream may answer with one JSON document instead.
+    Lines that are not part of an event are kept in ``stray``, up to a megabyte: a server may answer
+    with one JSON document instead of a stream.
     """
 
     __slots__ = ("_lines", "_stray", "_stray_size", "_tail")
 
     def __init__(self) -> None:
-        self._tail: list[bytes] = []  # the line that has not ended yet, as it came
-        self._lines: list[bytes] = []  # the data lines of the event that has not ended yet
+        self._tail: list[bytes] = []  # the incomplete last line, as received
+        self._lines: list[bytes] = []  # the data lines of the incomplete event
         self._stray: list[bytes] = []
         self._stray_size = 0
 
     @property
     def stray(self) -> bytes:
-        """The lines that belong to no event."""
+        """The lines that are not part of an event."""
         return b"\n".join(self._stray)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next read; return the payloads of the events that it completes."""
-        # A CR at the very end may be half of a CR LF: it waits for what follows.
+        # A CR at the very end may be half of a CR LF: keep it for the next read.
         cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
         if not cut and not (data and self._tail and self._tail[-1].endswith(b"\r")):
             if data:
@@ -50,9 +50,9 @@ class SseDecoder:
         return self._read(block)
 
     def end(self) -> list[bytes]:
-        """The bytes have ended: the payload that was not closed by an empty line, if there is one.
+        """Return the last payload if no empty line ended it. Call it at the end of the bytes.
 
-        It may be cut off; whoever asks has to see whether it can be used.
+        The payload may be truncated; the caller must check it.
         """
         block = b"".join((*self._tail, b"\n\n"))
         self._tail.clear()
@@ -72,7 +72,7 @@ class SseDecoder:
         return payloads
 
     def _other(self, line: bytes) -> None:
-        if line[0] >= 0x80:  # a byte order mark, or a byte that went bad on the way
+        if line[0] >= 0x80:  # a byte order mark, or a corrupted byte
             line = line.lstrip(_NOT_ASCII)
             if line.startswith(b"data:"):
                 self._lines.append(line[5:].removeprefix(b" "))

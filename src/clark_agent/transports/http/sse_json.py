@@ -1,10 +1,9 @@
-"""Reading a response of JSON in server-sent events, whatever the provider.
+"""Decodes responses with JSON in server-sent events, for all providers.
 
-An event is decoded strictly first, which is fast. One that does not fit is read as liberally as
-possible, because servers and the proxies in front of them are not exact: a byte that is no UTF-8 is
-replaced, a number where a text belongs (or the reverse) is converted, and any other field of the
-wrong type is left out. What is no JSON at all fails the answer, but only at its end: whatever else
-comes is told first.
+An event is first decoded strictly, which is fast. If that fails, it is decoded leniently, because
+servers and the proxies in front of them are not exact: invalid UTF-8 is replaced, numbers and
+strings are converted to each other, and any other field of the wrong type is left out. A payload
+that is not JSON fails the answer, but only at its end: all other events are processed first.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _REPLACEMENT = "\ufffd"
 
 
 class JsonEventDecoder(ABC, Generic[E]):
-    """A `clark_agent.transports.http.base.Decoder` for bytes; a provider brings ``_event``.
+    """A `clark_agent.transports.http.base.Decoder` for bytes; a provider implements ``_event``.
 
-    ``_event`` tells the answer what an event says. It sets ``may_end`` when the answer is whole
-    even if nothing more comes, and ``is_complete`` at the event that is always the last.
+    ``_event`` passes the content of an event to the answer. It sets ``may_end`` when the answer is
+    whole even if no more events follow, and ``is_complete`` at the event that is always the last.
     """
 
     def __init__(self, answer: Answer, decoder: msgspec.json.Decoder[E]) -> None:
@@ -47,23 +46,23 @@ class JsonEventDecoder(ABC, Generic[E]):
 
     @abstractmethod
     def _event(self, event: E) -> bool:
-        """Take an event. False: it has nothing that events of this wire have.
+        """Process an event. Returns False if it has no field of this wire format.
 
         Raises `ProviderFailure`.
         """
 
     def feed(self, piece: bytes) -> None:
-        """Take the next bytes."""
+        """Decode the next bytes."""
         for payload in self._sse.feed(piece):
             if self.is_complete:
                 return
             self._payload(payload)
 
     def end(self) -> None:
-        """The response has ended.
+        """Process what is left after the end of the response.
 
-        The last event may be cut off: then the answer is incomplete, and that says it all. A body
-        without any event may be the answer, or an error, in one piece.
+        A truncated last event is skipped: the answer is then incomplete anyway. A body without any
+        event may be the answer, or an error, as one JSON document.
         """
         for payload in self._sse.end():
             if payload.startswith(b"[DONE]") or _json_in(payload) is not _BROKEN:
@@ -80,7 +79,7 @@ class JsonEventDecoder(ABC, Generic[E]):
             self.is_complete = True
             return
         if not payload.strip():
-            return  # an event without data: a sign of life
+            return  # an event without data: a keep-alive
         try:
             event = self._decode(payload)
         except (ValueError, RecursionError) as error:  # bad JSON, UTF-8 or types
@@ -90,34 +89,34 @@ class JsonEventDecoder(ABC, Generic[E]):
                 self._stranger(_json_in(payload))
 
     def _liberally(self, payload: bytes, error: Exception) -> None:
-        """Take what can be read of an event that does not fit."""
+        """Decode an event that does not match its type, as far as possible."""
         value = _json_in(payload)
         if value is not _BROKEN:
             event: E | None = fitted(value, self._type)
             if event is None or not self._event(event):
                 self._stranger(value)
-        elif b"\n" in payload:  # perhaps two events that lost the empty line between them
+        elif b"\n" in payload:  # possibly two events without the empty line between them
             for line in payload.split(b"\n"):
                 self._payload(line)
         else:
             self._unreadable(not_understood(payload, error))
 
     def _stranger(self, value: Any) -> None:
-        """Take an event of another wire: the proxy or the server has failed, and says so."""
+        """Handle an event of another format. Raises `ProviderFailure` if it is an error."""
         if (error := _error_in(value)) is not None:
             raise ProviderFailure(failure_told(error))
 
     def _unreadable(self, failure: Any) -> None:
         if self._answer.is_empty:
-            raise ProviderFailure(failure)  # nothing is lost, and asking again may help
+            raise ProviderFailure(failure)  # no chunk was emitted, so a retry is possible
         self._answer.unreadable = self._answer.unreadable or failure
 
 
 def _json_in(payload: bytes) -> Any:
-    """The JSON of the payload, or `_BROKEN`.
+    """Decode the JSON of the payload, or return `_BROKEN`.
 
-    The slower decoder takes escapes of half a character, which come when a character is cut between
-    two events.
+    Uses the slower decoder of the standard library: it accepts escapes of lone surrogates, which
+    occur when a character is split between two events.
     """
     try:
         return json.loads(payload.decode(errors="replace").strip(f"{_REPLACEMENT} \t\r\n"))
@@ -126,7 +125,7 @@ def _json_in(payload: bytes) -> Any:
 
 
 def _error_in(value: Any) -> dict[str, Any] | None:
-    """The event, if it is an error as some server tells it; None: it is anything else."""
+    """Return the event if it is an error in a known format, else None."""
     if isinstance(value, list) and value:
         value = value[0]
     if not isinstance(value, dict):
@@ -135,7 +134,7 @@ def _error_in(value: Any) -> dict[str, Any] | None:
         return value
     kind = value.get("type")
     if isinstance(kind, str) and "error" not in kind.lower():
-        return None  # an event that is yet to be invented
+        return None  # an event of an unknown type, but not an error
     told = [value.get(name) for name in ("error", "errors", "detail")]
     if isinstance(value.get("message"), str):
         told.append(value["message"])
@@ -146,9 +145,9 @@ def _error_in(value: Any) -> dict[str, Any] | None:
 
 
 def fitted(value: Any, kind: Any) -> Any:
-    """The value as an object of that type, as far as it fits; None for what does not.
+    """Convert the value to that type as far as possible; None for what cannot be converted.
 
-    ``kind`` is a Struct whose fields all have defaults, or what the fields of one may be: a list, a
+    ``kind`` is a Struct whose fields all have defaults, or the type of such a field: a list, a
     union, a plain type.
     """
     try:
@@ -177,7 +176,7 @@ def _fitted_struct(value: Any, kind: type[Struct]) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """The JSON of arguments that came as an object. Half a character in them becomes U+FFFD."""
+    """Encode arguments that arrived as an object. A lone surrogate becomes U+FFFD."""
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, RecursionError):
@@ -185,5 +184,5 @@ def json_text(value: Any) -> str:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The object, or an empty one where something else stands."""
+    """Return the value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
