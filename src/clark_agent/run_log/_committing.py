@@ -122,8 +122,8 @@ class Committer:
         return False
 
     def commit_soon(self, writer: Writer) -> None:
-        """Schedule a commit: at the end of this iteration of the event loop, or by the thread if no
-        loop runs.
+        """Schedule a commit: at the end of this iteration of the event loop if possible, otherwise
+        by the thread.
         """
         loop = _running_loop()
         if loop is None:
@@ -276,7 +276,7 @@ def _settle(outcomes: Iterable[_Outcome]) -> None:
         if loop is here:
             _tell(told)
             continue
-        with suppress(RuntimeError):  # the loop is closed, and so are its waiters
+        with suppress(RuntimeError):  # the loop is closed, so its waiters are gone
             loop.call_soon_threadsafe(_tell, told)
 
 

@@ -49,7 +49,7 @@ if sys.platform == "win32":
 
     def try_lock(file: FileIO) -> bool:
         """Lock the file until it is closed or its process ends; False if it is already locked."""
-        # Others cannot read a locked byte, so lock one far beyond the end.
+        # Others cannot read a locked byte, so lock one that hardly any file reaches.
         os.lseek(file.fileno(), 0x7FFF_FFFE, os.SEEK_SET)
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
