@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line, and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     missing = [name for name in ("click", "rich", "prompt_toolkit") if find_spec(name) is None]
     if missing:
         names = ", ".join(missing)
@@ -19,7 +19,7 @@ def main() -> None:
             "(in a checkout: pip install '.[cli]')\n"
         )
         sys.exit(2)
-    gc.set_threshold(50_000)  # the SDKs make many objects at their start, and none are garbage
+    gc.set_threshold(50_000)  # the SDKs create many objects at import, and none are garbage
     from clark_agent.cli.app import run_command_line
 
     sys.exit(run_command_line())

@@ -1,9 +1,9 @@
-"""The commands, and what becomes of errors.
+"""The commands, and how errors are reported.
 
-A command is imported when it is used, so that ``--help`` is quick and a package that is missing
-hurts nobody else. Exit codes: 0 done, 1 an error, 2 wrong usage or settings, 3 a limit was hit
-(`clark_agent.cli.running`), 130 interrupted, 141 nobody reads the output any more. An error is a
-sentence on stderr; ``--debug`` shows where it came from.
+A command is imported when it is used, so that ``--help`` is quick and a missing package affects
+only the commands that need it. Exit codes: 0 done, 1 an error, 2 wrong usage or settings, 3 a limit
+was hit (`clark_agent.cli.running`), 130 interrupted, 141 the output pipe was closed. An error is
+one sentence on stderr; ``--debug`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def examples(*lines: str) -> str:
-    """The end of a help text."""
+    """Return the examples as the end of a help text."""
     return "\b\nExamples:\n" + "\n".join([f"  {line}" for line in lines])
 
 
@@ -67,7 +67,7 @@ def _set_debug(context: click.Context, _: click.Parameter, debug: bool) -> None:
         logging.basicConfig(level=logging.DEBUG)
 
 
-_DEBUG = click.Option(  # before the command and behind it
+_DEBUG = click.Option(  # accepted before and after the command
     ["--debug"],
     is_flag=True,
     expose_value=False,
@@ -77,7 +77,7 @@ _DEBUG = click.Option(  # before the command and behind it
 
 
 class _Commands(click.Group):
-    """The commands of the table."""
+    """The command group; loads commands from the table when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -128,20 +128,20 @@ cli.params.append(_DEBUG)
 
 
 def is_debugging() -> bool:
-    """Whether ``--debug`` was given."""
+    """Return whether ``--debug`` was given."""
     context = click.get_current_context(silent=True)
     return context is not None and isinstance(context.obj, _State) and context.obj.debug
 
 
 def can_go_on(failure: object) -> bool:
-    """Whether the same run may do better when it is resumed: a wrong key, say, stays wrong."""
+    """Return whether resuming the run may help. With a wrong key, for example, it does not."""
     return not (isinstance(failure, StreamError) and failure.kind is StreamErrorKind.FATAL)
 
 
 def run_command_line(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; its exit code."""
+    """Run a command and return its exit code."""
     _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):  # no character of a model's may end the program
+    for stream in (sys.stdout, sys.stderr):  # no character from a model may crash the program
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -165,7 +165,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except (BrokenPipeError, SystemExit):  # click's way to say the same
+    except (BrokenPipeError, SystemExit):  # click raises SystemExit for a broken pipe
         return 141
     except Exception as error:
         if state.debug:
@@ -176,9 +176,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Let what somebody has closed (``>&-``) lead nowhere.
+    """Replace closed standard streams (``>&-``) by the null device.
 
-    Otherwise there is nothing to write to, and a file that is opened later takes its number.
+    Otherwise there is nothing to write to, and a file that is opened later gets their descriptor.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -186,7 +186,7 @@ def _open_closed_streams() -> None:
 
 
 def _tell(text: str) -> None:
-    with suppress(OSError):  # the exit code says it, too
+    with suppress(OSError):  # the exit code reports it too
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
@@ -195,7 +195,7 @@ _WRONG = (ConfigError, InvalidContinuationError, RunNotFound)
 
 
 def _usage(error: click.ClickException) -> str:
-    """What was wrong with the command line, in one sentence, and where to read more."""
+    """Return in one sentence what was wrong with the command line, and where to read more."""
     text = error.format_message()
     text = text[:1].lower() + text[1:].rstrip(".")
     context = getattr(error, "ctx", None)
@@ -218,7 +218,7 @@ def _told(error: Exception) -> str:
 
 
 def _drop_what_cannot_be_written() -> None:
-    """Empty the buffers; otherwise the interpreter would complain, with an exit code of its own."""
+    """Flush the streams. Otherwise the interpreter would report an error with its own exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,10 +1,10 @@
-"""Asking the person at the terminal: may this tool run, and what does the agent want to know.
+"""Asks the person at the terminal: whether a tool may run, and questions of the agent.
 
-The terminal keeps its own line editing, and Ctrl-C still stops the run: a question that waits is
-taken back. What was typed before the question was put is no answer to it.
+The terminal keeps its own line editing, and Ctrl-C still stops the run: it withdraws the open
+question. Input typed before the question appeared is not taken as an answer.
 
-A call that is to be approved is shown whole. If it is longer than the screen it comes in pages, and
-only behind the last one it can be allowed; a no is possible at any time.
+A call that needs approval is shown completely. If it is longer than the screen, it is shown in
+pages. It can be allowed only after the last page, and refused at any time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _WORDS = {
     Approval.NEVER: ("never",),
 }
 _POLL_SECONDS = 0.05
-_ROWS_BELOW = 6  # for the question, and what the terminal has below it
+_ROWS_BELOW = 6  # for the question, and what the terminal shows below it
 
 
 def approval_of(answer: str) -> Approval | Denied | None:
-    """What a typed answer to `CHOICES` means; whatever is no choice is a no with a reason.
+    """Parse a typed answer to `CHOICES`. Other text is a refusal with that text as the reason.
 
-    None: nothing was typed.
+    Returns None for empty input.
     """
     word = answer.strip()
     if not word:
@@ -77,12 +77,14 @@ async def ask_approval(
             return refusal
     choices = CHOICES if request.path is None else f"{CHOICES} ({_PATH})"
     while (answer := approval_of(await ask(choices))) is None:
-        pass  # one Enter too many is no answer
+        pass  # ignore an empty line
     return answer
 
 
 def pages(text: str, columns: int, rows: int) -> list[str]:
-    """The text in parts that fit into so many rows, each with whole lines unless one is longer."""
+    """Split the text into pages of so many rows, between lines unless one line is longer than a
+    page.
+    """
     found: list[list[str]] = [[]]
     left = rows
     for line in text.split("\n"):
@@ -98,7 +100,7 @@ def pages(text: str, columns: int, rows: int) -> list[str]:
 
 
 class Person:
-    """Somebody who can be asked."""
+    """The person at the terminal."""
 
     def __init__(self, screen: Screen, terminal: int) -> None:
         self._screen = screen
@@ -111,7 +113,7 @@ class Person:
             return await ask_approval(request, "May it run?", self._screen, self._ask)
 
     async def answer(self, question: str, choices: Sequence[str]) -> str:
-        """Put a question of the agent; a number chooses."""
+        """Ask a question of the agent; a number selects a choice."""
         offered = [f"  {number}. {choice}" for number, choice in enumerate(choices, 1)]
         async with self._turn():
             answer = await self._ask("\n".join([question, *offered]))
@@ -129,14 +131,16 @@ class Person:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncGenerator[None]:
-        """One question at a time, whoever has it, and nothing moves on the screen meanwhile."""
+        """Allow one question at a time, and stop drawing on the screen until it is answered."""
         screen = self._screen
         async with self._one_at_a_time.turn():
             with screen.quiet() if isinstance(screen, RichScreen) else nullcontext():
                 yield
 
     async def _line(self) -> str:
-        """The next line. Polled: not every system lets an event loop wait for a terminal."""
+        """Read the next line. Polls, because not every system lets an event loop wait for a
+        terminal.
+        """
         while not select.select([self._terminal], [], [], 0)[0]:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
         line = os.read(self._terminal, 1 << 16)
@@ -146,12 +150,12 @@ class Person:
 
 
 def find_person(screen: Screen) -> Person | None:
-    """Whoever reads what is noted and can type; None: nobody."""
+    """Return the person at the terminal; None without a terminal for both stderr and input."""
     if not (sys.stderr and sys.stderr.isatty()):
         return None
     if sys.stdin and sys.stdin.isatty():
         return Person(screen, sys.stdin.fileno())
-    try:  # what is piped in is the prompt, and the keyboard is still there
+    try:  # stdin is piped in as the prompt, but the keyboard is still there
         return Person(screen, os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY))
     except OSError:
         return None

@@ -1,12 +1,12 @@
 """Chat: a conversation with an agent that a person can talk to while it works.
 
-A line that is sent while nothing runs begins a run; while one does, it steers it. What came too
-late for a run that ended by itself begins the next; after one that was stopped or failed it does
-not, and the person is told. An open question (may this tool run, what does the agent want to know)
-takes the next line. Each run is logged by itself, all under the id of the conversation.
+A line that is sent while no run is active starts a run; during a run, it steers it. A line that
+came too late for a run that ended by itself starts the next run. After a run that was stopped or
+failed it does not, and a note says that it was not delivered. An open question (of an approval, or
+of the agent) takes the next line. Each run has its own log, with the id of the conversation.
 
-It knows nothing of keys: `clark_agent.cli.chatting` has these, and `clark_agent.cli.commands` what
-begins with a slash.
+This module does not handle keys or slash commands: see `clark_agent.cli.chatting` and
+`clark_agent.cli.commands`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Start: TypeAlias = Callable[[CancellationToken], Coroutine[Any, Any, RunResult]]
 
 
 class _Question:
-    """Something that the next line answers."""
+    """A question that the next line answers."""
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -51,7 +51,7 @@ class _Question:
 
 
 class Chat:
-    """The conversation, what runs, and what is asked."""
+    """The conversation, the active run, and the open question."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Chat:
         self.conversation = Conversation(self._config(), _branch(context))
         self.usage = Usage()
         self.run_id: str | None = None
-        """Of the run that is under way, or was last."""
+        """The id of the active or last run."""
         self.can_go_on = True
-        """Whether to resume that run may help."""
+        """Whether resuming that run may help."""
         self._view = View(screen)
         self._question: _Question | None = None
         self._one_question = OneAtATime()
@@ -81,11 +81,11 @@ class Chat:
         self._receipts: list[SteeringReceipt] = []
         self._waiting: set[asyncio.Task[None]] = set()
 
-    # --- how it stands ----------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------
 
     @property
     def is_running(self) -> bool:
-        """Whether the agent works."""
+        """Whether a run is active."""
         return self._task is not None
 
     @property
@@ -95,19 +95,19 @@ class Chat:
 
     @property
     def answers(self) -> dict[str, Approval]:
-        """What the person has said for good about tools."""
+        """The person's ``always`` and ``never`` answers about tools."""
         identity = self.conversation.context.identity
         said = self.gate.remembered((identity and identity.conversation_id) or "")
         return {**dict.fromkeys(self.gate.always, Approval.ALWAYS), **said}
 
     @property
     def label(self) -> str:
-        """What stands before the line that is typed."""
+        """The prompt before the input line."""
         return "> " if self._question is None else f"{self._question.label} > "
 
     @property
     def state(self) -> str:
-        """What the chat does, in a word."""
+        """The state of the chat in one word."""
         if self._question is not None:
             return "asks you"
         if self._task is None:
@@ -117,7 +117,9 @@ class Chat:
     # --- lines ------------------------------------------------------------------------------------
 
     def take(self, line: str) -> None:
-        """A line that is not a command: an answer, a word to the running agent, or a prompt."""
+        """Handle a line that is not a command: an answer, a message to the running agent, or a
+        prompt.
+        """
         if line:
             self.screen.note(safe(line), "user")
         if self._question is not None:
@@ -151,7 +153,7 @@ class Chat:
         self._task.add_done_callback(self._over)
 
     def interrupt(self) -> bool:
-        """Ask the run to stop; asked again, abort it. Whether there was one."""
+        """Ask the run to stop; the second call aborts it. Return whether a run was active."""
         if self._task is None:
             return False
         if self._token.cancelled:
@@ -162,7 +164,7 @@ class Chat:
         return True
 
     async def close(self) -> None:
-        """Stop what runs, and begin nothing more."""
+        """Stop the active run, and start no other."""
         self._is_closing = True
         if self._task is not None and not self._token.cancelled:
             self.interrupt()
@@ -171,7 +173,7 @@ class Chat:
         await _close(self.agent)
 
     async def _follow(self, run: Start) -> bool:
-        """Whether the run ended by itself."""
+        """Run to the end. Return whether the run ended by itself."""
         try:
             result = await run(self._token)
         except asyncio.CancelledError as error:
@@ -214,7 +216,7 @@ class Chat:
             self.screen.note(f"not delivered: {one_line(message.plain_text, 60)} (↑ has it)")
         self.screen.status("")
 
-    # --- what the agent asks ----------------------------------------------------------------------
+    # --- questions of the agent -------------------------------------------------------------------
 
     async def _ask_approval(self, request: ApprovalRequest) -> Approval | Denied:
         async with self._one_question.turn():
@@ -241,17 +243,17 @@ class Chat:
                 self._question = None
             self.screen.status("")
 
-    # --- changes, between runs --------------------------------------------------------------------
+    # --- changes between runs ---------------------------------------------------------------------
 
     async def change(self, settings: Settings) -> None:
-        """Go on with another model, or other tools; what was said moves along."""
+        """Continue with another model or other tools. The conversation is kept."""
         before = self.agent
         self.agent = self._made(settings)
         self.conversation.config = self._config()
         await _close(before)
 
     def fork(self, number: int | None) -> None:
-        """Go on from behind the answer to the person's message of this number, on a new branch."""
+        """Continue on a new branch, after the answer to the person's message of this number."""
         context = self.conversation.context
         asked = [i for i, m in enumerate(context.messages) if isinstance(m, UserMessage)]
         if number is not None and number < len(asked):
@@ -260,7 +262,7 @@ class Chat:
         self.run_id = None
 
     def take_up(self, log: Log, run_id: str) -> None:
-        """Go on with another run: where it ended, or where it was cut off."""
+        """Continue with another run, from its end or from where it was interrupted."""
         folded = fold(log.store.load(run_id))
         if isinstance(folded.ending, RunEnded):
             self.conversation.context = context = fork(log.store, run_id)
@@ -270,11 +272,11 @@ class Chat:
         began = folded.began
         identity = RunIdentity.root(conversation_id=began.identity.conversation_id)
         context = AgentContext(began.system_prompt, began.history, identity)
-        self._view.tell([m for m in folded.messages if m is not folded.answer])  # that comes again
+        self._view.tell([m for m in folded.messages if m is not folded.answer])  # resume shows it
 
         async def go_on(token: CancellationToken) -> RunResult:
             try:
-                config = self.conversation.config  # ours, whatever the log says
+                config = self.conversation.config  # the config of this chat, not one from the log
                 result = await resume(log.store, run_id, config, token, trust_log=True)
             except BaseException as error:
                 if (failure := failure_of(error)) is not None:
@@ -303,6 +305,6 @@ async def _close(agent: Agent) -> None:
 
 
 def _branch(context: AgentContext) -> AgentContext:
-    """The context as the beginning of a conversation of its own."""
+    """Return the context as the start of a new conversation."""
     identity = RunIdentity.root(conversation_id=random_id())
     return AgentContext(context.system_prompt, context.messages, identity)

@@ -1,4 +1,4 @@
-"""The command ``chat``: lines from a person to a `Chat`, and what it says back to the terminal."""
+"""The command ``chat``: connects a terminal to a `Chat`."""
 
 from __future__ import annotations
 
@@ -129,27 +129,27 @@ def _toolbar(talk: Chat, screen: ChatScreen) -> str:
 
 
 class ChatScreen(RichScreen):
-    """Prints above the line that is typed; what is not finished is drawn there by the prompt."""
+    """Prints above the input line; the prompt draws the unfinished part."""
 
     def __init__(self) -> None:
         super().__init__()
         self.prompt: ChatPrompt | None = None
 
     def live(self, characters: int) -> str:
-        """The end of what the model is saying."""
+        """Return the end of the model's unfinished text."""
         return self.blocks.tail(characters)
 
     def print(self, shown: RenderableType) -> None:
-        """Print something above the line."""
+        """Print above the input line."""
         with self.console.capture() as printed:
             self.console.print(shown)
-        text = printed.get().strip("\n") + "\n"  # rich has blank lines of its own around some
+        text = printed.get().strip("\n") + "\n"  # rich adds blank lines around some blocks
         if self.prompt is None:
             sys.stdout.write(text)
         else:
             self.prompt.write(text)
 
     def draw(self) -> None:
-        """Let the prompt draw it."""
+        """Redraw the prompt."""
         if self.prompt is not None:
             self.prompt.refresh()

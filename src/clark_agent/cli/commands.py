@@ -1,7 +1,7 @@
-"""What begins with a slash: the commands of a chat.
+"""The slash commands of a chat.
 
-A command is a word, perhaps with something behind it. Only a line whose first word is a slash and
-letters is one, so that a path can be sent as it is; a blank before it sends anything.
+A command is a word, perhaps with an argument. Only a line whose first word is a slash and letters
+is a command, so that a path can be sent as it is. A line that starts with a space is always sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["COMMANDS", "complete", "is_command", "obey"]
 
 
 class Command(Struct, frozen=True):
-    """A command: how it is written, what it does, and whether it may change a running agent."""
+    """A command: its syntax, its description, and whether a run must end before it takes effect."""
 
     name: str
     takes: str
@@ -37,12 +37,12 @@ class Command(Struct, frozen=True):
 
 
 def is_command(line: str) -> bool:
-    """Whether a line is meant for the chat and not for the agent."""
+    """Return whether a line is for the chat and not for the agent."""
     return re.match(r"/[A-Za-z]*(\s|$)", line) is not None
 
 
 async def obey(chat: Chat, line: str) -> None:
-    """Do what a command says. Raises `ConfigError` and what doing it raises."""
+    """Run a command. Raises `ConfigError` and whatever the command raises."""
     name, _, argument = line.strip().partition(" ")
     command = COMMANDS.get(name)
     if command is None:
@@ -57,7 +57,7 @@ async def obey(chat: Chat, line: str) -> None:
 
 
 def complete(chat: Chat, before: str) -> Iterable[tuple[str, str]]:
-    """What may stand at the end of a line, with a remark each."""
+    """Return the completions at the end of a line, each with a remark."""
     name, space, _ = before.partition(" ")
     if not space and before.startswith("/"):
         return [(command.name, command.help) for command in COMMANDS.values()]
@@ -69,7 +69,7 @@ def complete(chat: Chat, before: str) -> Iterable[tuple[str, str]]:
     return []
 
 
-# --- one by one -----------------------------------------------------------------------------------
+# --- the commands ---------------------------------------------------------------------------------
 
 
 async def _help(chat: Chat, _: str) -> None:

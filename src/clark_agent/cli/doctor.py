@@ -1,6 +1,6 @@
 """Commands about the installation: ``doctor``, ``models`` and ``completion``.
 
-Of a key it is told whether it is set, never what it is.
+They report whether a key is set, never its value.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from clark_agent.types import AgentContext
 __all__ = ["completion", "doctor", "models"]
 
 _OPENAI = "https://api.openai.com/v1"
-_PATIENCE = 120.0  # seconds for a model to say one word
+_PATIENCE = 120.0  # seconds for a model to return one word
 
 
 # --- providers ------------------------------------------------------------------------------------
@@ -57,19 +57,19 @@ class Provider(Struct, frozen=True):
 
     scheme: str
     keys: tuple[str, ...]
-    """The variables that its key is looked for in; none: it needs none."""
+    """The variables that may hold its key; empty if it needs none."""
     package: str
     extra: str
     url: str
-    """Where its models are listed, with ``/models`` behind it."""
+    """The base URL; ``/models`` below it lists the models."""
 
     @property
     def key(self) -> str | None:
-        """The variable that is set."""
+        """The name of the first variable that is set."""
         return next((name for name in self.keys if os.environ.get(name, "").strip()), None)
 
     def missing(self) -> str | None:
-        """What is missing to use it, and how to get it."""
+        """Return what is missing to use it and how to get it, or None."""
         if not _version(self.package):
             return f"pip install 'clark-agent[{self.extra}]'"
         return f"set {' or '.join(self.keys)}" if self.keys and not self.key else None
@@ -157,14 +157,14 @@ def _listed(given: str) -> list[str]:
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """A key goes to the host that it belongs to, and to no other."""
+    """Follows no redirect, so that a key goes only to its own host."""
 
     def redirect_request(self, req: Any, *_: Any, **__: Any) -> None:
         return None
 
 
 def _ask(provider: Provider) -> list[str]:
-    """The models that a server says it has."""
+    """Return the models that a server lists."""
     headers = {"User-Agent": PROGRAM}
     if provider.keys:
         if provider.key is None:
@@ -191,7 +191,7 @@ def _ask(provider: Provider) -> list[str]:
 
 
 class Finding(Struct, frozen=True):
-    """Something that is there, or is not."""
+    """One result of a check."""
 
     is_there: bool
     what: str
@@ -267,7 +267,7 @@ def _log_finding(log: Log) -> Finding:
 
 
 def _try(model: str, what: str = "model") -> Finding:
-    """Whether a model answers."""
+    """Check whether a model answers."""
 
     async def ask() -> None:
         async with asyncio.timeout(_PATIENCE):

@@ -1,9 +1,9 @@
 """Markdown while it streams: the text is cut into blocks, and each block is rendered once.
 
-A block is finished when what follows can no longer change it: a paragraph or a table at a blank
-line, a heading at its end, a code fence where it closes, a list at the first line behind a blank
-one that is not indented. The work for a delta does not grow with the answer; what is still open can
-be shown as plain text, from its end.
+A block is complete when later text can no longer change it: a paragraph or a table at a blank line,
+a heading at its end, a code fence where it closes, a list at the first line after a blank one that
+is not indented. The work for a delta does not grow with the answer. The open block can be shown as
+plain text, from its end.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])(\s|$)")
 
 
 class MarkdownBlocks:
-    """Takes the deltas of an answer and gives back the blocks that they finish."""
+    """Takes the deltas of an answer and returns the blocks that they complete."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._pieces: list[str] = []
-        """The line that has not ended."""
+        """The unfinished line."""
         self._fence = ""
         self._is_list = False
         self._done: list[str] = []
 
     def feed(self, delta: str) -> list[str]:
-        """The blocks that are finished now."""
+        """Add a delta. Return the blocks that are complete now."""
         first, *others = delta.split("\n")
         self._pieces.append(first)
         for piece in others:
@@ -42,7 +42,7 @@ class MarkdownBlocks:
         return self._take()
 
     def close(self) -> list[str]:
-        """What is left, when nothing more comes."""
+        """Return the rest, after the last delta."""
         self._line("".join(self._pieces))
         self._pieces = []
         self._fence = ""
@@ -50,7 +50,7 @@ class MarkdownBlocks:
         return self._take()
 
     def tail(self, characters: int) -> str:
-        """The end of the open block, not much longer than so many characters."""
+        """Return the end of the open block, about this many characters."""
         kept: list[str] = []
         for piece in reversed(self._pieces):
             kept.append(piece)
@@ -112,12 +112,12 @@ class MarkdownBlocks:
 
 
 def rendered(block: str) -> Markdown:
-    """A block for rich. Tags are shown as they were written, and links with their address."""
+    """Render a block with rich. Tags are shown as written, and links with their address."""
     from markdown_it import MarkdownIt
     from rich.markdown import Markdown
 
     shown = Markdown("", hyperlinks=False)
-    # Rich's own parser takes tags for HTML and drops them, and ``List<int>`` with it.
+    # Rich's own parser treats tags as HTML and drops them, including ``List<int>``.
     parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table")
     shown.parsed = parser.parse(block)
     return shown

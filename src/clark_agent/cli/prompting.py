@@ -1,10 +1,10 @@
-"""The line at the bottom of the terminal, which can be typed on while text appears above it.
+"""The input line at the bottom of the terminal. Text may appear above it during typing.
 
-What is given to `ChatPrompt.write` goes over the line and stays there. Between the two is room for
-a few lines of what is not finished, drawn anew with every `refresh`; none of them stays.
+Text passed to `ChatPrompt.write` is printed above the line and stays there. Between the two, a few
+lines show unfinished text. Each `refresh` redraws them, and they are not kept.
 
-Ctrl-C never ends the program from here: it is handed to ``interrupt``, also between two lines, and
-clears the line when that has nothing to stop.
+Ctrl-C never ends the program: it calls ``interrupt``, even between two lines, and clears the line
+if there was nothing to interrupt.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rich.text import Text
 
 __all__ = ["ChatPrompt"]
 
-_ANYWHERE = Console(file=StringIO())  # rich wants one to wrap a text; nothing is printed there
+_ANYWHERE = Console(file=StringIO())  # rich needs a console to wrap text; nothing is printed there
 _LIVE_ROWS = 8
 _REDRAWS_APART = 0.05
 _LEAVE = (signal.SIGTERM, signal.SIGHUP)
@@ -45,11 +45,11 @@ _STYLE = Style.from_dict(
 
 
 class ChatPrompt:
-    """Reads lines, and shows how things stand.
+    """Reads lines and shows the state of the chat.
 
-    ``live`` gives the end of what is not finished, about so many characters of it; ``label`` what
-    stands before the line; ``status`` the toolbar. ``complete`` gives the words that may stand at
-    the cursor, with a remark each. ``keeps`` says whether what is typed now enters the history.
+    ``live`` returns the end of the unfinished text, about so many characters; ``label`` the text
+    before the input line; ``status`` the toolbar. ``complete`` returns the completions at the
+    cursor, each with a remark. ``keeps`` says whether the current input enters the history.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class ChatPrompt:
         self._session.app.min_redraw_interval = _REDRAWS_APART
 
     async def read(self) -> str:
-        """The next line. Raises `EOFError` when there are no more."""
+        """Return the next line. Raises `EOFError` at the end of the input."""
         return await self._session.prompt_async(handle_sigint=False)
 
     def refresh(self) -> None:
-        """Draw the lower part anew, soon."""
+        """Redraw the lower part soon."""
         self._session.app.invalidate()
 
     def write(self, text: str) -> None:
-        """Print whole lines above, from any thread."""
+        """Print whole lines above the input line. Safe from any thread."""
         if get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.write, text)
             return
         self._unwritten.append(text)
         if not self._session.app.is_running:
             self._flush()
-        elif len(self._unwritten) == 1:  # for more, the one that is on its way will do
+        elif len(self._unwritten) == 1:  # otherwise the pending write prints this too
             self._writing = run_in_terminal(self._flush)
 
     def _flush(self) -> None:
@@ -112,7 +112,7 @@ class ChatPrompt:
 
     @contextmanager
     def owning(self) -> Generator[None]:
-        """While it is entered, signals come here, and what others print does no harm."""
+        """Handle signals inside the block, and keep output of others from breaking the screen."""
         loop = self._loop
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         for number in _LEAVE:
@@ -157,7 +157,7 @@ class ChatPrompt:
 
 
 def _private(history: Path) -> Path:
-    """The file, which nobody else can read: people type secrets."""
+    """Create the file readable only by its owner, because people type secrets."""
     history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.close(os.open(history, os.O_CREAT | os.O_RDWR, 0o600))
     return history

@@ -1,8 +1,8 @@
 """Commands that run an agent: ``run``, ``resume`` and ``fork``.
 
-Ctrl-C once asks the run to stop, and it does so cleanly; a second one leaves at once. What the run
-had is in its log both times. Exit codes: 0 the model came to an end, 1 the run failed, 3 a limit
-ended it, 130 it was interrupted (128 + the signal).
+The first Ctrl-C stops the run cleanly; a second one exits at once. The log keeps what the run has
+done in both cases. Exit codes: 0 the model finished, 1 the run failed, 3 a limit ended it, 130 it
+was interrupted (128 + the signal).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
     Calls that have their result are not run again.
     """
     found = find_run(log, run_id)
-    fold(log.store.load(found))  # a damaged log is refused before anything is asked
+    fold(log.store.load(found))  # refuse a damaged log before asking anything
     settings = _again("resume", given, log, found, approvals)
     stage = Stage(as_json, log)
     config = stage.agent(settings, approvals).config
@@ -175,13 +175,13 @@ def fork(
 
 
 def _again(command: str, given: Given, log: Log, run_id: str, approvals: Approvals) -> Settings:
-    """The settings of a logged run; what the log says alone has to be agreed to."""
+    """Return the settings of a logged run. The person must agree to those that only the log has."""
     can_ask = sys.stdin.isatty() and sys.stderr.isatty() and not approvals.yes
     return settings_again(given, log, run_id, command=command, can_ask=can_ask)
 
 
 def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:
-    """The prompt: what was said, and what is piped in."""
+    """Return the prompt: the words of the command line and the piped input."""
     text = " ".join(words).strip()
     piped = ""
     if text == "-" or _is_piped():
@@ -194,7 +194,7 @@ def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether stdin is a pipe or a file: somebody means it to be read."""
+    """Return whether stdin is a pipe, a file or a socket, and so should be read."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):
@@ -202,11 +202,11 @@ def _is_piped() -> bool:
     return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
 
 
-# --- a run, and whoever watches it ----------------------------------------------------------------
+# --- one run --------------------------------------------------------------------------------------
 
 
 class Stage:
-    """One run with its audience: events to a screen or as JSON, questions to a person, signals."""
+    """One run, which sends events to a screen or as JSON, asks the person, and handles signals."""
 
     def __init__(self, as_json: bool, log: Log | None) -> None:
         self.screen = PlainScreen(sys.stderr) if as_json else make_screen()
@@ -217,11 +217,11 @@ class Stage:
         self._token = CancellationToken()
         self._signal: signal.Signals | None = None
         self._unwritable: OSError | None = None
-        """Why nothing more can be written, if so: the pipe broke, the disk is full."""
+        """The error that made the output unwritable, such as a broken pipe or a full disk."""
         self._run_id: str | None = None
 
     def agent(self, settings: Settings, approvals: Approvals) -> Agent:
-        """The agent, with this audience to ask."""
+        """Make the agent, which asks the person at this terminal."""
         person = self.person
         if settings.model == DEFAULT_MODEL:
             self.screen.note(TOO_SMALL)
@@ -236,7 +236,7 @@ class Stage:
         )
 
     def play(self, starter: Starter) -> int:
-        """Run it; the exit code."""
+        """Run it and return the exit code."""
         outcome: RunResult | LoopError
 
         async def main() -> RunResult:
@@ -246,7 +246,7 @@ class Stage:
         with show_log_messages(self.screen, debug=is_debugging()):
             try:
                 outcome = asyncio.run(main())
-            except InvalidContinuationError:  # it has not even begun
+            except InvalidContinuationError:  # it did not even start
                 raise
             except LoopError as error:
                 outcome = error
@@ -297,7 +297,7 @@ class Stage:
             self.screen.close()
             self.screen.note(f"left in the middle{self._how_to_go_on()}", "error")
             sys.stdout.flush()
-        os._exit(128 + number)  # whatever does not stop must not keep us: the log is on the disk
+        os._exit(128 + number)  # do not wait for what does not stop: the log is on the disk
 
     def _ended(self, outcome: RunResult | LoopError) -> int:
         if isinstance(outcome, RunResult):
@@ -314,7 +314,7 @@ class Stage:
         if self._json is not None:
             self._json.write(_ending(outcome, word, self._run_id))
         else:
-            run_id = None if self._log is None else self._run_id  # what is not kept needs no name
+            run_id = None if self._log is None else self._run_id  # without a log the id is useless
             self.screen.note(self.view.summary(_usage(outcome), word, run_id))
         if text:
             self.screen.note(text, "error")
@@ -331,7 +331,7 @@ def _usage(outcome: RunResult | LoopError) -> Usage:
 
 
 def _ending(outcome: RunResult | LoopError, word: str, run_id: str | None) -> dict[str, object]:
-    """The last line of ``--json``, which is no event: how the run ended."""
+    """Return the last line of ``--json``: how the run ended. It is not an event."""
     told: dict[str, object] = {"type": "run_result", "run_id": run_id, "outcome": word}
     if isinstance(outcome, RunResult):
         told |= {"text": outcome.text, "output": outcome.output}

@@ -1,4 +1,4 @@
-"""Commands that look at logged runs: ``runs``, ``show``, ``replay``, ``diff`` and ``export``.
+"""Commands that read logged runs: ``runs``, ``show``, ``replay``, ``diff`` and ``export``.
 
 None of them calls a model or runs a tool.
 """
@@ -97,7 +97,7 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
 
 
 def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
-    """Its id, when it was and how it ended, the model, and what it was asked."""
+    """Return its id, time, outcome, model and prompt."""
     when = _time(run.began_at, "%Y-%m-%d %H:%M")
     start = (safe(run.run_id)[:8], when, one_line(run.outcome or "not ended", 18))
     records = log.store.load(run.run_id).records
@@ -109,7 +109,7 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
 
 
 def _time(unix_ms: int, form: str) -> str:
-    """The time in words. A log may say anything."""
+    """Format the time. The value from a log may be invalid."""
     try:
         return datetime.fromtimestamp(unix_ms / 1000).strftime(form)
     except (ValueError, OverflowError, OSError):
@@ -158,10 +158,10 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
     for message in folded.messages:
         view.tell([message])
         place = next((n for n, step in enumerate(steps) if step.message is message), -1)
-        for step in steps[: place + 1]:  # with those before it that do not count
+        for step in steps[: place + 1]:  # including discarded attempts before it
             screen.note(f"  {step.line(cost)}")
         del steps[: place + 1]
-    for step in steps:  # of an answer that did not come
+    for step in steps:  # steps without a message in the transcript
         screen.note(f"  {step.line(cost)}")
     if isinstance(folded.ending, RunFailed):
         screen.note(one_line(folded.ending.text, 400), "error")
@@ -169,7 +169,7 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
         if damage is not None:
             raise damage
         tree = usage_tree(log.store, loaded.run_id)
-    except DecodeError as error:  # this log, or that of a run below
+    except DecodeError as error:  # this log, or that of a child run
         screen.note(one_line(str(error), 400), "error")
     else:
         for line in str(tree).splitlines():
@@ -180,7 +180,7 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
 
 
 def _readable(loaded: LoadedRun) -> tuple[LoadedRun, FoldedRun, LogDamaged | None]:
-    """What comes before the damage, if there is any, and the damage."""
+    """Return the run up to the damage, its fold, and the damage, if there is any."""
     try:
         return loaded, fold(loaded), None
     except LogDamaged as error:
@@ -192,7 +192,7 @@ def _readable(loaded: LoadedRun) -> tuple[LoadedRun, FoldedRun, LogDamaged | Non
 
 
 class _Step(Struct):
-    """One answer of the model, or one that did not count, and the tools it called."""
+    """One answer of the model, possibly discarded, and the tools it called."""
 
     turn: int
     asked_at: int
@@ -200,10 +200,10 @@ class _Step(Struct):
     message: AssistantMessage
     discarded: str | None
     tools: dict[int, tuple[str, int, int | None]]
-    """By position: the name, when it began, and when it ended."""
+    """By position: the name, the start time, and the end time."""
 
     def line(self, price: Price | None) -> str:
-        """The step in a line."""
+        """Format the step as one line."""
         usage = self.message.usage
         parts = [
             f"turn {self.turn}",

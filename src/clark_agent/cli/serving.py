@@ -1,4 +1,4 @@
-"""The command ``gateway``: models for other machines, while the keys stay on this one."""
+"""The command ``gateway``: serves models to other machines, while the keys stay on this one."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:
     served: dict[str, StreamFn] = {}
     for word in given:
         name, is_named, model = word.partition("=")
-        if not is_named or ":" in name:  # an address may have a "=" in it
+        if not is_named or ":" in name:  # an address may contain a "="
             name, model = "default", word
         if name in served:
             raise ConfigError(
@@ -85,7 +85,7 @@ def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:
 
 
 def _tokens(given: tuple[str, ...]) -> dict[str, str] | None:
-    """The secrets come from the environment: a command line is for all to see."""
+    """Read the secrets from the environment: other users can see a command line."""
     tokens: dict[str, str] = {}
     for word in given:
         name, _, variable = word.partition("=")

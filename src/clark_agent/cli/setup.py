@@ -1,12 +1,12 @@
-"""From options to an agent: what a run on the command line is made of, and the config for it.
+"""From options to an agent: the settings of a run on the command line, and its config.
 
-`Settings` are the words of the person: a model, tools, a folder, a limit. They stand in the log of
-every run (`RunLog.notes`), so that `settings_of` finds them again and the run can be resumed,
-replayed and forked by its id alone. `make_agent` makes of them what a run needs.
+`Settings` are what the person chose: a model, tools, a folder, a limit. They are recorded in the
+log of every run (`RunLog.notes`), so that `settings_of` can restore them and the run can be
+resumed, replayed and forked by its id alone. `make_agent` builds the agent from them.
 
-Decorators give commands the options: `agent_options` (one argument ``given``, the options that were
-said), `approval_options` (``approvals``) and `log_options` (``log``). Whatever cannot be is a
-`ConfigError`, which ends the command with 2.
+Decorators add options to commands: `agent_options` (the argument ``given``, with the options that
+were set), `approval_options` (``approvals``) and `log_options` (``log``). Invalid values raise
+`ConfigError`, which ends the command with exit code 2.
 """
 
 from __future__ import annotations
@@ -95,22 +95,22 @@ DEFAULT_SYSTEM = (
 _NOTE = "clark-agent"  # the key in the notes of a log
 
 
-# --- what was asked for ---------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------------
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """What an agent on the command line is made of."""
+    """The settings of an agent on the command line."""
 
     model: str = DEFAULT_MODEL
-    """As `clark_agent.transports.connect` takes it."""
+    """In the format of `clark_agent.transports.connect`."""
     tools: tuple[str, ...] = DEFAULT_TOOLS
     root: str = "."
-    """The folder of the tools; an absolute path once it comes from `settings_from`."""
+    """The folder of the tools; absolute if it comes from `settings_from`."""
     max_iterations: int = DEFAULT_TURNS
 
 
 class Given(Struct, frozen=True, kw_only=True):
-    """The options that were said; None: not said."""
+    """The options of the command line; None if not given."""
 
     model: str | None = None
     tools: tuple[str, ...] | None = None
@@ -119,16 +119,16 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 class Approvals(Struct, frozen=True, kw_only=True):
-    """What may run without asking."""
+    """Which tools may run without a question."""
 
     yes: bool = False
     allow: tuple[str, ...] = ()
 
 
 def settings_from(given: Given, base: Settings | None = None) -> Settings:
-    """The settings with what was said in place of what was (or of the defaults).
+    """Return the base settings (or the defaults), overridden by the given options.
 
-    ``CLARK_AGENT_MODEL`` is a default: a run that is taken up keeps the model that it had.
+    ``CLARK_AGENT_MODEL`` is only a default: a run that is continued keeps its model.
     """
     said = {name: value for name, value in asdict(given).items() if value is not None}
     if base is None:
@@ -138,7 +138,7 @@ def settings_from(given: Given, base: Settings | None = None) -> Settings:
 
 
 def settings_of(began: RunBegan) -> Settings:
-    """The settings of a logged run; of one by another host what can be told."""
+    """Return the settings of a logged run. For a run of another host, derive what its log shows."""
     try:
         return msgspec.convert(began.host_notes[_NOTE], Settings)
     except (KeyError, msgspec.ValidationError):
@@ -147,18 +147,18 @@ def settings_of(began: RunBegan) -> Settings:
 
 
 def settings_of_run(log: Log, run_id: str) -> Settings:
-    """The settings of a run by its id."""
+    """Return the settings of a run by its id."""
     records = log.store.load(run_id).records
     began = records[0].entry if records else None
     return settings_of(began) if isinstance(began, RunBegan) else Settings()
 
 
 def settings_again(given: Given, log: Log, run_id: str, *, command: str, can_ask: bool) -> Settings:
-    """The settings for a run that goes on: those of its log, where the options say nothing.
+    """Return the settings to continue a run with: the options, and otherwise those of its log.
 
-    A log may have been changed by what it tells of, so what it says is shown to the person, who
-    has to agree, and refused where nobody can be asked. What would be the same without the log
-    needs no words. Raises `ConfigError`.
+    The run itself may have changed its log. So settings that only the log has are shown to the
+    person, who must agree; if the person cannot be asked, they are refused. Settings that would be
+    the same without the log need no question. Raises `ConfigError`.
     """
     settings, here = settings_from(given, settings_of_run(log, run_id)), settings_from(given)
     differs = {
@@ -203,7 +203,7 @@ def _quoted(value: object) -> str:
 
 
 def tool_names(given: Iterable[str]) -> tuple[str, ...]:
-    """The tools that names (also several with commas, ``all``, ``none``, ``default``) mean."""
+    """Resolve tool names and the groups ``all``, ``none``, ``default`` and ``files``."""
     words = [word.strip() for text in given for word in text.split(",") if word.strip()]
     groups = {"all": TOOLS, "none": (), "default": DEFAULT_TOOLS, "files": FILE_TOOLS}
     chosen: set[str] = set()
@@ -220,7 +220,9 @@ def tool_names(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_system(text: str | None) -> str:
-    """The system prompt that ``--system`` means: the text, or with a ``@`` the file's."""
+    """Return the system prompt for ``--system``: the text, or after an ``@`` the content of the
+    file.
+    """
     if text is None:
         return DEFAULT_SYSTEM
     if not text.startswith("@"):
@@ -235,7 +237,7 @@ def read_system(text: str | None) -> str:
 
 
 class Agent(Struct, frozen=True):
-    """Everything for a run: ``config`` to run with, ``steering`` to talk to it meanwhile."""
+    """Everything for a run: the ``config``, and ``steering`` to send messages to it."""
 
     settings: Settings
     config: LoopConfig
@@ -251,11 +253,11 @@ def make_agent(
     ask: AskUser | None = None,
     stream: StreamFn | None = None,
 ) -> Agent:
-    """The agent that the settings describe. Raises `ConfigError`.
+    """Make the agent that the settings describe. Raises `ConfigError`.
 
-    ``gate`` is asked before tools with side effects run, and before secrets are read (None: there
-    is nobody, they are refused); keep it when the settings change, it remembers what was allowed.
-    ``ask`` answers the tool ``ask_user``. ``stream`` stands in for the model.
+    ``gate`` approves tools with side effects and the reading of secrets (None refuses them all).
+    Keep the gate when the settings change, because it remembers its answers. ``ask`` answers the
+    tool ``ask_user``. ``stream`` replaces the model.
     """
     gate = gate or ApprovalGate(None)
     steering = ChannelSteering()
@@ -278,8 +280,8 @@ def make_agent(
 
 
 def open_model(model: str) -> StreamFn:
-    """The transport to a model. Raises `ConfigError`, in words for whoever typed the name."""
-    from clark_agent.transports.connect import connect  # what it needs takes a while to import
+    """Open the transport to a model. Raises `ConfigError` with a message for the command line."""
+    from clark_agent.transports.connect import connect  # slow to import
     from clark_agent.transports.http.sdk import MissingKeyError
 
     try:
@@ -293,21 +295,21 @@ def open_model(model: str) -> StreamFn:
 
 
 def nobody(settings: Settings) -> Agent:
-    """The agent for a replay: nobody is asked, and the folder may be gone by now."""
+    """Make the agent for a replay: it asks no person, and the folder need not exist any more."""
     if not os.path.isdir(settings.root):
         settings = replace(settings, root=gettempdir())  # no tool runs
     return make_agent(settings, log=None, stream=ScriptedStream([]))
 
 
 def make_gate(ask: AskApproval | None, approvals: Approvals) -> ApprovalGate:
-    """The gate for what needs approval; ``ask`` puts it to the person, None: there is none."""
+    """Make the gate. ``ask`` asks the person; with None, calls that need approval are refused."""
     return ApprovalGate(ask, always=TOOLS if approvals.yes else tool_names(approvals.allow))
 
 
 def _make_tools(
     names: Sequence[str], workspace: Workspace, gate: ApprovalGate, ask: AskUser | None
 ) -> list[AgentTool]:
-    """Only what is asked for is imported."""
+    """Make the tools. Imports only what they need."""
     made: dict[str, AgentTool] = {}
     if not set(FILE_TOOLS).isdisjoint(names):
         from clark_agent.toolkit.files import file_tools
@@ -339,7 +341,7 @@ def _make_tools(
 
 
 def without_password(model: str) -> str:
-    """The model without what stands before the ``@`` of an address: it is shown and logged."""
+    """Return the model without the password in its URL, because it is shown and logged."""
     if "://" not in model:
         return model
     parts = urlsplit(model)
@@ -350,24 +352,24 @@ def without_password(model: str) -> str:
 
 
 class Log(Struct, frozen=True):
-    """Where runs are kept."""
+    """Where runs are logged."""
 
     path: Path
     store: RunStore
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What tools must not touch."""
+        """The files that tools must not touch."""
         name = self.path.name
         return (self.path, *[self.path.with_name(name + end) for end in ("-wal", "-shm")])
 
     def is_inside(self, root: str) -> bool:
-        """Whether it lies where the agent's commands can change it."""
+        """Return whether it lies where commands of the agent can change it."""
         return self.path.resolve().is_relative_to(os.path.realpath(root))
 
 
 def state_folder() -> Path:
-    """Where the command line keeps what should last."""
+    """Return the folder for the persistent state of the command line."""
     home = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(home):
         return Path(home) / "clark-agent"
@@ -376,7 +378,7 @@ def state_folder() -> Path:
 
 
 def open_log(path: str | None = None) -> Log:
-    """The log in a folder, or in a database if the path ends so; without one, the usual."""
+    """Open the log in a folder, or in a database if the path says so; None is the default log."""
     where = Path(path or state_folder() / "runs").expanduser().absolute()
     if where.suffix in (".db", ".sqlite"):
         make_folder(where.parent)
@@ -387,7 +389,7 @@ def open_log(path: str | None = None) -> Log:
 
 
 def find_run(log: Log, given: str) -> str:
-    """The id of the run that is meant: its id, the beginning of it, or ``last``."""
+    """Resolve a run: its id, a prefix of it, or ``last``."""
     known = [run.run_id for run in log.store.runs() if given != "last" or run.depth == 0]
     if given == "last" and known:
         return known[0]
@@ -406,7 +408,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def agent_options(command: F) -> F:
-    """``--model``, ``--tools``, ``--root`` and ``--max-iterations``: the argument ``given``."""
+    """Add the argument ``given``: ``--model``, ``--tools``, ``--root``, ``--max-iterations``."""
 
     @wraps(command)
     def with_given(**options: Any) -> Any:
@@ -425,7 +427,7 @@ def agent_options(command: F) -> F:
 
 
 def approval_options(command: F) -> F:
-    """``--yes`` and ``--allow``: the argument ``approvals``."""
+    """Add the argument ``approvals``: ``--yes`` and ``--allow``."""
 
     @wraps(command)
     def with_approvals(**options: Any) -> Any:
@@ -438,7 +440,7 @@ def approval_options(command: F) -> F:
 
 
 def log_options(*, can_be_off: bool = False) -> Callable[[F], F]:
-    """``--log``, and ``--no-log`` where a run may do without: the argument ``log``."""
+    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional."""
 
     def decorate(command: F) -> F:
         @wraps(command)
@@ -466,7 +468,7 @@ def _complete_runs(context: click.Context, _: Any, incomplete: str) -> list[Comp
 
 
 def run_argument(name: str = "run_id") -> Callable[[F], F]:
-    """The argument ``RUN``: give it to `find_run`."""
+    """Add the argument ``RUN``, to be resolved with `find_run`."""
     return click.argument(name, metavar="RUN", shell_complete=_complete_runs)
 
 

@@ -1,16 +1,15 @@
-"""What a run looks like: events to a screen.
+"""Shows the events of a run on a screen.
 
-`View` is an event sink. It knows what each event means to a person and says so to a `Screen`,
-which knows how to show it:
+`View` is an event sink. It turns each event into text for a person and passes it to a `Screen`,
+which displays it:
 
-- `PlainScreen`, without a terminal: what the model says goes to stdout as it comes, and what it
-  does to stderr, a line each. No colours, nothing that moves.
-- `RichScreen`, on a terminal: Markdown rendered as it streams, and below it what is under way.
-  Blocks that are complete are printed for good; only the last one, which may still change, is
-  drawn again and again.
+- `PlainScreen`, without a terminal: the model's text goes to stdout as it arrives, and its actions
+  to stderr, one line each. No colours, no animation.
+- `RichScreen`, on a terminal: Markdown rendered as it streams, and below it the current activity.
+  Complete blocks are printed once; only the last one, which may still change, is redrawn.
 
-`JsonView` writes events as they are. Whatever a model, a tool or a file says passes through `safe`
-before it gets to a terminal: there are no escapes in it that the terminal would obey.
+`JsonView` writes events unchanged. All text from a model, a tool or a file passes through `safe`
+before it reaches a terminal, so that it contains no escape sequences.
 """
 
 from __future__ import annotations
@@ -71,16 +70,16 @@ __all__ = [
 ]
 
 Style: TypeAlias = Literal["user", "tool", "ok", "error", "info", "text"]
-"""What a line is about."""
+"""The kind of a line."""
 
 PART = " · "  # between the parts of a line
-_STYLES: dict[str, tuple[str, str]] = {  # what stands before the line, and its look
+_STYLES: dict[str, tuple[str, str]] = {  # the prefix of the line, and its style
     "user": ("> ", "bold"),
     "tool": ("● ", "cyan"),
     "ok": ("  ", "dim"),
     "error": ("✗ ", "red"),
     "info": ("", "dim"),
-    "text": ("", ""),  # as it is
+    "text": ("", ""),  # unchanged
 }
 
 
@@ -93,7 +92,7 @@ _UNSAFE = re.compile(
 
 
 def safe(text: str) -> str:
-    """The text with everything in it that a terminal would obey, or that would hide text, escaped.
+    """Return the text with escape sequences and invisible characters escaped.
 
     Carriage returns are dropped. Line breaks and tabs stay.
     """
@@ -101,13 +100,13 @@ def safe(text: str) -> str:
 
 
 def one_line(text: str, width: int = 160) -> str:
-    """The text on one line, safe and cut if it is long."""
+    """Return the text on one line, safe and cut if it is long."""
     line = safe(" ".join(text[: 4 * width].split()))
     return line if len(line) <= width and len(text) <= 4 * width else line[: width - 1] + "…"
 
 
 def call_line(name: str, arguments: Any) -> str:
-    """A call for people: ``read_file(path='a.txt')``."""
+    """Format a call for people: ``read_file(path='a.txt')``."""
     if isinstance(arguments, dict):
         shown = [f"{key}={_value(value)}" for key, value in arguments.items()]
     else:
@@ -121,7 +120,7 @@ def _value(value: Any) -> str:
 
 
 def usage_text(usage: Usage) -> str:
-    """Tokens in words."""
+    """Format token counts."""
     cached = usage.cache_read_input_tokens
     given = usage.input_tokens + cached + usage.cache_creation_input_tokens
     hint = f" ({cached:,} cached)" if cached else ""
@@ -132,39 +131,39 @@ def usage_text(usage: Usage) -> str:
 
 
 class Screen(Protocol):
-    """Where a person looks. Everything that it is given is safe already."""
+    """Displays text to a person. All text that it gets is already safe."""
 
     def say(self, text: str) -> None:
-        """More of what the model says, in Markdown."""
+        """Add to the model's text, in Markdown."""
         ...
 
     def end(self) -> None:
-        """The model has said what it says."""
+        """End the model's text."""
         ...
 
     def note(self, text: str, style: Style = "info") -> None:
-        """A line about what happens."""
+        """Show a line about what happens."""
         ...
 
     def status(self, text: str) -> None:
-        """What is under way; it replaces what was. Empty: nothing is."""
+        """Show the current activity, instead of the last one. An empty text clears it."""
         ...
 
     def close(self) -> None:
-        """Leave the terminal as it was found. Closing twice is harmless."""
+        """Restore the terminal. Closing twice is harmless."""
         ...
 
 
 class PlainScreen:
-    """What the model says to one stream, what it does to another, a line each."""
+    """Writes the model's text to one stream and its actions to another, one line each."""
 
     def __init__(self, out: TextIO | None = None, notes: TextIO | None = None) -> None:
         self._out = out or sys.stdout
         self._notes = notes or sys.stderr
-        self._is_open = False  # whether the last line has no end yet
+        self._is_open = False  # whether the last line is unfinished
 
     def say(self, text: str) -> None:
-        """Write it at once."""
+        """Write the text at once."""
         self._out.write(text)
         self._out.flush()
         self._is_open = not text.endswith("\n") if text else self._is_open
@@ -175,7 +174,7 @@ class PlainScreen:
             self.say("\n")
 
     def note(self, text: str, style: Style = "info") -> None:
-        """Write a line. A full disk has no room for notes, and does not stop the run for that."""
+        """Write a line. An error such as a full disk is ignored: a note must not stop the run."""
         self.end()
         try:
             self._notes.write(f"{_STYLES[style][0]}{text}\n")
@@ -186,7 +185,7 @@ class PlainScreen:
             pass
 
     def status(self, text: str) -> None:
-        """Nothing moves here."""
+        """Do nothing: a plain screen shows no activity."""
 
     def close(self) -> None:
         """End the line."""
@@ -194,22 +193,22 @@ class PlainScreen:
 
 
 class RichScreen:
-    """Markdown as it streams, and below it what is under way."""
+    """Markdown as it streams, and below it the current activity."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self.blocks = MarkdownBlocks()
-        """What the model is saying, as far as it is not printed."""
+        """The model's text that is not printed yet."""
         self.under_way = ""
         self._live: _Drawing | None = None
         self._is_quiet = False
 
     def print(self, shown: RenderableType) -> None:
-        """Print something for good, above what is drawn."""
+        """Print permanently, above the live part."""
         self.console.print(shown)
 
     def say(self, text: str) -> None:
-        """Print the blocks that are complete, draw the last."""
+        """Print the complete blocks, and draw the last one."""
         self._print_blocks(self.blocks.feed(text))
         self.draw()
 
@@ -227,18 +226,18 @@ class RichScreen:
         self.print(Text(before + text, look))
 
     def status(self, text: str) -> None:
-        """Draw it below."""
+        """Show the activity in the live part."""
         self.under_way = text
         self.draw()
 
     def close(self) -> None:
-        """Nothing moves any more, and the cursor is back."""
+        """Remove the live part and restore the cursor."""
         self.under_way = ""
         self.end()
 
     @contextmanager
     def quiet(self) -> Generator[None]:
-        """Draw nothing meanwhile: a person types."""
+        """Draw nothing inside the block, because a person types."""
         self._is_quiet = True
         self.draw()
         try:
@@ -253,7 +252,7 @@ class RichScreen:
             self.print("")
 
     def draw(self) -> None:
-        """Draw what may still change: the end of the model's text, and what is under way."""
+        """Draw what may still change: the end of the model's text, and the current activity."""
         tail = self.blocks.tail(_MOST_DRAWN)
         if self._is_quiet or not (tail.strip() or self.under_way):
             if self._live is not None:
@@ -275,17 +274,17 @@ _MOST_LINES = 12
 
 
 class _Drawing(Live):
-    """A live display that also goes away when the window has been made narrower meanwhile.
+    """A live display that is also erased correctly if the window has become narrower.
 
-    Terminals break the lines that no longer fit, so that what was drawn has more rows than rich
-    believes, which takes away only as many as it has drawn.
+    Terminals wrap the lines that no longer fit. So there are more rows than rich has drawn, but
+    rich erases only as many as it has drawn.
     """
 
     widths: Sequence[int] = ()
-    """Of the lines that were drawn last."""
+    """The widths of the lines that were drawn last."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Take away the rows that rich does not know of, and then as always."""
+        """Erase the rows that rich does not know of, then continue as usual."""
         columns = max(1, self.console.width)
         broken = sum([max(0, width - 1) // columns for width in self.widths])
         row = ((ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1))
@@ -293,7 +292,7 @@ class _Drawing(Live):
 
 
 class _Measured:
-    """Something to draw; tells how wide its lines have become."""
+    """A renderable that records the widths of its lines."""
 
     def __init__(self, shown: RenderableType, drawing: _Drawing) -> None:
         self._shown = shown
@@ -307,14 +306,14 @@ class _Measured:
 
 
 def _trimmed(line: list[Segment]) -> list[Segment]:
-    """The line without blanks at its end: a narrower window would give them rows of their own."""
+    """Drop spaces at the end of a line: a narrower window would wrap them into extra rows."""
     while line and not line[-1].text.strip() and not (line[-1].style and line[-1].style.bgcolor):
         line = line[:-1]
     return line
 
 
 class _LastLines:
-    """The end of a text that may be longer than the screen; rendered, unless it is very long."""
+    """The end of a text that may be longer than the screen; as plain text if it is very long."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -329,14 +328,14 @@ class _LastLines:
 
 
 def has_terminal() -> bool:
-    """Whether a person sees both what is said and what is done, on more than a typewriter."""
+    """Return whether stdout and stderr are a terminal that can move the cursor."""
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return False
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def make_screen() -> PlainScreen | RichScreen:
-    """The screen for whoever is there."""
+    """Make the screen that fits the terminal."""
     return RichScreen() if has_terminal() else PlainScreen()
 
 
@@ -344,7 +343,7 @@ def make_screen() -> PlainScreen | RichScreen:
 
 
 class View:
-    """An event sink that shows a run, and counts it for `summary`."""
+    """An event sink that shows a run, and counts for `summary`."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
@@ -425,7 +424,7 @@ class View:
                     screen.note(one_line(message.kind))
 
     def summary(self, usage: Usage, outcome: str, run_id: str | None = None) -> str:
-        """The line at the end: how it ended, and what it took."""
+        """Return the last line: how the run ended, and what it used."""
         parts = [outcome, _count(self._turns, "turn"), _count(self._calls, "tool call")]
         parts += [usage_text(usage), f"{time.monotonic() - self._began:.1f} s"]
         if run_id is not None:
@@ -434,7 +433,7 @@ class View:
 
 
 def _by_parts(text: str, width: int) -> str:
-    """The text, broken between its parts where it is too long."""
+    """Wrap the text between its parts if it is too long."""
     lines: list[str] = []
     for part in text.split(PART):
         if lines and len(lines[-1] + PART + part) <= width:
@@ -470,13 +469,13 @@ class JsonView:
         self.write(event)
 
     def write(self, value: Any) -> None:
-        """Write anything that has JSON."""
+        """Write any value that can be encoded as JSON."""
         text = encode_entry(value).decode()
         self._out.write(_UNSAFE.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n")
         self._out.flush()
 
 
-# --- what the library has to say ------------------------------------------------------------------
+# --- log messages of the library ------------------------------------------------------------------
 
 
 class _LogMessages(logging.Handler):
@@ -485,13 +484,13 @@ class _LogMessages(logging.Handler):
         self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # whoever logs must not fail because of it
+        with suppress(OSError):  # logging must not fail
             self._show(one_line(record.getMessage(), 400))
 
 
 @contextmanager
 def show_log_messages(screen: Screen, *, debug: bool = False) -> Generator[None]:
-    """Show warnings of the library (a retry, a tool that did not stop) as notes meanwhile."""
+    """Show warnings of the library (such as a retry) as notes inside the block."""
     if debug:  # the handlers of the root logger show everything
         yield
         return

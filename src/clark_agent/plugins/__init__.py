@@ -1,4 +1,4 @@
-"""The built-in plugins, one a file. None of them knows a product's tools."""
+"""The built-in plugins, one per file. They do not depend on any product's tools."""
 
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit

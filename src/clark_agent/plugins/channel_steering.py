@@ -1,4 +1,4 @@
-"""ChannelSteering: messages for a running agent, from anywhere."""
+"""ChannelSteering: sends messages to a running agent, from any thread."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["ChannelSteering"]
 
 
 class ChannelSteering:
-    """A source of steering and follow-ups, fed through its ``handle``.
+    """A source of steering and follow-up messages, fed through its ``handle``.
 
-    If several runs share the source, the first to look gets the message; what nobody has taken
-    goes to the last of them that ends, as undelivered.
+    If several runs share the source, the first run to poll gets the message. When the last of them
+    ends, it returns the messages that no run has taken as undelivered.
     """
 
     name = "channel_steering"
@@ -32,79 +32,79 @@ class ChannelSteering:
         self._steering: list[SteeringReceipt] = []
         self._follow_ups: list[SteeringReceipt] = []
 
-    # --- what plugins have ----------------------------------------------------------------------
+    # --- plugin methods -------------------------------------------------------------------------
 
     def for_run(self) -> ChannelSteering:
-        """The same channel, now with one run more that listens."""
+        """Return a listener on the same channel, for one more run."""
         listener = ChannelSteering(self._channel)
         self._channel.listeners[listener] = None
         return listener
 
     def detached(self) -> ChannelSteering:
-        """A channel of its own. For a replay, which gets from the log what was sent."""
+        """Return a new channel, for a replay, which gets the messages from the log."""
         return ChannelSteering()
 
     def end_run(self) -> None:
-        """One run less listens."""
+        """Stop listening for this run."""
         self.close()
 
     def next_steering_messages(self) -> list[AgentMessage]:
-        """All messages that wait to be put before the model."""
+        """Take all queued steering messages."""
         return _take(self._channel.steering, self._steering)
 
     def next_follow_up_messages(self) -> list[AgentMessage]:
-        """All messages that wait for the model to stop."""
+        """Take all queued follow-ups, which wait until the model stops."""
         return _take(self._channel.follow_ups, self._follow_ups)
 
-    # --- what the loop asks of it beyond that ---------------------------------------------------
+    # --- further methods for the loop -----------------------------------------------------------
 
     @property
     def taken(self) -> tuple[SteeringReceipt, ...]:
-        """What was taken from the queue and is not settled yet."""
+        """The messages that were taken from the queue and are not settled yet."""
         return (*self._steering, *self._follow_ups)
 
     def waiting(self) -> list[SteeringReceipt]:
-        """What was sent and not taken yet."""
+        """Return the messages that were sent and not taken yet."""
         return [*self._channel.steering.copy(), *self._channel.follow_ups.copy()]
 
     def watch(self, accepted: Callable[[SteeringReceipt], None]) -> None:
-        """Have ``accepted`` called, on any thread, with each message that is sent."""
+        """Register ``accepted``, called on any thread with each message that is sent."""
         self._channel.watchers[self] = accepted
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called, on any thread, when a message is sent that cannot wait."""
+        """Register ``wake``, called on any thread when an urgent message is sent."""
         self._channel.listeners[self] = wake
 
     @property
     def urgency(self) -> SteerWhen | None:
-        """How soon the most pressing message that waits wants to be heard."""
+        """How soon the most urgent queued message wants to be delivered."""
         if not self._channel.steering:
             return None
         wanted = {receipt.when for receipt in self._channel.steering.copy()}
         return max(wanted, key=_URGENCY.index, default=None)
 
     def delivered(self, turn: int) -> None:
-        """All that was taken is now in the transcript, before the answer of this turn."""
+        """Settle all taken messages: they are in the transcript, before the answer of this turn."""
         _settle(self._steering, SteeringStatus.DELIVERED, turn)
         _settle(self._follow_ups, SteeringStatus.DELIVERED, turn)
 
     def promoted(self) -> None:
-        """The follow-ups that were taken wait for the next turn, like steering."""
+        """Treat the taken follow-ups like steering, for the next turn."""
         self._steering += self._follow_ups
         self._follow_ups.clear()
 
     def appended(self) -> None:
-        """The follow-ups that were taken are in the transcript, and no turn comes after them."""
+        """Settle the taken follow-ups: they are in the transcript, and no turn follows."""
         _settle(self._follow_ups, SteeringStatus.DELIVERED)
 
     def close(self) -> list[AgentMessage]:
-        """Listen no more. What was taken and not delivered has expired.
+        """Stop listening. Messages that were taken and not delivered expire.
 
-        The last to leave lets all that waits expire, and returns it.
+        The last listener also lets all queued messages expire, and returns them.
         """
         self._channel.watchers.pop(self, None)
         if self._channel.listeners.pop(self, None) is None:
-            return []  # closed before, or its run has never begun
+            return []  # already closed, or its run never started
         self._channel.ended = True
         _settle(self._steering, SteeringStatus.EXPIRED)
         _settle(self._follow_ups, SteeringStatus.EXPIRED)

@@ -1,4 +1,4 @@
-"""GracefulTurnLimit: tells the model to wrap up before the turns run out."""
+"""GracefulTurnLimit: asks the model to wrap up before it runs out of turns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _T = TypeVar("_T")
 class GracefulTurnLimit:
     """Steers once, with a system message, when only the grace turns are left.
 
-    A config with ``max_iterations`` installs it by itself. The text and the size of the grace can
-    come from callables; the grace is asked for at every poll and kept within 1 and one less than
-    the cap, so that the message always leaves a turn to act on it.
+    A config with ``max_iterations`` installs it automatically. The text and the number of grace
+    turns can come from callables. The number is read at every poll and clamped between 1 and one
+    less than the cap, so that the model always has a turn to act on the message.
     """
 
     name = "graceful_turn_limit"
@@ -50,17 +50,17 @@ class GracefulTurnLimit:
 
     @staticmethod
     def is_useful(max_iterations: int | None, grace_iterations: int) -> bool:
-        """Whether there is a turn before the cap at which to warn."""
+        """Return whether there is a turn before the cap at which to warn."""
         return max_iterations is not None and 0 < grace_iterations < max_iterations
 
     @property
     def soft_limit(self) -> int:
-        """After how many turns the message goes out, by the grace as it is now."""
+        """The number of turns after which the message is sent, with the current grace."""
         grace = _ask(self.grace_provider, self.grace_iterations)
         return self.max_iterations - min(max(grace, 1), self.max_iterations - 1)
 
     def for_run(self) -> GracefulTurnLimit:
-        """A fresh one that has counted nothing."""
+        """Return a new instance that has counted no turns."""
         return GracefulTurnLimit(
             self.max_iterations,
             self.grace_iterations,
@@ -69,17 +69,17 @@ class GracefulTurnLimit:
         )
 
     def restore(self, ctx: RestoreContext) -> None:
-        """Go on after the turns that another process has seen."""
+        """Continue after the turns of another process."""
         self._completed_turns = ctx.turns
         self.fired = self.purpose in ctx.purposes
 
     def on_event(self, event: AgentEvent) -> None:
-        """Count the turns that are over."""
+        """Count the finished turns."""
         if isinstance(event, TurnEnd):
             self._completed_turns += 1
 
     def next_steering_messages(self) -> list[SystemMessage]:
-        """The message, once, as soon as it is due."""
+        """Return the message once, as soon as it is due."""
         if self.fired or self._completed_turns < self.soft_limit:
             return []
         text = _ask(self.message_provider, WRAP_UP)

@@ -1,4 +1,4 @@
-"""LoopDetector: notices a model that does the same thing over and over."""
+"""LoopDetector: detects a model that repeats the same call."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _DEFAULT_POLICY = ToolIdentityPolicy()
 
 
 class LoopDetector:
-    """Counts calls that are the same, by the tool's identity policy, and bring the same result.
+    """Counts equal calls, by the tool's identity policy, that return the same result.
 
-    After ``warn_after`` of them the model gets a note, once; after ``block_after`` further ones are
-    not run. Another result, as from polling something that moves, starts the count anew. None
-    switches a step off. It remembers the last ``window`` different calls.
+    After ``warn_after`` of them the model gets a note, once; after ``block_after``, further ones
+    are not run. A different result, as from polling something that changes, restarts the count.
+    None disables a step. It remembers the last ``window`` different calls.
     """
 
     name = "loop_detector"
@@ -58,11 +58,11 @@ class LoopDetector:
         self._notes: list[SystemMessage] = []
 
     def for_run(self) -> LoopDetector:
-        """A fresh one that has seen nothing."""
+        """Return a new instance without history."""
         return LoopDetector(self.warn_after, self.block_after, window=self.window)
 
     def restore(self, ctx: RestoreContext) -> None:
-        """Count what another process has seen. Notes that it has given are not given again."""
+        """Count the calls of another process. Notes that it has sent are not sent again."""
         for call in ctx.calls:
             if not any(self._has_blocked(decision) for decision in call.decisions):
                 self._count(call.tool_call, ctx.tools.get(call.tool_call.name), call.result)
@@ -72,13 +72,13 @@ class LoopDetector:
         return decision.get("plugin") == self.name and decision.get("decision") == "block"
 
     def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | None:
-        """Refuse a call whose result is known by now."""
+        """Block a call whose result is already known."""
         key = _identity(ctx.tool_call, ctx.tool)
         outcome, count = self._seen.get(key, (0, 0))
         if self.block_after is None or count < self.block_after:
             return None
         del self._seen[key]
-        self._seen[key] = (outcome, count)  # the newest again: it must not be forgotten
+        self._seen[key] = (outcome, count)  # move it to the end, so that it is dropped last
         self._blocked.add(ctx.tool_call.id)
         details = {"kind": "tool_call_not_executed", "reason": "loop_detected", "repeats": count}
         return Block(
@@ -88,7 +88,7 @@ class LoopDetector:
         )
 
     def on_after_tool_call(self, ctx: AfterToolCallContext) -> None:
-        """Count the outcome."""
+        """Count the result."""
         if ctx.tool_call.id in self._blocked:
             self._blocked.discard(ctx.tool_call.id)
         else:
@@ -113,7 +113,7 @@ class LoopDetector:
             )
 
     def next_steering_messages(self) -> list[SystemMessage]:
-        """The notes that are due."""
+        """Return the notes that are due."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -123,7 +123,7 @@ def _is_count(value: object) -> bool:
 
 
 def _identity(call: ToolCall, tool: AgentTool | None) -> tuple[str, ...]:
-    """What the model has asked for, whatever hooks make of it."""
+    """Return the identity of the model's own call, before hooks change it."""
     name, args = call.name, call.arguments
     policy = _DEFAULT_POLICY if tool is None else tool.identity_policy
     key = extract_args_key(policy, name, args)

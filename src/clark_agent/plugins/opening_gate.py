@@ -1,4 +1,4 @@
-"""OpeningGate: only certain tools in the first turn."""
+"""OpeningGate: restricts the tools of the first turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["OpeningGate"]
 
 
 class OpeningGate:
-    """Narrows the first call of a run to the given tools, as far as they are registered."""
+    """Restricts the first model call of a run to the given tools, as far as they are registered."""
 
     name = "opening_gate"
 
@@ -21,7 +21,7 @@ class OpeningGate:
         self.tools = frozenset(tools)
 
     def next_turn_tool_allowlist(self, ctx: ToolGateContext) -> frozenset[str] | None:
-        """The opening tools in the first turn, no narrowing after."""
+        """Return the opening tools in the first turn, and None after it."""
         if ctx.iteration != 0:
             return None
         return self.tools.intersection(ctx.available_tool_names)

@@ -1,4 +1,4 @@
-"""TokenBudget: old tool results and old turns give way when the transcript grows too large."""
+"""TokenBudget: drops old tool results and old turns when the transcript grows too large."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clark_agent.types import (
 
 __all__ = ["TokenBudget"]
 
-# What the model is working on right now stays whole.
+# The messages that the model is working on stay complete.
 _PROTECTED = 2
 _RECOVERIES = 3
 
@@ -31,26 +31,27 @@ _LEFT_OUT = SystemMessage("[earlier turns left out to save room]")
 
 
 class TokenBudget:
-    """Keeps requests within a number of tokens: first old tool results go, then old turns.
+    """Keeps requests within a number of tokens: drops old tool results first, then old turns.
 
     Above ``trim_trigger`` times ``max_tokens`` it trims down to ``trim_target`` times
-    ``max_tokens``. The target is lower than the trigger so that one trim lasts for many turns, in
-    which the beginning of the request, and with it the provider's cache of it, stays the same.
-    What was trimmed stays trimmed.
+    ``max_tokens``. The target is lower than the trigger so that one trim lasts for many turns.
+    During these, the beginning of the request, and with it the provider's cache, stays the same.
+    Trimmed messages stay trimmed.
 
-    The oldest results become the marker first, never the last two messages. If that is not enough
-    the oldest whole turns go, except the messages before the first answer (the task), the newest
-    message of the user, the newest turn, the newest result of a tool that ``pins_active_plan``, and
-    whatever ``pinned`` says. (The newest turn goes too if nothing else helps and its answer waits
-    for no results.) What cannot be made to fit into ``max_tokens`` is not sent: the run
-    ends with a `ContextOverflowError`. If a provider finds a request too large all the same, the
-    transcript itself is shortened in the same way and the turn is asked again, unless the config
-    has an ``overflow_recovery`` of its own.
+    First the content of the oldest results is replaced by the marker, except in the last two
+    messages. If that is not enough, the oldest whole turns are dropped, except the messages before
+    the first answer (the task), the newest message of the user, the newest turn, the newest result
+    of a tool that ``pins_active_plan``, and messages for which ``pinned`` returns true. (The newest
+    turn is dropped too if nothing else helps and its answer waits for no results.) A request that
+    cannot be made to fit into ``max_tokens`` is not sent: the run ends with a
+    `ContextOverflowError`. If a provider still rejects a request as too large, the transcript
+    itself is shortened in the same way and the turn is retried, unless the config has its own
+    ``overflow_recovery``.
 
-    With ``drop_turns=False`` only results give way, in the request alone, and what does not fit is
-    sent as it is.
+    With ``drop_turns=False`` only results are trimmed, only in the request, and a request that does
+    not fit is sent anyway.
 
-    Every message is estimated once, when it first appears; a turn costs what is new in it.
+    Every message is estimated once, when it first appears, so a turn costs only its new messages.
     """
 
     name = "token_budget"
@@ -85,10 +86,10 @@ class TokenBudget:
         self._trigger = _share(max_tokens, trim_trigger)
         self._target = _share(max_tokens, target)
         self._window = _Window(self)
-        self._sent: int | None = None  # what the newest request cost
+        self._sent: int | None = None  # the estimate of the last request
 
     def for_run(self) -> TokenBudget:
-        """A fresh one that has seen nothing."""
+        """Return a new instance without history."""
         return TokenBudget(
             self.max_tokens,
             trim_trigger=self.trim_trigger,
@@ -99,14 +100,14 @@ class TokenBudget:
         )
 
     def restore(self, ctx: RestoreContext) -> None:
-        """Trim again what was trimmed for the requests of another process."""
+        """Repeat the trims that another process made for its requests."""
         for view in ctx.requests:
             self._fit(view, ctx.estimator, ctx.tools)
 
     def transform_context(
         self, messages: Sequence[AgentMessage], ctx: TransformContext
     ) -> Sequence[AgentMessage]:
-        """The messages within the budget. Raises `ContextOverflowError` if that cannot be."""
+        """Return messages within the budget. Raises `ContextOverflowError` if they do not fit."""
         view = view_of(messages)
         tail = self._fit(view, ctx.estimator, ctx.tools)
         if self.drop_turns and self._sent is not None and self._sent > self.max_tokens:
@@ -121,10 +122,10 @@ class TokenBudget:
     def recover(
         self, messages: Sequence[AgentMessage], ctx: TransformContext
     ) -> Sequence[AgentMessage]:
-        """A shorter transcript, for a provider that finds a request too large."""
+        """Return a shorter transcript, after a provider has rejected a request as too large."""
         window = _Window(self)
         window.follow(view_of(messages).with_tail(()), ctx.estimator, ctx.tools)
-        # The estimate has turned out too low, so it is no measure: half of what was sent.
+        # The estimate was too low, so it cannot be the measure: take half of what was sent.
         sent = window.total if self._sent is None else min(window.total, self._sent)
         excess = window.total - min(self._target, sent // 2)
         window.shrink(excess, excess, ())
@@ -133,7 +134,7 @@ class TokenBudget:
     def _fit(
         self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
     ) -> tuple[AgentMessage, ...] | None:
-        """Trim what is over the budget. The tail, if that had to give way too."""
+        """Trim to the budget. Return the trimmed tail if it had to be trimmed too."""
         window = self._window
         window.follow(view, estimator, tools)
         in_tail = estimate_messages(estimator, view.tail)
@@ -148,9 +149,9 @@ class TokenBudget:
 
 
 class _Window:
-    """What is left of a growing transcript. Whoever edits it makes a new log: views never change.
+    """The remaining part of a growing transcript. Every edit makes a new log: views never change.
 
-    All places are those in what is left, whose size is that of a request, not of the transcript.
+    All indexes refer to the remaining part, which has the size of a request, not of the transcript.
     """
 
     def __init__(self, budget: TokenBudget) -> None:
@@ -161,14 +162,14 @@ class _Window:
 
     def _forget(self, seen: MessageView | None) -> None:
         self._seen = seen
-        self._log: MessageLog | None = None  # None while nothing had to give way
+        self._log: MessageLog | None = None  # None until something is trimmed
         self._costs: list[int] = []
-        self._next = 0  # where the next trim goes on
+        self._next = 0  # where the next trim continues
         self._task: int | None = None  # where the task ends
         self._has_gap = False
         self._plans: dict[str, ToolResultMessage] = {}
         self.total = 0
-        """What is left costs so much, without the tail."""
+        """The estimated tokens of the remaining part, without the tail."""
 
     @property
     def is_edited(self) -> bool:
@@ -176,14 +177,14 @@ class _Window:
         return self._log is not None
 
     def view(self, tail: tuple[AgentMessage, ...]) -> MessageView:
-        """What is left of the transcript, if it is edited, and this tail."""
+        """Return the edited transcript with this tail."""
         assert self._log is not None
         return self._log.view(tail)
 
     def follow(
         self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
     ) -> None:
-        """Take in what is new since the last turn, or all of another transcript."""
+        """Add the messages since the last turn, or all messages of a different transcript."""
         if not view.grew_from(self._seen):
             self._forget(None)
         new = view[self._seen.stable if self._seen is not None else 0 : view.stable]
@@ -202,9 +203,9 @@ class _Window:
     def shrink(
         self, excess: int, surplus: int, tail: tuple[AgentMessage, ...]
     ) -> tuple[AgentMessage, ...] | None:
-        """Trim results, oldest first, then drop turns. The tail, if it had to give way too.
+        """Trim results, oldest first, then drop turns. Return the tail if it had to be trimmed too.
 
-        ``excess`` is what there is too much, ``surplus`` what cannot be sent at all.
+        ``excess`` is the number of tokens above the target, ``surplus`` that above the maximum.
         """
         end = min(len(self._costs), len(self._costs) + len(tail) - _PROTECTED)
         saved = self._trim(end, excess)
@@ -234,7 +235,7 @@ class _Window:
     # --- results ------------------------------------------------------------------------------
 
     def _trim(self, end: int, excess: int) -> int:
-        """Give results the marker for their content, oldest first; how much that saves."""
+        """Replace the content of results by the marker, oldest first. Return the tokens saved."""
         items: list[AgentMessage] | None = None
         saved = 0
         while saved < excess and self._next < end:
@@ -269,7 +270,7 @@ class _Window:
         return tuple(items), saved
 
     def _trimmed(self, message: AgentMessage) -> ToolResultMessage | None:
-        """A tool result with the marker for its content; None for what cannot be trimmed."""
+        """Return the result with the marker as its content; None if it cannot be trimmed."""
         if not isinstance(message, ToolResultMessage) or message.content == self._marker:
             return None
         if self._is_pinned(message):
@@ -286,9 +287,9 @@ class _Window:
     # --- turns --------------------------------------------------------------------------------
 
     def _drop(self, until: Callable[[Sequence[AgentMessage]], int], excess: int) -> int:
-        """Drop the oldest turns, as many as it takes; how much that saves."""
+        """Drop as many of the oldest turns as necessary. Return the tokens saved."""
         if self._task is None:
-            return 0  # there is nothing but the task
+            return 0  # there is only the task
         items, costs = self._items(), self._costs
         gap = [] if self._has_gap else [_LEFT_OUT]
         gap_costs = [self._estimator.estimate_message(message) for message in gap]
@@ -318,20 +319,20 @@ class _Window:
         return saved
 
     def _stays(self, items: Sequence[AgentMessage], turn: range, asked: int) -> Sequence[int]:
-        """What of a turn is not dropped: all of it, if something in it is pinned."""
+        """Return what to keep of a turn: all of it if a message in it is pinned."""
         if any(self._is_pinned(items[index]) for index in turn):
             return turn
         return (asked,) if asked in turn else ()
 
 
 def _is_plan(message: AgentMessage, tools: Mapping[str, AgentTool]) -> bool:
-    """Whether a message is a plan that the model works by, unless there is a newer one."""
+    """Return whether a message is a plan, which is pinned until there is a newer one."""
     tool = tools.get(message.tool_name) if isinstance(message, ToolResultMessage) else None
     return tool is not None and tool.history_policy.pins_active_plan
 
 
 def _end_of_turn(items: Sequence[AgentMessage], place: int) -> int:
-    """Where the turn ends that begins here: notes, an answer, and the results of its calls."""
+    """Return the end of the turn that begins here: notes, an answer, and its tool results."""
     while place < len(items) and not isinstance(items[place], AssistantMessage):
         place += 1
     place += 1
@@ -341,7 +342,7 @@ def _end_of_turn(items: Sequence[AgentMessage], place: int) -> int:
 
 
 def _newest_turn(items: Sequence[AgentMessage]) -> int:
-    """Where the newest turn begins that has an answer."""
+    """Return the start of the newest turn that has an answer."""
     place = len(items) - 1
     while place > 0 and not isinstance(items[place], AssistantMessage):
         place -= 1
@@ -351,7 +352,7 @@ def _newest_turn(items: Sequence[AgentMessage]) -> int:
 
 
 def _last_words(items: Sequence[AgentMessage]) -> int:
-    """Where begins what the newest answer has not seen, unless it waits for results."""
+    """Return the end of the newest answer, or the start of its turn if it waits for results."""
     for place in range(len(items), 0, -1):
         answer = items[place - 1]
         if isinstance(answer, AssistantMessage):
@@ -367,5 +368,5 @@ def _newest_of_user(items: Sequence[AgentMessage]) -> int:
 
 
 def _share(tokens: int, fraction: float) -> int:
-    """The fraction of the tokens, rounded half up, with decimal fractions taken as written."""
+    """Return the fraction of the tokens, rounded half up, without binary rounding errors."""
     return floor(round(tokens * fraction, 6) + 0.5)

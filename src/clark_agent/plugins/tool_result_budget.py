@@ -1,4 +1,4 @@
-"""ToolResultBudget: no single old tool result takes too much room."""
+"""ToolResultBudget: limits the size of each old tool result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["ToolResultBudget"]
 
 
 class ToolResultBudget:
-    """Clips tool results in the request to a number of characters; the transcript keeps them.
+    """Clips tool results in the request to a number of characters; the transcript keeps them whole.
 
-    A tool may set its own cap or "never clip" by ``max_result_chars``. Results of the newest batch
-    are never clipped: the model has not seen them yet. Older ones keep their head and tail around a
-    marker. A turn costs what is new in it.
+    A tool may set its own cap, or "never clip", with ``max_result_chars``. Results of the newest
+    batch are never clipped, because the model has not seen them yet. Older ones keep their head and
+    tail around a marker. A turn costs only its new messages.
     """
 
     name = "tool_result_budget"
@@ -31,16 +31,16 @@ class ToolResultBudget:
         self.default_max_chars = default_max_chars
         self._seen: MessageView | None = None
         self._newest_batch = 0  # where the results of the newest batch begin
-        self._log: MessageLog | None = None  # all before that; None while nothing was clipped
+        self._log: MessageLog | None = None  # what comes before; None until something is clipped
 
     def for_run(self) -> ToolResultBudget:
-        """A fresh one that has seen nothing."""
+        """Return a new instance without history."""
         return ToolResultBudget(self.default_max_chars)
 
     def transform_context(
         self, messages: Sequence[AgentMessage], ctx: TransformContext
     ) -> Sequence[AgentMessage]:
-        """The messages with no old result over its cap."""
+        """Return the messages with old results clipped to their cap."""
         view = view_of(messages)
         if not view.grew_from(self._seen):
             self._seen, self._newest_batch, self._log = None, 0, None
@@ -56,7 +56,7 @@ class ToolResultBudget:
         return self._log.view(view[self._newest_batch :])
 
     def _age(self, view: MessageView, start: int, tools: Mapping[str, AgentTool]) -> None:
-        """Take in the messages that no longer belong to the newest batch."""
+        """Add the messages that no longer belong to the newest batch."""
         aged = view[start : self._newest_batch]
         clipped = [self._clipped(message, tools) for message in aged]
         if self._log is None and any(a is not b for a, b in zip(aged, clipped, strict=True)):
@@ -82,7 +82,9 @@ class ToolResultBudget:
 
 
 def clip(text: str, max_chars: int) -> str:
-    """The head and the tail of a text, around a marker that says how much is missing."""
+    """Return the head and the tail of a text, around a marker with the number of missing
+    characters.
+    """
 
     def marker(left_out: int) -> str:
         return f"\n[… {left_out:,} of {len(text):,} characters left out …]\n"

@@ -1,4 +1,4 @@
-"""UniqueToolCallIds: no id twice in what the model sees."""
+"""UniqueToolCallIds: makes tool-call ids unique in the request."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["UniqueToolCallIds"]
 class UniqueToolCallIds:
     """Renames repeated tool-call ids in the request; the transcript keeps them.
 
-    Some servers give every call the same id, and some providers refuse an id that occurs twice. A
-    turn costs what is new in it.
+    Some servers give every call the same id, and some providers reject an id that occurs twice. A
+    turn costs only its new messages.
     """
 
     name = "unique_tool_call_ids"
@@ -24,16 +24,16 @@ class UniqueToolCallIds:
     def __init__(self) -> None:
         self._seen: MessageView | None = None
         self._renamer = IdRenamer()
-        self._log: MessageLog | None = None  # None while nothing had to be renamed
+        self._log: MessageLog | None = None  # None until something is renamed
 
     def for_run(self) -> UniqueToolCallIds:
-        """A fresh one."""
+        """Return a new instance."""
         return UniqueToolCallIds()
 
     def transform_context(
         self, messages: Sequence[AgentMessage], ctx: TransformContext
     ) -> Sequence[AgentMessage]:
-        """The messages with every id used once."""
+        """Return the messages with every id used once."""
         view = view_of(messages)
         if not view.grew_from(self._seen):
             self._seen, self._renamer, self._log = None, IdRenamer(), None

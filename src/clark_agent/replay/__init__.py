@@ -1,4 +1,4 @@
-"""A logged run again, offline: `replay` reports where it differs, `assert_replays` is for tests."""
+"""Replays a logged run offline: `replay` reports differences, `assert_replays` is for tests."""
 
 from clark_agent.replay.report import ReplayReport, assert_replays, replay
 

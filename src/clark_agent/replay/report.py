@@ -1,8 +1,8 @@
-"""The same run once more, with model, tools and clock answered from its log.
+"""Runs a logged run again, with model, tools and clock answered from its log.
 
-What came from outside is taken from the records, in their order; everything else (plugins, gates,
-policy, the loop itself) runs for real, and writes a log of its own. Where that parts from the first
-one, something has changed, and the first difference says what.
+Input from outside is taken from the records, in order. Everything else (plugins, gates, policy, the
+loop itself) runs for real, and writes a new log. If that differs from the original log, something
+has changed, and the first difference says what.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ T = TypeVar("T")
 
 
 class ReplayReport(Struct, frozen=True):
-    """What came of a replay."""
+    """The result of a replay."""
 
     run_id: str
     drift: Difference | None
-    """Where the replay parts from the log first; None: nowhere."""
+    """The first difference from the log; None if there is none."""
     result: RunResult | None = None
     error: LoopError | None = None
 
     @property
     def is_identical(self) -> bool:
-        """Whether nothing has changed."""
+        """Whether there is no difference."""
         return self.drift is None
 
     def __str__(self) -> str:
@@ -62,21 +62,21 @@ class ReplayReport(Struct, frozen=True):
 async def replay(
     store: RunStore | RunLog, run_id: str, config: LoopConfig, *, sink: EventSink | None = None
 ) -> ReplayReport:
-    """Run a logged run again, offline, under a config; say where it differs first.
+    """Run a logged run again, offline, under a config; report the first difference.
 
-    The config brings plugins, policy, settings and the tools' declarations; its transport is not
-    called and no tool is run, but those that are agents themselves: their runs are replayed too.
-    Plugins that ask outside decide as they did.
+    The config supplies plugins, policy, settings and the declarations of the tools. Its transport
+    is not called, and no tool is run except tools that run agents: their runs are replayed too.
+    Plugins with ``asks_outside`` repeat their recorded decisions.
     """
     store = store_of(store)
     loaded = store.load(run_id)
-    fold(loaded)  # which refuses a log with a hole
+    fold(loaded)  # refuses a damaged log
     copy = MemoryStore()
     outcome: RunResult | LoopError | None = None
     for part in _parts(loaded.records):
         script = Script(loaded.records, part, store, copy)
         outcome = await _replay_part(script, config, sink)
-        copy.cut(run_id, part.stop)  # where the process died, what ended the replay is not part
+        copy.cut(run_id, part.stop)  # if the process died, the end of the replay has no counterpart
     drift = _drift(store, copy)
     if isinstance(outcome, LoopError):
         return ReplayReport(run_id, drift, error=outcome)
@@ -84,7 +84,7 @@ async def replay(
 
 
 def _parts(records: Sequence[Record]) -> list[range]:
-    """What each of the processes has written that had a part in the run."""
+    """Return the records of each process that worked on the run."""
     begins = [n for n, record in enumerate(records) if isinstance(record.entry, RunResumed)]
     return [range(begin, end) for begin, end in pairwise([0, *begins, len(records)])]
 
@@ -108,12 +108,12 @@ async def _replay_part(
 
 
 def _drift(store: RunStore, copy: RunStore) -> Difference | None:
-    """Where a run of the replay parts from what it was; the outermost first."""
+    """Return the first difference between replayed and recorded runs, outermost run first."""
     for summary in sorted(copy.runs(), key=lambda run: run.depth):
         first = store.load(summary.run_id).records
         again = copy.load(summary.run_id).records
         if not isinstance(first[-1].entry, (RunEnded, RunFailed)):
-            again = again[: len(first)]  # the process died before the run had ended
+            again = again[: len(first)]  # the process died before the run ended
         drift = first_difference(first, again)
         if drift is not None:
             return replace(drift, run_id=summary.run_id) if summary.parent_run_id else drift
@@ -121,10 +121,10 @@ def _drift(store: RunStore, copy: RunStore) -> Difference | None:
 
 
 def assert_replays(path: str | PathLike[str], config: LoopConfig) -> ReplayReport:
-    """For tests: fail, with the first difference, unless the run in a log file replays as it was.
+    """For tests: fail with the first difference unless the run in a log file replays identically.
 
-    The file is one that a `JsonlStore` wrote, under any name; the runs below it are looked for in
-    the same folder. Not async, so that it fits into any test, also one that is.
+    The file was written by a `JsonlStore`, but may have any name; child runs are loaded from the
+    same folder. Not async, so that any test can use it, even an async one.
     """
     store = _FileStore(Path(path))
     report = _run_anywhere(lambda: replay(store, store.run_id, config))
@@ -133,7 +133,7 @@ def assert_replays(path: str | PathLike[str], config: LoopConfig) -> ReplayRepor
 
 
 class _FileStore(JsonlStore):
-    """A folder of logs in which one may have any name."""
+    """A folder of logs in which one file may have any name."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path.parent)
@@ -149,7 +149,7 @@ class _FileStore(JsonlStore):
 
 
 def _run_anywhere(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run it in a loop of its own; in a thread of its own where a loop runs already."""
+    """Run it in a new event loop; in a new thread if a loop is already running."""
     if not has_running_loop():
         return asyncio.run(make())
     with ThreadPoolExecutor(1) as pool:

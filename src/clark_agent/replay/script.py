@@ -1,10 +1,11 @@
-"""The records of a run as a script for those who answered it: model, tools, clock, and whoever
-steered or cancelled.
+"""Plays the records of a run: answers as its model, tools and clock did, and repeats steering and
+cancellation.
 
-The replay writes a log of its own and counts its steps, so it is known how far it is. Each takes
-its cue from that: the second tool to end in the log ends second, and who steered between two
-events, or while a hook was asked, does so again. Once the replay writes something else than the log
-has there, it has left the log: then nobody waits for anything any more, and it ends as it may.
+The replay writes its own log and counts its steps, so the script knows its position. All timing
+follows from that: the tool that ended second in the log ends second, and a message that was sent
+between two events, or during a hook call, is sent there again. Once the replay writes something
+else than the log has at that position, it has left the log. Then nothing waits for the log any
+more, and the replay ends as it may.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ T = TypeVar("T")
 
 
 class Script(Effects):
-    """Answers one run, or what one process did of it, from its records."""
+    """Answers one run, or the part of one process, from its records."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Script(Effects):
     ) -> None:
         self.run: Run | None = None
         self.writer: RunWriter | None = None
-        """Writes the log of the replay."""
+        """The writer of the replay's log."""
         self.signal = CancellationToken()
         self._part = part
         self._records = records
@@ -108,32 +109,32 @@ class Script(Effects):
         self.began = began
         self._at = part.start
         self._interrupted = 0
-        """How many interrupts of the next record have happened."""
+        """How many interrupts of the next record have been repeated."""
         self._is_reading = False
-        """Whether deltas are being read: what came during an answer comes behind them."""
+        """Whether deltas are being read. Input during an answer is repeated after them."""
         self._has_left = False
         self._is_held = False
-        """Whether those who act next wait for runs below."""
+        """Whether the next steering or interrupt waits for child runs."""
         self._is_over = False
         self._is_out_of_time = False
         self._was_stopped = False
-        """Whether it is where it was cancelled."""
+        """Whether the replay is at the point where the run was cancelled."""
         self._is_noticed_by_call = False
-        """Whether a call finds that out by itself, and stops the others."""
+        """Whether a call notices that by itself, and stops the others."""
         self._waits_to_be_stopped = False
-        """For a child: whether whoever stopped it may do so now."""
+        """For a child run: whether it is at the point where its parent stopped it."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
-        """Those who wait until a record is next, by its number."""
+        """The futures that wait until a record is next, by its number."""
         self._parent = parent
         self._below: list[Script] = []
         self._expected: set[str] = set()
-        """The calls of agents whose runs have not begun yet."""
+        """The calls that start a child run, until that run begins."""
         self._agents: frozenset[str] = frozenset()
         self._takes_agents_results = False
         """Whether what agents gave may come from the host's effects, so that it is in the log
         alone."""
         self._moved_below = asyncio.Event()
-        """Set when a run below has come to where it was stopped, or to its end."""
+        """Set when a child run is at the point where it was stopped, or has ended."""
         self._store = store
         self._copy = copy
         self._children: dict[str, list[str]] | None = None
@@ -151,13 +152,14 @@ class Script(Effects):
         last = records[part.stop - 1].entry
         self._failure = last if isinstance(last, RunFailed) else None
         self._is_old = records[part.start].v == 1
-        """Whether the log does not say where somebody has stopped the run."""
+        """Whether the log is of version 1, which does not say where the run was stopped."""
         self._is_killed = not isinstance(last, (RunEnded, RunFailed))
         self._is_stuck = False
-        """Whether a call goes on that has no end in the log. What its process has done with the
-        result, before it died, is not known."""
+        """Whether a call is running that has no end in the log. It is unknown what the process did
+        with its result before it died.
+        """
         self._tail = part.stop
-        """From here on there is nothing but messages that were sent."""
+        """From here on there are only accepted messages."""
         while self._is_killed and isinstance(records[self._tail - 1].entry, SteeringAccepted):
             self._tail -= 1
         self._is_stopped = self._is_killed or any(
@@ -167,7 +169,7 @@ class Script(Effects):
         self._log = _ScriptedLog(self, copy, full_requests=requests, notes=began.host_notes)
 
     def beginning(self) -> tuple[AgentContext, Resumption | None]:
-        """Where the run, or this part of it, began."""
+        """Return the context, and the resumption if this part continues a run."""
         began, start = self.began, self._part.start
         if start == 0:
             return AgentContext(began.system_prompt, began.history, began.identity), None
@@ -176,7 +178,7 @@ class Script(Effects):
         return taken_up(fold(before), spent, self._log)
 
     def config(self, config: LoopConfig) -> LoopConfig:
-        """The config, with its outside replaced."""
+        """Return the config with everything outside replaced by the script."""
         channels = {id(channel): channel.detached() for channel in channels_among(config.plugins)}
         effects = config.effects
         self._takes_agents_results = (
@@ -201,7 +203,7 @@ class Script(Effects):
         )
 
     def _decided(self, plugin: Any) -> Any:
-        """The plugin; one that asks outside gets its decisions from the log."""
+        """Return the plugin; one with ``asks_outside`` gets its decisions from the log."""
         asks = getattr(plugin, "asks_outside", False) is True
         return (
             _Decided(plugin, self)
@@ -220,14 +222,14 @@ class Script(Effects):
         return entry if isinstance(entry, ToolsChanged) else None
 
     def sourced_before(self) -> dict[str, dict[str, Any]]:
-        """The tools that a source had given before this part."""
+        """Return the tools of the tool source before this part."""
         start = self._part.start
         if start == 0:
             return {}
         return fold(LoadedRun(self.began.identity.run_id, tuple(self._records[:start]))).sourced
 
     def refusal(self, name: str, args: Any) -> str | None:
-        """What a tool said against arguments that it did not accept in the newest answer."""
+        """Return a tool's error for these arguments in the newest answer, if it rejected them."""
         message = self._entry(self._answers[self._given - 1], Answered).message
         for position, wanted in enumerate(message.tool_calls):
             known = self._calls.get((self._answered, position))
@@ -239,7 +241,7 @@ class Script(Effects):
                 return (ended.given or ended.result).plain_text
         return None
 
-    # --- how far it is --------------------------------------------------------------------------
+    # --- position in the log --------------------------------------------------------------------
 
     @property
     def _next(self) -> Record | None:
@@ -251,7 +253,7 @@ class Script(Effects):
         return entry
 
     def written(self, entry: Entry) -> None:
-        """The replay has written a record."""
+        """Advance after the replay has written a record."""
         due = None if (record := self._next) is None else record.entry
         if type(due) is not type(entry) or _position(due) != _position(entry):
             self._leave()
@@ -280,14 +282,16 @@ class Script(Effects):
             self._parent._moved()
 
     def _moved(self) -> None:
-        """A run below is where it was stopped, or over."""
+        """Continue after a child run has ended, or is at the point where it was stopped."""
         self._act()
         if not self._is_held:
             _wake(self._waiting.pop(_HELD, ()))
         self._moved_below.set()
 
     def answered(self) -> Awaitable[None]:
-        """A hook has answered. If the run was stopped here, it has used the answer before that."""
+        """Handle the return of a hook. If the run was stopped here, it used the hook's answer
+        before that.
+        """
         _wake(self._waiting.pop(_STEP, ()))
         is_stopped = self._act()
         if self._is_held or (is_stopped and self._waits_to_be_stopped):
@@ -302,20 +306,22 @@ class Script(Effects):
                 raise
 
     def stepped(self, sent: Awaitable[None]) -> Awaitable[None]:
-        """The replay has emitted an event, or is about to ask a hook."""
+        """Handle an emitted event, or a hook call that is about to be made."""
         _wake(self._waiting.pop(_STEP, ()))
         goes_on, run = self._was_stopped, self.run
         is_stopped = self._act()
         if is_stopped and not self._waits_to_be_stopped and run is not None:
             calls = None if self._is_noticed_by_call else _calls_of(run)
             if calls is not None:
-                calls.stop()  # now, and not when they have come further
+                calls.stop()  # now, before they get any further
         if is_stopped or self._is_held:
             return self._held_behind(sent, goes_on=goes_on)
         return sent
 
     async def _held_behind(self, sent: Awaitable[None], *, goes_on: bool = False) -> None:
-        """Wherever it was stopped between this step and the next: from here on nothing happens."""
+        """Wait behind this step. If the run was stopped between this step and the next, wait
+        forever.
+        """
         await sent
         await self._released()
         run = self.run
@@ -323,7 +329,7 @@ class Script(Effects):
             await self._never()
 
     async def _released(self) -> None:
-        """Wait until those who act here have acted."""
+        """Wait until the steering and interrupts due here have been repeated."""
         while self._is_held and not self._is_free:
             await self._wait_for(_HELD)
 
@@ -341,7 +347,7 @@ class Script(Effects):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Nobody has to wait any more, here and below."""
+        """Release all waits, here and in child runs."""
         waiting, self._waiting = self._waiting, {}
         for each in waiting.values():
             _wake(each)
@@ -351,14 +357,14 @@ class Script(Effects):
 
     @property
     def _is_free(self) -> bool:
-        """Whether nobody waits for what the log says."""
+        """Whether this run, or one above it, has left the log, so that nothing waits for it."""
         above = self._parent
         return self._has_left or (above is not None and above._is_free)
 
     async def _reach(self, index: int) -> None:
-        """Wait until the records before this one are written; at once if they are.
+        """Wait until the records before this one are written; return at once if they are.
 
-        Messages do not count that were sent further on: it is for this that they wait.
+        Accepted messages right before it do not count: they wait for this themselves.
         """
         while index > self._at and isinstance(self._records[index - 1].entry, SteeringAccepted):
             index -= 1
@@ -373,7 +379,7 @@ class Script(Effects):
             await self._reach(index)
 
     async def _reach_place(self, index: int, steps: int) -> None:
-        """Wait until this record is next, and behind so many steps."""
+        """Wait until this record is next and so many steps have been made."""
         while not self._is_free and self._at <= index:
             if self._at == index and self.writer is not None:
                 if self.writer.noted.steps >= steps:
@@ -388,17 +394,17 @@ class Script(Effects):
         return waiter
 
     async def _never(self) -> None:
-        """Wait to be stopped."""
+        """Wait until cancelled, or until the replay leaves the log."""
         if not self._is_free:
             await self._wait_for(_NEVER)
 
-    # --- those who reach into the run -----------------------------------------------------------
+    # --- steering and interrupts ----------------------------------------------------------------
 
     def _act(self) -> bool:
-        """Do what others have done here. Whether the run is to be stopped."""
+        """Repeat the steering and interrupts due here. Return whether the run was stopped now."""
         was_stopped = self._was_stopped
         while (cue := self._due()) is not None:
-            # Whoever acts here may stop the runs below: these have to come to where they were.
+            # They may stop child runs, which must first reach the point where they were stopped.
             self._is_held = bool(self._expected) or any(c._must_go_on for c in self._below)
             if self._is_held:
                 return False
@@ -411,7 +417,7 @@ class Script(Effects):
         return self._was_stopped and not was_stopped
 
     def _due(self) -> SteeringAccepted | Interrupt | None:
-        """What others have done behind the newest step: they sent a message, or stopped the run."""
+        """Return what is due after the newest step: a message to send, or an interrupt."""
         if self._has_left or self._is_reading or self.run is None or self.writer is None:
             return None
         record, behind = self._next, self.writer.noted.steps
@@ -429,21 +435,21 @@ class Script(Effects):
 
     @property
     def _must_go_on(self) -> bool:
-        """Whether the run is neither over nor where it was stopped."""
+        """Whether the run is neither over nor at the point where it was stopped."""
         return not (self._waits_to_be_stopped or self._has_left or self._is_over)
 
     def _stop(self, why: str) -> None:
-        """The run is cancelled here, or out of time."""
+        """Cancel the run here, or let it run out of time."""
         run = self.run
         assert run is not None
         if why == "out_of_time":
             self._is_out_of_time = True
-            # From the event loop, as a timer does: the tool that is about to start has started.
+            # From the event loop, like a timer: a tool that is about to start has then started.
             asyncio.get_running_loop().call_soon(self._clock.ring)
             return
         self._was_stopped = True
         if self._parent is not None and not self._parent._is_free:
-            self._waits_to_be_stopped = True  # whoever has stopped it is above
+            self._waits_to_be_stopped = True  # the run above stops it
             self._parent._moved()
         elif not run.signal.cancelled:
             run.signal.cancel(None if self._failure is None else self._failure.reason)
@@ -455,21 +461,21 @@ class Script(Effects):
         elif handle is not None:
             _ = handle.steer(accepted.message, SteerWhen(accepted.when))
         if self._at == at:
-            self._leave()  # nobody has heard it
+            self._leave()  # the run did not accept it
 
     # --- the model ------------------------------------------------------------------------------
 
     def ask_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
-        """What the provider answered."""
+        """Return the recorded answer as a stream."""
         return self._answer()
 
     async def _answer(self) -> AsyncIterator[StreamEvent]:
         answered = self._next_answer()
         if answered is None:
             if self._is_stopped and not self._has_left:
-                if self._next is not None and not self._was_stopped:  # it had begun to answer
+                if self._next is not None and not self._was_stopped:  # it had started to answer
                     yield Start(_EMPTY)
                 if not self._was_stopped:
                     self._stop("cancelled")
@@ -492,19 +498,21 @@ class Script(Effects):
             yield Done(answered.message)
 
     def _next_answer(self) -> Answered | None:
-        """The answer that comes next in the log, or once that is left the one after the last."""
+        """Return the next answer in the log; after leaving the log, the one after the last."""
         answers = self._answers
         while (
             not self._has_left and self._given < len(answers) and (answers[self._given] < self._at)
         ):
-            self._given += 1  # it was broken off before anybody was asked
+            self._given += 1  # it was interrupted before the model was asked
         if self._given == len(answers):
             return None
         self._given += 1
         return self._entry(answers[self._given - 1], Answered)
 
     def _is_stopped_now(self, why: str) -> bool:
-        """Whether the answer is broken off here, as it was; otherwise nobody would ever do it."""
+        """Return whether the answer is interrupted here, as it was. If not, nothing would interrupt
+        it.
+        """
         run = self.run
         if self._is_free or run is None:
             return False
@@ -517,9 +525,9 @@ class Script(Effects):
     # --- the tools ------------------------------------------------------------------------------
 
     def decision(self, plugin: str, position: int) -> BeforeToolDecision | None:
-        """What a plugin has decided about a call, with the answer that it had from outside."""
+        """Return a plugin's recorded decision about a call."""
         ended = self._end_of_call(position)
-        if ended is None:  # the log ends before
+        if ended is None:  # the log ends earlier
             return None
         result = ended.given or ended.result
         for decided in ended.decisions:
@@ -537,7 +545,7 @@ class Script(Effects):
         return None
 
     def passed(self) -> None:
-        """The replay has made a step for which it does not wait."""
+        """Handle a step that the replay does not wait for."""
         _wake(self._waiting.pop(_STEP, ()))
         self._act()
 
@@ -548,7 +556,7 @@ class Script(Effects):
         return self._entry(call.end, ToolEnded)
 
     async def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> ToolResult:
-        """What a tool gave, and what it told on the way."""
+        """Repeat a tool's progress, and return its result."""
         known = self._calls.get((self._answered, ctx.position))
         if known is None or not known.has_started or self._has_left:
             return ToolResult.error("the log has no such call")
@@ -562,7 +570,7 @@ class Script(Effects):
             self._act()
         if tool.runs_agent:
             return await self._run_agent(tool, args, ctx, end)
-        if end is None:  # the log ends before
+        if end is None:  # the log ends earlier
             await self._never()
             return ToolResult.error("the log has no end of the call")
         self._count_runs_below(ctx)
@@ -571,7 +579,7 @@ class Script(Effects):
     async def _run_agent(
         self, tool: AgentTool, given: Any, ctx: ToolContext, end: int | None
     ) -> ToolResult:
-        """Let an agent run, whose run is replayed too."""
+        """Run a tool that runs an agent, whose run is replayed too."""
         ended = None if end is None else self._entry(end, ToolEnded)
         why = None if ended is None else ended.by_runtime
         if why is not None and why.kind == "stopped" and why.reason == "timeout":
@@ -593,7 +601,9 @@ class Script(Effects):
     async def _run_too_long(
         self, tool: AgentTool, given: Any, ctx: ToolContext, ended: ToolEnded | None
     ) -> ToolResult:
-        """An agent that took longer than its tool may. Time is not replayed, but its end is."""
+        """Replay an agent that exceeded the timeout of its tool. Time is not replayed, but the end
+        is.
+        """
         assert ended is not None
         running = asyncio.ensure_future(tool.execute(given, ctx))
         try:
@@ -613,14 +623,14 @@ class Script(Effects):
         raise _by_runtime(ended)
 
     def _is_cancelled_itself(self, ctx: ToolContext) -> bool:
-        """Whether somebody has cancelled the replay, and not the run that it is about."""
+        """Return whether the replay itself was cancelled, not the replayed run."""
         if self.run is None or not ctx.signal.cancelled:
-            return True  # a run tells a call to stop, a task that is cancelled does not
+            return True  # a run cancels the signal of a call, cancelling the task does not
         interrupts = self.run.interrupts
         return interrupts.cancelled_from_outside and not interrupts.is_running()
 
     async def _end(self, index: int, ctx: ToolContext) -> ToolResult:
-        """End as the tool did: with its result, an error, or not by itself."""
+        """End as the tool did: return its result, raise, or wait to be stopped."""
         ended = self._entry(index, ToolEnded)
         result = ended.given or ended.result
         why = _why_stopped(ended.by_runtime)
@@ -628,7 +638,7 @@ class Script(Effects):
             await self._reach_return(index)
             await self._released()
             if self._waits_to_be_stopped and not ctx.signal.cancelled:
-                await self._never()  # it has returned while it was being stopped
+                await self._never()  # it returned while it was being stopped
             if why is not None and not self._has_left:
                 if why == "aborted" and not self._raised and self._is_old:
                     asyncio.get_running_loop().call_soon(self._stop, "cancelled")
@@ -639,11 +649,11 @@ class Script(Effects):
             if self._is_cancelled_itself(ctx):
                 self._leave()
                 raise
-            await self._reach_return(index)  # when several are stopped they end in their order
+            await self._reach_return(index)  # stopped calls end in their recorded order
             if why is not None:
                 raise _by_runtime(ended) from None
         made = None if self._has_left else ended.by_runtime
-        if made is not None and made.kind != "unchecked":  # that is found out again
+        if made is not None and made.kind != "unchecked":  # the runtime finds this again
             raise _by_runtime(ended)
         if ended.raised == "fatal":
             raise ToolFatal(ended.raised_text or "")
@@ -651,10 +661,10 @@ class Script(Effects):
             raise ToolAborted(ended.raised_text or "")
         return result
 
-    # --- the runs below -------------------------------------------------------------------------
+    # --- child runs -----------------------------------------------------------------------------
 
     def run_child(self, child: Child) -> Awaitable[RunResult]:
-        """The run that a call of this one started; with its prompts, if they are what they were."""
+        """Replay the run that a call started, with the recorded prompts if they are equal."""
         assert isinstance(child, ChildRun)
         tool_call_id = child.tool_call_id
         known = self._started_by(tool_call_id)
@@ -678,7 +688,7 @@ class Script(Effects):
         ).start()
 
     def follow(self, signal: CancellationToken) -> CancellationToken:
-        """A token for the run of a call: cancelled when the call is, for the reason in the log."""
+        """Return a token that is cancelled with the call, with the reason in the log."""
         own = self.signal
 
         def cancel() -> None:
@@ -690,19 +700,19 @@ class Script(Effects):
         return own
 
     def _count_runs_below(self, ctx: ToolContext) -> None:
-        """Count what the runs have cost that a tool started by itself, since it is not run."""
+        """Count the cost of runs that a tool started by itself, since the tool is not run."""
         assert self.run is not None
         for run_id in self._started_by(ctx.tool_call_id):
             self.run.spending.spend_below(spent_by(usage_of(self._store, run_id)))
 
     def _started_by(self, tool_call_id: str) -> list[str]:
-        """The runs that a call has started, oldest first, and that were not replayed yet."""
+        """Return the runs that a call started and that were not replayed yet, oldest first."""
         if self._children is None:
             self._children = self._runs_below()
         return self._children.get(tool_call_id, [])
 
     def _runs_below(self) -> dict[str, list[str]]:
-        """The runs that this part has started, by the call that did."""
+        """Return the runs that this part started, by call."""
         runs = self._store.runs(parent_run_id=self.began.identity.run_id)
         ours = self._below_at(self._part.stop) - self._below_at(self._part.start)
         found: dict[str, list[str]] = {}
@@ -715,20 +725,20 @@ class Script(Effects):
         return found
 
     def _below_at(self, index: int) -> frozenset[str]:
-        """The runs right below that were there when a process began to go on with this record."""
+        """Return the direct child runs that existed when a process resumed at this record."""
         if index == 0:
             return frozenset()
         runs = self._store.runs(parent_run_id=self.began.identity.run_id)
         if index == len(self._records):
             return frozenset([run.run_id for run in runs])
         record = self._records[index]
-        if record.v == 1:  # which does not say it
+        if record.v == 1:  # which does not record it
             return frozenset([run.run_id for run in runs if run.began_at < record.at])
         return frozenset(self._entry(index, RunResumed).below)
 
 
 def _calls_of(run: Run) -> Siblings | None:
-    """The calls that are at work, if whoever interrupts the run stops them."""
+    """Return the running calls, if an interrupt of the run stops them."""
     handler = getattr(run.interrupts.handler, "__self__", None)
     return handler if isinstance(handler, Siblings) else None
 
@@ -742,30 +752,30 @@ def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 _STOPPED = ("aborted", "steered", "out_of_time")
 
-# Those who wait for no record: for the next step, to be stopped, and until others have acted.
+# Keys for waits that do not depend on a record: next step, cancellation, release.
 _STEP, _NEVER, _HELD = -1, -2, -3
 
 
 def _position(entry: object) -> Any:
-    """Which call an entry is about, if it is about one."""
+    """Return the position of the call that an entry is about, if any."""
     return getattr(entry, "position", None)
 
 
 def _why_stopped(why: RuntimeResult | None) -> str | None:
-    """Why a call was stopped by others, if it was. A timeout is its own affair."""
+    """Return why a call was stopped from outside; None for a timeout, which is its own."""
     if why is None or why.kind != "stopped":
         return None
     return why.reason if why.reason in (*_STOPPED, "sibling") else None
 
 
 def _by_runtime(ended: ToolEnded) -> CallAnswered:
-    """The result that the runtime gave in the tool's stead."""
+    """Return the result that the runtime made instead of the tool."""
     assert ended.by_runtime is not None
     return CallAnswered(ended.given or ended.result, ended.by_runtime)
 
 
 def _failed(answered: Answered) -> Error:
-    """How a stream failed. Raises what a transport has raised."""
+    """Return the error of a stream. Raises if the transport raised."""
     if answered.raised is not None:
         raise _exception(*answered.raised)
     kind = StreamErrorKind(answered.error or "")
@@ -773,7 +783,7 @@ def _failed(answered: Answered) -> Error:
 
 
 def _exception(name: str, text: str) -> Exception:
-    """An exception that is called so, and says that."""
+    """Return an exception with this type name and text."""
     error: Exception = type(name, (Exception,), {})(text)
     return error
 
@@ -783,7 +793,7 @@ def _undated(message: AgentMessage) -> AgentMessage:
 
 
 class _Call(Struct):
-    """Where the records of a call stand."""
+    """The indexes of the records of a call."""
 
     has_started: bool = False
     progress: list[int] = []
@@ -791,7 +801,7 @@ class _Call(Struct):
 
 
 def _calls(records: Sequence[Record]) -> dict[tuple[int, int], _Call]:
-    """Each call, by the number of the answer and its position in it."""
+    """Return all calls, by the number of the answer and the position in it."""
     calls: dict[tuple[int, int], _Call] = {}
     answers = 0
     for index, record in enumerate(records):
@@ -810,13 +820,13 @@ def _calls(records: Sequence[Record]) -> dict[tuple[int, int], _Call]:
 
 
 class _Timer:
-    """Waits to be told."""
+    """A timer that rings only when the script says so."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self._callback: Callable[[], object] | None = callback
 
     def cancel(self) -> None:
-        """It does not go off any more."""
+        """Prevent it from ringing."""
         self._callback = None
 
     def ring(self) -> None:
@@ -825,7 +835,7 @@ class _Timer:
 
 
 class ScriptedClock:
-    """Says what the clock said, record by record."""
+    """Returns the recorded readings and ids, record by record."""
 
     def __init__(self, records: Sequence[Record], part: range) -> None:
         self._records = records
@@ -837,48 +847,48 @@ class ScriptedClock:
         self.move(part.start)
 
     def move(self, at: int) -> None:
-        """The next record is this one."""
+        """Continue with the values of this record."""
         if at < self._part.stop:
             record = self._records[at]
             self._readings = [*record.now]
             if isinstance(record.entry, BatchEnded):
-                time = record.entry.time  # one number: the last is said again
+                time = record.entry.time  # if it is one number, it is repeated
                 self._readings += time if isinstance(time, tuple) else (time,)
             self._readings.reverse()
             self._ids = [*record.ids]
 
     def now_ms(self) -> int:
-        """What it said next."""
+        """Return the next recorded reading."""
         if self._readings:
             self._last = self._readings.pop()
         return self._last
 
     def peek_ms(self) -> int:
-        """What it said last."""
+        """Return the last reading."""
         return self._last
 
     async def sleep(self, seconds: float) -> None:
-        """Let others run."""
+        """Let other tasks run."""
         await asyncio.sleep(0)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> _Timer:
-        """A timer that goes off when the log says so."""
+        """Return a timer that rings when the log says so."""
         timer = _Timer(callback)
         self._timers.append(timer)
         return timer
 
     def ring(self) -> None:
-        """The time is over, as it was in the run that is replayed."""
+        """Ring all timers: the time is up, as in the recorded run."""
         for timer in self._timers:
             timer.ring()
 
     def new_id(self) -> str:
-        """The id that was made next."""
+        """Return the next recorded id."""
         return self._ids.pop(0) if self._ids else "no further id in the log"
 
 
 class _ScriptedLog(RunLog):
-    """Has the script know how far the replay is."""
+    """A log that keeps the script informed of the replay's position."""
 
     def __init__(self, script: Script, store: RunStore, **settings: Any) -> None:
         super().__init__(store, **settings)
@@ -898,7 +908,7 @@ class _ScriptedLog(RunLog):
 
 
 class _ScriptedWriter(RunWriter):
-    """Writes, and has the script act where others did."""
+    """Writes the log, and lets the script repeat steering and interrupts at each step."""
 
     script: Script
 
@@ -938,7 +948,7 @@ class _ScriptedWriter(RunWriter):
 
 
 class _Untimed(AgentTool):
-    """Looks like a tool of the config, and has no time of its own: the script says when it ends."""
+    """Wraps a tool of the config without its timeout: the script says when it ends."""
 
     def __init__(self, tool: AgentTool) -> None:
         self._tool = tool
@@ -953,7 +963,7 @@ class _Untimed(AgentTool):
 
 
 class _RecordedSource:
-    """Gives the tools that a source gave. What they do is in the log."""
+    """Returns the tools of the recorded tool source. Their results are in the log."""
 
     def __init__(self, script: Script, name: str) -> None:
         self.name = name
@@ -973,7 +983,7 @@ class _RecordedSource:
 
 
 class _RecordedTool(AgentTool):
-    """A tool that is known from the log alone."""
+    """A tool that is known only from the log."""
 
     def __init__(self, name: str, declared: dict[str, Any], script: Script) -> None:
         self.name = name
@@ -981,7 +991,7 @@ class _RecordedTool(AgentTool):
         self.parameters_schema = declared["parameters"]
         for flag, value in declared.get("flags", {}).items():
             setattr(self, flag, value)
-        self.runs_agent = False  # the run below is not replayed: its config is not known
+        self.runs_agent = False  # its config is unknown, so its run is not replayed
         self._script = script
 
     def validate(self, args: Any) -> None:
@@ -994,7 +1004,7 @@ class _RecordedTool(AgentTool):
 
 
 class _Decided:
-    """Looks like a plugin of the config, and decides about calls as it did."""
+    """Wraps a plugin of the config, and repeats its recorded decisions about calls."""
 
     def __init__(self, plugin: Any, script: Script) -> None:
         self._plugin = plugin

@@ -1,8 +1,9 @@
-"""The run log: everything that came into a run from outside, recorded as it happens.
+"""The run log: records everything that enters a run from outside, as it happens.
 
-`RunLog` is the setting, with a store: `JsonlStore`, `SqliteStore` or `MemoryStore`. `resume` goes
-on with a run, `fork` begins another from its middle, `diff` compares two, `usage_tree` adds up what
-they cost, `fold` gives what the records say. `clark_agent.replay` runs a logged run again.
+`RunLog` is the setting, with a store: `JsonlStore`, `SqliteStore` or `MemoryStore`. `resume`
+continues a run, `fork` starts another from its middle, `diff` compares two, `usage_tree` adds up
+their cost, and `fold` returns the state that the records describe. `clark_agent.replay` runs a
+logged run again.
 """
 
 from clark_agent.errors import (

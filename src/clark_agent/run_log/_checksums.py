@@ -1,11 +1,11 @@
-"""A checksum behind every record, over its bytes and those of all records before it.
+"""A checksum at the end of every record, over its bytes and those of all records before it.
 
     {"v":2,"seq":1,"run":"r","at":1,"entry":{…},"crc":"5f0c1a2b"}
 
-It is the CRC-32 of the JSON before ``,"crc":``, continued from that of the record before. So a
-record that was changed, left out, put in, or taken from another log is noticed. A log from whose
-end whole records were cut cannot be told from one that was shorter; and this guards against damage,
-not against somebody who wants to deceive: they can compute it too.
+It is the CRC-32 of the JSON before ``,"crc":``, continued from that of the previous record. So it
+detects a record that was changed, removed, inserted, or taken from another log. It cannot detect
+that whole records were cut off the end. It protects against damage, not against deception: an
+attacker can compute it too.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from clark_agent.run_log.records import Record
 __all__ = ["SEALED", "checksum_in", "is_sealed", "seal", "seal_all"]
 
 SEALED = b'%b,"crc":"%08x"}'
-"""A record's JSON up to its last brace, and its checksum, make its line."""
+"""The line of a record: its JSON up to the last brace, and its checksum."""
 _START = b',"crc":"'
 _LENGTH = len(SEALED % (b"", 0))
 
 
 def seal(data: bytes, before: int) -> tuple[bytes, int]:
-    """The JSON of a record with its checksum, and the checksum.
+    """Return the JSON of a record with its checksum, and the checksum.
 
-    ``data`` is its JSON without; ``before`` the checksum of the record before, or 0.
+    ``data`` is the JSON without it; ``before`` is the checksum of the previous record, or 0.
     """
     body = data[:-1]
     checksum = crc32(body, before)
@@ -37,7 +37,7 @@ def seal(data: bytes, before: int) -> tuple[bytes, int]:
 
 
 def seal_all(records: Iterable[Record], after: Record | None = None) -> None:
-    """Give records that follow each other, and perhaps another one, their checksums."""
+    """Set the checksums of consecutive records, which may follow the record ``after``."""
     before = 0 if after is None or after.crc is None else int(after.crc, 16)
     for record in records:
         force_setattr(record, "crc", None)
@@ -46,12 +46,12 @@ def seal_all(records: Iterable[Record], after: Record | None = None) -> None:
 
 
 def is_sealed(data: bytes, before: int) -> bool:
-    """Whether the JSON has the checksum that it must have behind a record with that one."""
+    """Return whether the JSON has the right checksum after that of the previous record."""
     return data[-_LENGTH:] == SEALED % (b"", crc32(data[:-_LENGTH], before))
 
 
 def checksum_in(data: bytes) -> int | None:
-    """The checksum that stands there, right or wrong; None if there is none."""
+    """Return the checksum in the JSON, right or wrong; None if there is none."""
     end = data[-_LENGTH:]
     if end[: len(_START)] != _START or end[-2:] != b'"}':
         return None

@@ -1,13 +1,12 @@
-"""Commits what runs have to write, so that no event loop waits for a database.
+"""Commits the records of runs so that no event loop waits for a database.
 
-A commit that need not wait for anything is made at once, by whoever asks for it: that takes less
-time than to wake a thread. While several runs are open, what comes together in one round of the
-event loop goes into one transaction. If another process or thread is writing, or the disk has to be
-waited for, a thread commits, for all runs at once, and meanwhile the event loop goes round; and so
-it is when no event loop runs.
+A commit that need not wait is made at once by its caller, which takes less time than to wake a
+thread. While several runs are open, all records of one iteration of the event loop go into one
+transaction. If another process or thread is writing, or the commit must wait for the disk, a thread
+commits for all runs at once, and the event loop goes on. The thread also commits when no event loop
+runs.
 
-The thread is started when it is needed, and ends with its store. In a process that was forked there
-is none, so it gets its own.
+The thread is started when it is needed, and ends with its store. A forked process starts its own.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ __all__ = ["Committer", "Waiter", "Writer"]
 
 
 class Waiter:
-    """Somebody who waits for a commit, in an event loop of their own."""
+    """A task that waits for a commit in its event loop."""
 
     __slots__ = ("future", "loop")
 
@@ -36,8 +35,8 @@ class Waiter:
         self.future: asyncio.Future[None] = self.loop.create_future()
 
     def settle(self, error: Exception | None) -> None:
-        """The commit is over. Called in the event loop."""
-        if self.future.done():  # whoever waited was cancelled
+        """Report the end of the commit. Called in the event loop."""
+        if self.future.done():  # the waiting task was cancelled
             return
         if error is None:
             self.future.set_result(None)
@@ -46,52 +45,52 @@ class Waiter:
 
 
 class Writer(Protocol):
-    """Somebody with something to write. The methods are called by whoever has the lock of the
-    database, one at a time.
+    """A source of records to commit. The holder of the database lock calls the methods, one at a
+    time.
     """
 
     @property
     def has_something(self) -> bool:
-        """Whether there is something to write, or somebody waits to hear that there is not."""
+        """Whether there are records to write, or a task waits for confirmation."""
         ...
 
     @property
     def wants_sync(self) -> bool:
-        """Whether the disk has to be waited for."""
+        """Whether the commit must wait for the disk."""
         ...
 
     def take(self) -> bool:
-        """Look what there is to write, and who waits for it. Whether there is anything."""
+        """Select the records to write, and their waiters. Return whether there are records."""
         ...
 
     def put_back(self) -> None:
-        """What was taken is not written after all: somebody else will."""
+        """Undo `take`: the selected records will be written later."""
         ...
 
     def write(self, connection: sqlite3.Connection, /) -> None:
-        """Write what was taken, within a transaction."""
+        """Write the selected records, within a transaction."""
         ...
 
     def end(self, error: Exception | None, /) -> tuple[Sequence[Waiter], Exception | None]:
-        """What was taken is committed, or has failed. Returns who waits for that, and how it is
-        to be told.
+        """Report that the selected records are committed, or that it failed. Returns the waiters,
+        and the error to raise for them.
         """
         ...
 
 
 class _Order(Enum):
-    """What the thread is told besides."""
+    """Other orders for the thread."""
 
     CHECKPOINT = auto()
     STOP = auto()
 
 
 _CHECKPOINT = 1000
-"""After so many commits at once there is something to move into the database."""
+"""The number of immediate commits after which a checkpoint is worthwhile."""
 
 
 class Committer:
-    """Commits what writers have, soon after they have said so. Any thread may use it."""
+    """Commits the records of writers soon after a request. Safe to use from any thread."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -103,19 +102,19 @@ class Committer:
         self._queue: SimpleQueue[Writer | _Order] | None = None
         self._thread: Thread | None = None
         self._due: dict[asyncio.AbstractEventLoop, list[Writer]] = {}
-        """What is to be committed at the end of this round, by event loop."""
+        """The writers to commit at the end of this iteration, by event loop."""
         self._commits = 0
-        """How many there were at once since the last checkpoint."""
+        """The number of immediate commits since the last checkpoint."""
         self._open_writers = 0
 
     def count(self, more: int) -> None:
-        """There are more writers, or fewer."""
+        """Adjust the number of open writers."""
         with self._lock:
             self._open_writers += more
 
     def commit(self, writer: Writer) -> bool:
-        """Commit what a writer has, if it is alone and nothing has to be waited for. Otherwise it
-        is committed soon.
+        """Commit at once if this is the only open writer and nothing must be waited for. Otherwise
+        commit soon. Return whether it was at once.
         """
         if self._open_writers == 1 and self._commit_at_once([writer]):
             return True
@@ -123,8 +122,8 @@ class Committer:
         return False
 
     def commit_soon(self, writer: Writer) -> None:
-        """Have committed what a writer has: at the end of this round of the event loop, or by the
-        thread.
+        """Schedule a commit: at the end of this iteration of the event loop if possible, otherwise
+        by the thread.
         """
         loop = _running_loop()
         if loop is None:
@@ -133,7 +132,7 @@ class Committer:
         due = self._due.get(loop)
         if due is None:
             for other in list(self._due):
-                if other.is_closed():  # it has never come round
+                if other.is_closed():  # it was closed before the callback ran
                     del self._due[other]
             due = self._due[loop] = []
             loop.call_soon(self._commit_due, loop)
@@ -146,7 +145,7 @@ class Committer:
                 self.wake(writer)
 
     def _commit_at_once(self, writers: list[Writer]) -> bool:
-        """Commit if nothing has to be waited for. False: nothing was done."""
+        """Commit if nothing must be waited for. Return False if nothing was done."""
         lock = self._connections.lock
         for writer in writers:
             if writer.wants_sync:
@@ -168,7 +167,7 @@ class Committer:
         return True
 
     def wake(self, writer: Writer | _Order) -> None:
-        """Have the thread commit what a writer has."""
+        """Have the thread commit the records of a writer, or execute an order."""
         with self._lock:
             if self._queue is None:
                 self._queue = SimpleQueue()
@@ -179,13 +178,13 @@ class Committer:
             self._queue.put(writer)
 
     def stop(self) -> None:
-        """Commit what there is, and end the thread. The next writer starts another."""
+        """Commit everything, and end the thread. The next writer starts another."""
         with self._lock:
             queue, thread = self._queue, self._thread
             self._queue = self._thread = None
         if queue is not None and thread is not None:
             queue.put(_Order.STOP)
-            if thread is not current_thread():  # which may be the last to let go of the store
+            if thread is not current_thread():  # it may drop the last reference to the store
                 thread.join()
 
     def _work(self, queue: SimpleQueue[Writer | _Order]) -> None:
@@ -193,15 +192,15 @@ class Committer:
         while _Order.STOP not in orders:
             writers, orders = _waiting(queue)
             self._commit(writers)
-            del writers  # a thread that waits must not keep a store alive
-            with suppress(Exception):  # what is wrong is told to those who write
+            del writers  # a waiting thread must not keep a store alive
+            with suppress(Exception):  # writers get such errors from their commits
                 if _Order.CHECKPOINT in orders:
                     self._connections.checkpoint()
-                if self._queue is queue:  # otherwise it was stopped, perhaps by letting go above
+                if self._queue is queue:  # otherwise it was stopped, perhaps by the line above
                     self._connections.open_hasty()
 
     def _commit(self, writers: Sequence[Writer]) -> None:
-        """Commit, however long that has to be waited for."""
+        """Commit, and wait as long as necessary."""
         error: Exception | None = None
         with self._connections.lock:
             taken = [(writer, writer.take()) for writer in writers]
@@ -211,11 +210,11 @@ class Committer:
                     with self._connections.transaction(sync=sync) as connection:
                         for writer in busy:
                             writer.write(connection)
-            except sqlite3.OperationalError as failure:  # it is locked, or full: for all of them
+            except sqlite3.OperationalError as failure:  # locked or full: the same for all writers
                 error = failure
             except Exception as failure:
                 error = failure
-                if len(writers) > 1:  # one of them is to blame
+                if len(writers) > 1:  # one of the writers caused it
                     for writer in writers:
                         writer.put_back()
                     taken = []
@@ -229,7 +228,7 @@ _Outcome: TypeAlias = tuple[Sequence[Waiter], Exception | None]
 
 
 def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> list[_Outcome] | None:
-    """Commit at once. If that is not possible all is as it was, and this is None."""
+    """Commit at once. If that is not possible, undo everything and return None."""
     taken: list[tuple[Writer, bool]] = []
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -239,7 +238,7 @@ def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> lis
                 writer.write(connection)
         connection.execute("COMMIT")
     except BaseException as error:
-        # Ctrl-C may come right behind the commit: then it has happened.
+        # Ctrl-C may arrive right after the commit: then it is committed.
         is_committed = not isinstance(error, Exception) and not connection.in_transaction
         if connection.in_transaction:
             connection.execute("ROLLBACK")
@@ -248,14 +247,14 @@ def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> lis
         else:
             for writer, _ in taken:
                 writer.put_back()
-        if isinstance(error, Exception):  # the thread tries again, and tells whoever is to blame
+        if isinstance(error, Exception):  # the thread retries, and reports the error
             return None
         raise
     return [writer.end(None) for writer in writers]
 
 
 def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Order]]:
-    """All that are in the queue, once each; waits for the first."""
+    """Return all distinct items of the queue. Waits for the first."""
     found: dict[Writer | _Order, None] = {queue.get(): None}
     with suppress(Empty):
         while True:
@@ -265,7 +264,7 @@ def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Or
 
 
 def _settle(outcomes: Iterable[_Outcome]) -> None:
-    """Tell those who wait, with one call for each event loop."""
+    """Notify the waiters, with one call for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Waiter, Exception | None]]] = {}
     for waiters, error in outcomes:
         for waiter in waiters:
@@ -277,7 +276,7 @@ def _settle(outcomes: Iterable[_Outcome]) -> None:
         if loop is here:
             _tell(told)
             continue
-        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so its waiters are gone
             loop.call_soon_threadsafe(_tell, told)
 
 

@@ -1,9 +1,9 @@
-"""The connections to one database of runs, and what is in it.
+"""The connections to a database of runs, and its schema.
 
-Writing goes through one connection at a time, under a lock: two would wait for each other by
-sleeping. One of them waits for other processes, and for the disk; the other waits for nothing. Each
-reader has a connection to itself while it reads; they are kept for the next one, and no reader
-waits for a writer. While a process is forked there are none.
+Writing uses one connection at a time, under a lock, because two would wait for each other by
+sleeping. There are two writing connections: one waits for other processes and for the disk, the
+other waits for nothing. Each reader has its own connection, which is reused later, and never waits
+for a writer. While a process forks, there are no connections.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from clark_agent.run_log._files import LockFile
 __all__ = ["Connections"]
 
 _PATIENCE = 30.0
-_APPLICATION = 0x434C524B  # "CLRK": what the file says it is
-_PAGE = 4096  # a commit writes two: larger ones make small commits dearer, smaller ones large ones
+_APPLICATION = 0x434C524B  # "CLRK", the application id of the file
+_PAGE = 4096  # a commit writes two: larger pages slow down small commits, smaller ones large
 
 _VERSION = 2
 
@@ -84,36 +84,36 @@ _FROM_1 = f"""
     {_VIEW}
 """
 _MIGRATIONS = {0: _RUNS + _RECORDS + _VIEW, 1: _FROM_1}
-"""What brings a database of each version to the newest; 0 is an empty one."""
+"""The script that migrates each version to the newest; 0 is an empty database."""
 
 _making = Lock()
 
 
 class Connections:
-    """Opens, prepares, hands out and closes them."""
+    """Opens, prepares, lends and closes the connections."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.when_forked: Callable[[], None] = lambda: None
-        """Called in a process that was forked."""
+        """Called in a forked process."""
         self._start_over()
         _every.add(self)
 
     def _start_over(self) -> None:
         self.lock = Lock()
-        """For whoever writes, for as long as that takes."""
+        """Held while writing."""
         self._readers = Condition()
         self._reading = 0
         self._is_paused = False
         self._writer: sqlite3.Connection | None = None
         self._is_full = False
         self.hasty: sqlite3.Connection | None = None
-        """Waits for nothing. To be used under the lock."""
+        """The connection that waits for nothing. Use it only under the lock."""
         self._idle: list[sqlite3.Connection] = []
 
     @contextmanager
     def reading(self) -> Generator[sqlite3.Connection]:
-        """A connection that nobody else uses meanwhile, and that sees the database as it is now."""
+        """Yield a connection for this reader alone, which sees the current database."""
         with self._readers:
             self._readers.wait_for(lambda: not self._is_paused)
             self._reading += 1
@@ -142,27 +142,27 @@ class Connections:
 
     @contextmanager
     def writing(self) -> Generator[sqlite3.Connection]:
-        """A transaction that writes; everybody else waits until it is committed."""
+        """Yield a writing transaction, under the lock."""
         with self.lock, self.transaction() as connection:
             yield connection
 
     @contextmanager
     def transaction(self, *, sync: bool = False) -> Generator[sqlite3.Connection]:
-        """A transaction that writes, for whoever has the lock. If asked, the disk is waited for."""
+        """Yield a writing transaction. The caller holds the lock. ``sync`` waits for the disk."""
         connection = self._ready(sync=sync)
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
             connection.execute("COMMIT")
         except BaseException:
-            # Some failures, such as a full disk, have rolled it back already.
+            # Some failures, such as a full disk, have already rolled it back.
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
 
     def open_hasty(self) -> None:
-        """Have a connection that waits for nothing, neither for other processes nor for the disk:
-        the checkpoints are left to others.
+        """Open the connection that waits for nothing, neither for other processes nor for the disk.
+        It leaves checkpoints to other connections.
         """
         with self.lock:
             if self.hasty is None:
@@ -170,9 +170,9 @@ class Connections:
                 self.hasty.execute("PRAGMA wal_autocheckpoint=0")
 
     def checkpoint(self) -> None:
-        """Move what was committed at once from the write-ahead log into the database.
+        """Move the immediate commits from the write-ahead log into the database.
 
-        The next commit then starts the log anew, and waits for the disk: so there is one.
+        The next commit restarts the log and waits for the disk, so one is made here.
         """
         with self._idle_connection() as connection:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
@@ -180,7 +180,7 @@ class Connections:
             connection.execute(f"PRAGMA user_version={_VERSION}")
 
     def _ready(self, *, sync: bool) -> sqlite3.Connection:
-        """The connection that writes. To be called, and the result used, under the lock."""
+        """Return the writing connection. Call this and use the result only under the lock."""
         if self._writer is None:
             self._writer = self._open()
             self._is_full = False
@@ -190,7 +190,7 @@ class Connections:
         return self._writer
 
     def close(self) -> None:
-        """Close those that are not in use. They are opened again when they are needed."""
+        """Close the idle connections. They are reopened on demand."""
         with self.lock:
             self._close_idle()
 
@@ -204,7 +204,7 @@ class Connections:
     # --- forks ----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Close all connections, and open none until `go_on`."""
+        """Close all connections, and open none until `go_on` is called."""
         self.lock.acquire()
         with self._readers:
             self._is_paused = True
@@ -212,7 +212,7 @@ class Connections:
         self._close_idle()
 
     def go_on(self, *, in_child: bool) -> None:
-        """The process has been forked."""
+        """Resume after the fork."""
         if in_child:
             self._start_over()
             self.when_forked()
@@ -239,9 +239,9 @@ class Connections:
         return connection
 
     def _make_file(self) -> None:
-        """Make the database for its owner alone; the files beside it get the mode that it has.
+        """Create the database for its owner only. SQLite gives the files beside it the same mode.
 
-        One thread at a time: to close a database is to drop the locks that the process has on it.
+        Only one thread at a time: closing the file drops all locks that the process has on it.
         """
         if self._path.exists():
             return
@@ -251,7 +251,7 @@ class Connections:
                 os.close(open_file(self._path, os.O_RDWR))
 
     def _version_of(self, connection: sqlite3.Connection) -> int:
-        """The version of the tables; 0 if there are none. Both are read at the same moment."""
+        """Return the schema version; 0 without tables. All values come from one snapshot."""
         connection.execute("BEGIN")
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
         application: int = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -267,9 +267,9 @@ class Connections:
         return version
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        """Make the tables, or bring them up to date.
+        """Create or upgrade the tables.
 
-        One process at a time: the database itself does not wait when its mode is switched.
+        Only one process at a time, because SQLite does not wait when it switches the journal mode.
         """
         lock = self._wait_for_lock()
         try:
@@ -300,9 +300,11 @@ _paused: list[Connections] = []
 
 
 def _before_fork() -> None:
-    """SQLite takes what it knows of its locks over into a forked process, where it is not true: a
-    connection that is opened there would hold none, and another process would remove the
-    write-ahead log under its feet. So there must be no connection when a process is forked.
+    """Close all connections before a fork.
+
+    A forked process inherits SQLite's knowledge of its locks, but not the locks. A connection that
+    is opened there would hold none, and another process could delete the write-ahead log that it
+    uses. So no connection may be open during a fork.
     """
     for connections in list(_every):
         connections.pause()

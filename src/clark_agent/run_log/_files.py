@@ -1,4 +1,4 @@
-"""What both stores need of a file system: a lock that a crash releases, and a real sync."""
+"""File operations for both stores: a lock that a crash releases, and a real sync."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FLAGS = os.O_RDWR | os.O_APPEND
 
 
 def open_file(path: str | Path) -> FileIO:
-    """Open a file for reading and writing without a buffer; what is written goes to its end."""
+    """Open a file for reading and appending, without a buffer."""
     return FileIO(os.open(path, _FLAGS | getattr(os, "O_BINARY", 0)), "r+b")
 
 
 def create_file(path: str | Path) -> FileIO:
-    """Open a file in the same way, and make it if there is none."""
+    """Open a file in the same way, and create it if it is missing."""
     return FileIO(_private_files.open_file(path, _FLAGS), "r+b")
 
 
@@ -30,10 +30,11 @@ _locked: WeakSet[FileIO] = WeakSet()
 
 
 def _forget_locks() -> None:
-    """Close the locked files in a process that was forked.
+    """Close the locked files in a forked process.
 
-    The lock belongs to the open file, which a fork shares: without this, a helper that a tool has
-    forked would hold the lock for as long as it lives, also when the run's own process is gone.
+    The lock belongs to the open file, which a fork shares. Without this, a helper process that a
+    tool has forked would hold the lock as long as it lives, even after the run's own process is
+    gone.
     """
     for file in list(_locked):
         file.close()
@@ -47,8 +48,8 @@ if sys.platform == "win32":
     import msvcrt
 
     def try_lock(file: FileIO) -> bool:
-        """Lock the file until it is closed, or its process ends; False if it is locked already."""
-        # The locked byte cannot be read by others, so it is one that is hardly ever there.
+        """Lock the file until it is closed or its process ends; False if it is already locked."""
+        # Others cannot read a locked byte, so lock one that hardly any file reaches.
         os.lseek(file.fileno(), 0x7FFF_FFFE, os.SEEK_SET)
         try:
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
@@ -57,20 +58,21 @@ if sys.platform == "win32":
         return True
 
     def sync_file(file: FileIO) -> None:
-        """Have the disk take what was written."""
+        """Flush the file to the disk."""
         os.fsync(file.fileno())
 
     def sync_folder(folder: Path) -> None:
-        """Nothing: here a folder cannot be synced."""
+        """Do nothing: this system cannot sync a folder."""
 
 else:
     import fcntl
 
     def try_lock(file: FileIO) -> bool:
-        """Lock the file until it is closed, or its process ends; False if it is locked already.
+        """Lock the file until it is closed or its process ends. Return False if it is already
+        locked.
 
-        Each opening of the file counts, also in the same process. A forked process has no share in
-        the lock.
+        Each open file is separate, even in the same process. A forked process does not share the
+        lock.
         """
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,14 +82,14 @@ else:
         return True
 
     def sync_file(file: FileIO) -> None:
-        """Have the disk take what was written. On macOS, fsync leaves it in the drive's cache."""
+        """Flush the file to the disk. On macOS, fsync leaves the data in the drive's cache."""
         if sys.platform == "darwin":
             fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
         else:
             os.fsync(file.fileno())
 
     def sync_folder(folder: Path) -> None:
-        """Have the disk take the names of the files in a folder."""
+        """Flush the names of the files in a folder to the disk."""
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -96,7 +98,7 @@ else:
 
 
 class LockFile:
-    """A file that is there to be locked, and is removed when it no longer is."""
+    """A file that exists only to be locked, and is removed on release."""
 
     __slots__ = ("_held", "_path", "_process")
 
@@ -107,7 +109,7 @@ class LockFile:
 
     @classmethod
     def take(cls, path: str) -> LockFile | None:
-        """Lock the file of that name, which is made for it; None if it is locked already."""
+        """Create and lock the file; None if it is already locked."""
         while True:
             file = create_file(path)
             try:
@@ -119,14 +121,14 @@ class LockFile:
             except BaseException:
                 file.close()
                 raise
-            # Whoever had it removed it between the opening and the locking.
+            # The last holder removed it between opening and locking.
             file.close()
 
     def release(self) -> bool:
-        """Remove the file and let others lock it; once, whichever thread does it. Whether it was
-        this one.
+        """Remove the file and release the lock. Only the first call has an effect, on any thread,
+        and returns True.
 
-        A forked process leaves it to its parent.
+        A forked process does not remove the file.
         """
         try:
             file = self._held.pop()
@@ -140,7 +142,7 @@ class LockFile:
 
 
 def _is_at(path: str, file: FileIO) -> bool:
-    """Whether the open file is the one of that name."""
+    """Return whether the open file still has that name."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Logs of version 1, as version 2 would have written them, but for the checksums.
+"""Converts logs of version 1 to version 2, without the checksums.
 
-Version 1 had no fields for why a message was added, why a result is the runtime's own, and what was
-raised. It is told here from the texts that the runtime used then, and nowhere else.
+Version 1 had no fields for why a message was added, why the runtime made a result, and what was
+raised. Only this module derives them, from the texts that the runtime used then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["upgraded"]
 
 
 def upgraded(records: Sequence[Record]) -> list[Record]:
-    """The records of version 1 with the fields that they lack; others as they are."""
+    """Add the fields that version 1 lacks to its records; newer records are unchanged."""
     began = records[0].entry if records else None
     warns = isinstance(began, RunBegan) and "graceful_turn_limit" in began.plugins
     follow_ups: set[int] = set()
@@ -63,7 +63,7 @@ def upgraded(records: Sequence[Record]) -> list[Record]:
 
 
 def _is_cancelled(before: Entry, entry: Entry) -> bool:
-    """Whether somebody has cancelled the run between two records, while no tool was running."""
+    """Return whether the run was cancelled between two records, while no tool was running."""
     match entry:
         case RunFailed(error="RunAborted"):
             if isinstance(before, Answered):

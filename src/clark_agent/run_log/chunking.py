@@ -1,4 +1,4 @@
-"""How a message was cut into deltas, without repeating the message.
+"""Records how a message was split into deltas, without repeating the message.
 
 A cut is a list of pieces:
 
@@ -59,7 +59,7 @@ _WHOLE = (ImageContent, ProviderContent)
 
 
 def cut(chunks: Sequence[StreamChunk], message: AssistantMessage) -> tuple[Any, ...]:
-    """How the chunks cut the message."""
+    """Return how the chunks split the message."""
     if not chunks:
         return ()
     if not _spells(chunks, message):
@@ -85,7 +85,7 @@ def cut(chunks: Sequence[StreamChunk], message: AssistantMessage) -> tuple[Any, 
 
 
 def joined(pieces: Sequence[Any], message: AssistantMessage) -> Iterator[StreamChunk]:
-    """The chunks again."""
+    """Yield the chunks again."""
     texts = {name: _text(message, kind) for name, (_, kind) in _KINDS.items()}
     taken = dict.fromkeys(texts, 0)
     details = list(message.reasoning_details_values)
@@ -118,7 +118,7 @@ def _text(message: AssistantMessage, kind: type[Any]) -> str:
 
 
 def _spells(chunks: Sequence[StreamChunk], message: AssistantMessage) -> bool:
-    """Whether the message can be told from the chunks; an id that was made up cannot."""
+    """Return whether the chunks fold to the message, apart from an id that was made up."""
     is_plain = len(message.content) == 1 and not message.annotations
     if len(chunks) == 1 and type(chunks[0]) is TextChunk and is_plain:
         block = message.content[0]

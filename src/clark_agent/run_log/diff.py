@@ -1,4 +1,4 @@
-"""Where two logs part."""
+"""Finds the first difference of two logs."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ __all__ = ["Difference", "diff", "first_difference"]
 
 
 class Difference(Struct, frozen=True):
-    """The first place where two runs are not the same."""
+    """The first difference of two runs."""
 
     seq: int
     """The number of the record."""
     turn: int
     kind: str
-    """What kind of record it is in the first run."""
+    """The kind of the record in the first run."""
     path: str
-    """Where in it."""
+    """The path of the value in the record."""
     first: Any
     second: Any
     run_id: str | None = None
-    """Which run it is, if it is one below."""
+    """The id of the child run, if the difference is in one."""
 
     def __str__(self) -> str:
         where = f"in turn {self.turn}" if self.turn else "at the beginning"
@@ -53,7 +53,7 @@ class Difference(Struct, frozen=True):
         if self.path == "events":
             before = f"{where}, before record {self.seq} ({self.kind})"
             return f"{before}: {self.first} events were emitted; now {self.second}"
-        if self.path == "kind":  # something else has happened
+        if self.path == "kind":  # a different kind of record
             return f"{where}, record {self.seq}: {self.first}; now {self.second}"
         return (
             f"{where}, record {self.seq} ({self.kind}): {self.path or 'all of it'} was "
@@ -62,9 +62,9 @@ class Difference(Struct, frozen=True):
 
 
 def diff(store: RunStore | RunLog, first: str, second: str) -> Difference | None:
-    """Where two runs part; None when they are the same but for times and names.
+    """Return the first difference of two runs; None if they differ only in times and names.
 
-    Print it: it is a sentence.
+    str() of the result is a sentence.
     """
     store = store_of(store)
     mine, theirs = store.load(first).records, store.load(second).records
@@ -74,11 +74,11 @@ def diff(store: RunStore | RunLog, first: str, second: str) -> Difference | None
 def first_difference(
     first: Sequence[Record], second: Sequence[Record], *, of_one_run: bool = True
 ) -> Difference | None:
-    """Where the entries of two logs part first; times and ids of the runs do not matter."""
+    """Return the first difference of the entries of two logs. Times and run ids are ignored."""
     mine = [record for record in first if not isinstance(record.entry, RunResumed)]
     theirs = [record for record in second if not isinstance(record.entry, RunResumed)]
     turn = 0
-    plugins: Difference | None = None  # what they do says more than what they are called
+    plugins: Difference | None = None  # reported last: their behaviour says more than their names
     for index in range(max(len(mine), len(theirs))):
         left = mine[index] if index < len(mine) else None
         right = theirs[index] if index < len(theirs) else None
@@ -106,7 +106,7 @@ def first_difference(
 
 
 def _told(record: Record | None) -> str:
-    """What a record says has happened."""
+    """Describe what a record says has happened."""
     match None if record is None else record.entry:
         case None:
             return "nothing more happened"

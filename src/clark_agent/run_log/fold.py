@@ -1,4 +1,4 @@
-"""What a log says a run was: its messages, how far it came, and what was left undone."""
+"""Folds a log into the state of its run: messages, progress, and unfinished calls."""
 
 from __future__ import annotations
 
@@ -41,63 +41,65 @@ __all__ = ["FoldedRun", "fold"]
 
 
 class FoldedRun(Struct):
-    """A run as its log tells it."""
+    """The state of a run according to its log."""
 
     began: RunBegan
     last: Record
     """The last record."""
     transcript: list[AgentMessage]
-    """What the model would see now, before the transforms: history and messages, with what an
-    overflow recovery or a repair changed for good."""
+    """What the model would see now, before the transforms: history and messages, with the lasting
+    changes of overflow recoveries and repairs.
+    """
     messages: list[AgentMessage]
-    """What the run has added."""
+    """The messages that the run has added."""
     turns: int = 0
-    """How many turns have their answer, or were broken off."""
+    """The number of turns that have an answer or were interrupted."""
     asked: int = 0
-    """How many have begun."""
+    """The number of turns that have begun."""
     usage: Usage = Usage()
     answer: AssistantMessage | None = None
-    """The newest answer, if its calls have not all their results in the transcript."""
+    """The newest answer, while results of its calls are missing in the transcript."""
     calls: dict[int, ToolResult | None] = {}
-    """Its calls by position: those with a result, and those (None) that began without one."""
+    """Its calls by position: the result, or None for a call that started and has no result."""
     names: dict[int, str] = {}
-    """Its calls by position: the names that the policy has repaired."""
+    """The repaired names of its calls, by position."""
     ended: AssistantMessage | None = None
-    """The newest answer, if its results are the last that is in the transcript."""
+    """The newest answer, if its results are the end of the transcript."""
     was_delivered: bool = False
-    """Whether the last that is in the transcript is a text that was taken for the final answer."""
+    """Whether the transcript ends with a text that was accepted as the final answer."""
     purposes: list[str] = []
-    """Why messages were added that neither the model nor a tool gave, in order."""
+    """Why messages were added that came neither from the model nor from a tool, in order."""
     outcomes: list[EarlierCall] = []
-    """All calls that have their result, in the order in which they ended."""
+    """All calls with a result, in the order in which they ended."""
     requests: list[int] = []
-    """How long ``transcript`` was before each request, since it was last changed otherwise than by
-    growing."""
+    """The length of ``transcript`` before each request, since it last changed other than by
+    growing.
+    """
     worked_ms: int = 0
-    """How long processes have worked on the run, up to the last record of each."""
+    """How long processes worked on the run, up to the last record of each."""
     offered: tuple[str, ...] = ()
     """The tools of the newest request."""
     sourced: dict[str, dict[str, Any]] = {}
-    """The tools that a source has given, besides those that the run began with."""
+    """The tools from a tool source, in addition to those that the run began with."""
     waiting: dict[int, SteeringAccepted] = {}
-    """What was accepted and never delivered, by number."""
+    """The steering messages that were accepted and never delivered, by number."""
     last_number: int = 0
-    """The number of the newest message that was accepted."""
+    """The number of the last accepted message."""
     ending: RunEnded | RunFailed | None = None
     turn_ends: list[int] = []
-    """How long ``messages`` was when each turn ended."""
+    """The length of ``messages`` at the end of each turn."""
 
     @property
     def context(self) -> AgentContext:
-        """Where a run would start that goes on with this one's transcript."""
+        """The context for a run that continues with this transcript."""
         return AgentContext(self.began.system_prompt, tuple(self.transcript), self.began.identity)
 
 
 def fold(loaded: LoadedRun) -> FoldedRun:
-    """What the records say.
+    """Return the state that the records describe.
 
-    Raises `LogDamaged` for a log that is not what was written, and `DecodeError` for one of a newer
-    version; both name the place.
+    Raises `LogDamaged` for a damaged log, and `DecodeError` for one of a newer version; both name
+    the place.
     """
     run_id, records = loaded.run_id, loaded.records
     for problem in loaded.problems:
@@ -116,7 +118,7 @@ def fold(loaded: LoadedRun) -> FoldedRun:
     )
     before = records[0].at
     for record in records[1:]:
-        if not isinstance(record.entry, RunResumed):  # nobody worked on it until then
+        if not isinstance(record.entry, RunResumed):  # no process worked on it until then
             run.worked_ms += max(0, record.at - before)
         before = record.at
         try:
@@ -197,7 +199,7 @@ def _outcome(run: FoldedRun, ended: ToolEnded) -> None:
 
 
 def _end_turn(run: FoldedRun) -> None:
-    """The next turn begins, or the run is over."""
+    """Record the end of a turn, when the next one begins or the run ends."""
     if len(run.turn_ends) < run.asked:
         run.turn_ends.append(len(run.messages))
 
@@ -205,7 +207,7 @@ def _end_turn(run: FoldedRun) -> None:
 def _append(run: FoldedRun, messages: Iterable[AgentMessage]) -> None:
     run.ended, run.was_delivered = None, False
     if run.answer is not None and not run.answer.tool_calls:
-        run.answer = None  # something has come behind it
+        run.answer = None  # another message follows it
     run.transcript.extend(messages)
     run.messages.extend(messages)
 
@@ -249,7 +251,7 @@ _BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
 def result_message(
     call: ToolCall, result: ToolResult, time: int | None, name: str | None = None
 ) -> ToolResultMessage:
-    """The message of a call's result; ``name`` is the tool's if the model has misspelt it."""
+    """Return the message for a call's result; ``name`` is the repaired tool name, if any."""
     return ToolResultMessage(
         call.id,
         name or call.name,

@@ -1,4 +1,4 @@
-"""Another run from the middle of one, and what runs have cost."""
+"""Starts a run from the middle of another, and computes the cost of runs."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def fork(
     turn: int | None = None,
     before: int | None = None,
 ) -> AgentContext:
-    """A context for a new run, with the history of another up to the end of a turn.
+    """Return a context for a new run, with the history of another up to the end of a turn.
 
-    Without a turn it is all of it, up to the last that is complete; 0 is before the first. With
-    ``before``, nothing counts from the record of that number on: what is intact of a damaged log
-    can be gone on with. The new run has an identity of its own in the same conversation. Raises
+    Without a turn it ends with the last complete one; 0 is before the first. With ``before``,
+    records from that number on are ignored, so that the intact part of a damaged log can be
+    continued. The new run gets a new identity in the same conversation. Raises
     `InvalidContinuationError` for a turn that the run does not have.
     """
     loaded = store_of(store).load(run_id)
@@ -48,7 +48,7 @@ def fork(
     folded = fold(loaded)
     ends = [len(folded.began.prompts), *folded.turn_ends]
     if folded.ended is not None and len(folded.turn_ends) < folded.asked:
-        ends.append(len(folded.messages))  # only the record that the next begins is missing
+        ends.append(len(folded.messages))  # only the first record of the next turn is missing
     if turn is None:
         turn = len(ends) - 1
     if isinstance(turn, bool) or not 0 <= turn < len(ends):
@@ -65,22 +65,22 @@ def fork(
 
 
 class RunUsage(Struct, frozen=True, kw_only=True):
-    """What a run has cost, and the runs below it."""
+    """The cost of a run and of the runs below it."""
 
     run_id: str
     outcome: str | None
-    """None: it has not ended."""
+    """None if it has not ended."""
     model_id: str | None
     usage: Usage
     """Its own tokens."""
     tree_usage: Usage
-    """With those of the runs below."""
+    """Including the runs below."""
     turns: int
     model_calls: int
-    """Attempts included."""
+    """Including retries."""
     tool_calls: int
     milliseconds: int
-    """In which processes worked on it: from the first record of each to its last."""
+    """How long processes worked on it: from the first record of each to its last."""
     children: tuple[RunUsage, ...] = ()
 
     def __str__(self) -> str:
@@ -88,12 +88,12 @@ class RunUsage(Struct, frozen=True, kw_only=True):
 
 
 def usage_tree(store: RunStore | RunLog, run_id: str) -> RunUsage:
-    """Tokens, calls and time of a run and of all runs below it."""
+    """Return tokens, calls and time of a run and of all runs below it."""
     return usage_of(store_of(store), run_id)
 
 
 def usage_of(store: RunStore, run_id: str, below: Container[str] | None = None) -> RunUsage:
-    """The same; of the runs right below, those with these ids alone, if they are given."""
+    """Like `usage_tree`. If ``below`` is given, count only the direct child runs with these ids."""
     loaded = store.load(run_id)
     folded = fold(loaded)
     entries = [record.entry for record in loaded.records]
@@ -118,7 +118,7 @@ def usage_of(store: RunStore, run_id: str, below: Container[str] | None = None) 
 
 
 def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
-    """The runs right below. A run that has ended without having made an id has none."""
+    """Return the direct child runs. A run that ended without creating an id has none."""
     if folded.ending is None or any(record.ids or _tells(record) for record in loaded.records):
         return store.runs(parent_run_id=loaded.run_id)
     return ()

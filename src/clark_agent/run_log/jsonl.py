@@ -1,24 +1,23 @@
-"""JsonlStore: a folder with one file a run, one record a line, readable with any tool.
+"""JsonlStore: a folder with one file per run and one record per line, readable with any tool.
 
     folder/5f0c….jsonl      {"v":2,"seq":0,"run":"5f0c…","at":…,"entry":{"kind":"run_began",…},…}
 
-- A write that was cut off leaves the beginning of one record behind the last line break. That is a
-  torn end: `JsonlStore.load` says so, and `JsonlStore.reopen` cuts it off. A record of which only
-  the line break is missing counts. Anything else that is not as it was written is a problem of the
-  log, and stays in it.
-- `flush` writes once, everything since the last time. If that fails half-way the file is cut back
-  to where it was; what was appended is kept, and the next flush tries again. There is nothing to
-  wait for behind it, except with ``sync``: then it waits for the disk.
-- Whoever writes holds a lock on the file, which goes away with the process and is not inherited.
-  Reading needs none.
-- A run is there from its first record on. A file that is empty, or holds a part of one record, is
-  what a process has left that died too soon: the run can be begun.
-- New files are for their owner alone (0600), and so is the folder (0700).
+- An interrupted write leaves the beginning of one record after the last line break, a torn end.
+  `JsonlStore.load` reports it, and `JsonlStore.reopen` cuts it off. A record that lacks only its
+  line break is complete. Any other change is a problem of the log, and stays in it.
+- `flush` writes everything since the last flush at once. If that fails half-way, the file is
+  truncated to its old length; the appended records are kept, and the next flush retries. After it
+  there is nothing to wait for; with ``sync`` it waits for the disk itself.
+- The writer holds a lock on the file, which ends with the process and is not inherited. Reading
+  needs no lock.
+- A run exists from its first record on. A process that died too early may leave an empty file, or a
+  part of one record: the run can still be created.
+- New files and the folder are accessible only to their owner (0600 and 0700).
 - The name of a file is the run's id with everything but small letters, digits, ``.``, ``_`` and
-  ``-`` as ``%XX``, so that ids that differ only in case have two files everywhere. A long id is
-  cut, and told apart by a digest; the records name it in full.
+  ``-`` as ``%XX``, so that ids that differ only in case have different files everywhere. A long id
+  is cut and gets a digest; the records contain it in full.
 
-Looking through the runs opens every file, and reads its first line and its last.
+Listing the runs opens every file, and reads its first and its last line.
 """
 
 from __future__ import annotations
@@ -55,23 +54,23 @@ __all__ = ["JsonlStore"]
 _SUFFIX = ".jsonl"
 _LONGEST = 128
 _CHUNK = 1 << 14
-_LINE_BREAK = 0x0A  # a number is found in bytes twenty times as fast as bytes are
+_LINE_BREAK = 0x0A  # finding a number in bytes is twenty times as fast as finding bytes
 _FIRST = (0, 1)
-"""The number of the first record of a log."""
+"""The possible numbers of the first record of a log."""
 
 
 class JsonlStore:
-    """Keeps each run in a file of its own. The folder is made when the first run begins."""
+    """Keeps each run in its own file. The folder is created with the first run."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder).absolute()
 
     def path_of(self, run_id: str) -> Path:
-        """The file of a run, whether there is one or not."""
+        """Return the file of a run, whether or not it exists."""
         return self._folder / _file_name(run_id)
 
     def create(self, run_id: str) -> RunAppender:
-        """Begin a run. Raises `RunExists`."""
+        """Create a run. Raises `RunExists`."""
         make_folder(self._folder)
         file = create_file(self.path_of(run_id))
         with _closed_on_failure(file):
@@ -85,7 +84,7 @@ class JsonlStore:
             return _Appender(file, run_id, 0, new_in=self._folder)
 
     def reopen(self, run_id: str, *, after: int) -> RunAppender:
-        """Go on with a run behind the last record; a torn one is cut off.
+        """Continue a run after its last record; a torn record is cut off.
 
         Raises `RunNotFound` or `RunBusy`.
         """
@@ -112,7 +111,7 @@ class JsonlStore:
             return _Appender(file, run_id, end, is_in_line=is_in_line)
 
     def load(self, run_id: str) -> LoadedRun:
-        """Read a run, also one that is being written. Raises `RunNotFound`."""
+        """Read a run, even while it is written. Raises `RunNotFound`."""
         try:
             data = self.path_of(run_id).read_bytes()
         except FileNotFoundError:
@@ -129,9 +128,9 @@ class JsonlStore:
         parent_run_id: str | None = None,
         limit: int | None = None,
     ) -> list[RunSummary]:
-        """The runs, newest first; those of one conversation, or the children of one run.
+        """Return the runs, newest first; those of one conversation, or the children of one run.
 
-        A file that is no log is not among them.
+        Files that are not logs are skipped.
         """
         found: list[tuple[_Head, Path]] = []
         for path in _logs_in(self._folder):
@@ -149,7 +148,7 @@ class JsonlStore:
 
 
 def read_log(run_id: str, data: bytes) -> LoadedRun:
-    """The run in a file."""
+    """Return the run in the content of a file."""
     reader = LogReader(run_id, "line {}, byte {}")
     *lines, rest = data.split(b"\n")
     start = 0
@@ -163,7 +162,7 @@ def read_log(run_id: str, data: bytes) -> LoadedRun:
 # --- names ------------------------------------------------------------------------------------
 
 _UNSAFE = re.compile(rb"[^a-z0-9._-]")
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d|)(?:\.|$)")  # by some systems, or hidden
+_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d|)(?:\.|$)")  # reserved somewhere, or hidden
 
 
 def _file_name(run_id: str) -> str:
@@ -199,7 +198,7 @@ class _HeadEntry(Struct):
 
 
 class _Head(Struct):
-    """As much of a first record as tells whose it is."""
+    """The part of a first record that identifies the run."""
 
     run: str
     seq: int
@@ -217,7 +216,7 @@ class _LastEntry(Struct):
 
 
 class _Last(Struct):
-    """As much of a last record as tells how the run stands."""
+    """The part of a last record that shows the state of the run."""
 
     seq: int
     at: int
@@ -225,7 +224,7 @@ class _Last(Struct):
 
 
 def _read_head(path: Path) -> _Head | None:
-    """The first record of a file; None if it has none, or is gone."""
+    """Return the first record of a file; None if it has none, or is gone."""
     with suppress(FileNotFoundError, DecodeError), FileIO(path) as file:
         start = more = file.read(_CHUNK)
         while b"\n" not in more and (more := file.read(len(start))):
@@ -239,7 +238,7 @@ def _summarize(head: _Head, path: Path) -> RunSummary:
     with suppress(FileNotFoundError, DecodeError), FileIO(path) as file:
         line, rest, _ = _find_end(file)
         last = decode_json(line or b"", _Last)
-        if rest:  # a whole record, or a torn end
+        if rest:  # a complete record, or a torn end
             last = decode_json(rest, _Last)
     outcome = {"run_ended": last.entry.outcome, "run_failed": FAILED}.get(last.entry.kind)
     return RunSummary(
@@ -255,7 +254,7 @@ def _summarize(head: _Head, path: Path) -> RunSummary:
 
 
 def _number_of(line: bytes, run_id: str, place: int) -> int:
-    """The number of the record in a line near this place."""
+    """Return the number of the record in a line near this place."""
     try:
         return decode_json(line, _Numbered).seq
     except DecodeError as error:
@@ -263,7 +262,7 @@ def _number_of(line: bytes, run_id: str, place: int) -> int:
 
 
 def _find_end(file: FileIO) -> tuple[bytes | None, bytes, int]:
-    """The last line, what stands behind its line break, and where that begins."""
+    """Return the last line, the data after its line break, and where that begins."""
     size = file.seek(0, os.SEEK_END)
     end = _after_break(file, size)
     rest = _read(file, end, size)
@@ -273,7 +272,7 @@ def _find_end(file: FileIO) -> tuple[bytes | None, bytes, int]:
 
 
 def _after_break(file: FileIO, end: int) -> int:
-    """The place behind the last line break before ``end``, or the beginning of the file."""
+    """Return the position after the last line break before ``end``, or 0."""
     while end > 0:
         start = max(0, end - _CHUNK)
         found = _read(file, start, end).rfind(b"\n")
@@ -307,7 +306,7 @@ def _closed_on_failure(file: FileIO) -> Generator[None]:
 
 
 class _Appender:
-    """Writes to the end of a file that it has locked."""
+    """Appends to a file that it has locked."""
 
     __slots__ = (
         "_end",
@@ -331,15 +330,15 @@ class _Appender:
         self._file = file
         self._run_id = run_id
         self._new_in = new_in
-        """The folder to sync, in which the file is new."""
+        """The folder to sync, if the file is new in it."""
         self._end = end
         self._pending: list[bytes] = [b""] if is_in_line else []
         self._is_unsure = False
-        """Whether there may be something behind the end."""
+        """Whether there may be data after the known end."""
         self._is_unsynced = True
 
     def append(self, record: Record, data: bytes, /) -> None:
-        """Take a record, and its JSON on one line."""
+        """Buffer a record, with its JSON on one line."""
         if self._file.closed:
             raise RunStoreError(f"the log of the run {self._run_id!r} is closed", self._run_id)
         if _LINE_BREAK in data:
@@ -347,7 +346,7 @@ class _Appender:
         self._pending.append(data)
 
     def flush(self, *, sync: bool) -> None:
-        """Hand everything on."""
+        """Write everything to the file."""
         if self._pending:
             self._write()
         if sync and self._is_unsynced:
@@ -358,7 +357,7 @@ class _Appender:
             self._is_unsynced = False
 
     def barrier(self) -> Awaitable[None]:
-        """Hand everything on. There is nothing to wait for."""
+        """Write everything to the file. There is nothing to wait for."""
         if self._pending:
             self._write()
         return FINISHED
@@ -378,11 +377,11 @@ class _Appender:
                 file.truncate(self._end)
                 self._is_unsure = False
             raise
-        # Nothing can interrupt between these, so what is written is never written again.
+        # Nothing can interrupt these assignments, so written data is never written again.
         self._end, self._pending, self._is_unsure = self._end + written, [], False
 
     def close(self) -> None:
-        """Flush, and let others write. Closing twice is harmless."""
+        """Flush, and release the lock. Closing twice is harmless."""
         if self._file.closed:
             return
         try:

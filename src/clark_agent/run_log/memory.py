@@ -1,4 +1,4 @@
-"""MemoryStore: runs that end with the process. For tests, and for replays."""
+"""MemoryStore: runs that last as long as the process. For tests, and for replays."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class MemoryStore:
         self._lock = Lock()
 
     def create(self, run_id: str) -> MemoryAppender:
-        """Begin a run. Raises `RunExists`."""
+        """Create a run. Raises `RunExists`."""
         with self._lock:
             if run_id in self._busy or self._runs.get(run_id):
                 raise RunExists(run_id)
             return self._opened(run_id, self._runs.setdefault(run_id, []))
 
     def reopen(self, run_id: str, *, after: int) -> MemoryAppender:
-        """Go on with a run behind the last record. Raises `RunNotFound` or `RunBusy`."""
+        """Continue a run after its last record. Raises `RunNotFound` or `RunBusy`."""
         with self._lock:
             if run_id in self._busy:
                 raise RunBusy(run_id)
@@ -57,7 +57,7 @@ class MemoryStore:
         parent_run_id: str | None = None,
         limit: int | None = None,
     ) -> list[RunSummary]:
-        """The runs, newest first."""
+        """Return the runs, newest first."""
         runs = list(self._runs.items())
         found = [summary_of(run_id, records) for run_id, records in runs if records]
         found = [
@@ -71,7 +71,7 @@ class MemoryStore:
         return found[:limit]
 
     def cut(self, run_id: str, count: int) -> None:
-        """Forget all but the first so many records of a run."""
+        """Keep only the first ``count`` records of a run."""
         del self._find(run_id)[count:]
 
     def _find(self, run_id: str) -> list[Record]:
@@ -91,20 +91,20 @@ class MemoryAppender:
         self._is_closed = False
 
     def append(self, record: Record, data: bytes, /) -> None:
-        """Take a record."""
+        """Buffer a record."""
         if self._is_closed:
             raise RunStoreError("the log of the run is closed", record.run)
-        if (checksum := checksum_in(data)) is not None:  # as whoever reads the JSON would have it
+        if (checksum := checksum_in(data)) is not None:  # as a reader of the JSON would get it
             force_setattr(record, "crc", f"{checksum:08x}")
         self._waiting.append(record)
 
     def flush(self, *, sync: bool) -> None:
-        """Make what was taken visible."""
+        """Make the buffered records visible."""
         self._records += self._waiting
         self._waiting.clear()
 
     def barrier(self) -> Awaitable[None]:
-        """Make what was taken visible."""
+        """Make the buffered records visible."""
         self.flush(sync=False)
         return FINISHED
 
@@ -117,7 +117,7 @@ class MemoryAppender:
 
 
 def summary_of(run_id: str, records: list[Record]) -> RunSummary:
-    """What a list of runs says of one."""
+    """Return the summary of a run for a listing."""
     first, last = records[0], records[-1]
     began = first.entry
     identity = began.identity if isinstance(began, RunBegan) else None

@@ -1,8 +1,7 @@
-"""Reading the records of one run: what is not as it was written is reported, the rest is read.
+"""Reads the records of one run: reports damaged records, and reads the rest.
 
-All stores read with this, so all find the same faults: a row that is no record, one whose checksum
-is wrong, one that a newer version wrote, one of another run, and numbers that do not follow each
-other.
+All stores use it, so they all find the same faults: a row that is not a record, one with a wrong
+checksum, one that a newer version wrote, one of another run, and numbers that are not consecutive.
 """
 
 from __future__ import annotations
@@ -32,34 +31,35 @@ class _Versioned(Struct):
 
 
 def outcome_of(entry: Entry) -> str | None:
-    """How the run ended, if this is how its log ends."""
+    """Return the outcome of the run if this is the last entry of its log."""
     if isinstance(entry, RunEnded):
         return entry.outcome
     return FAILED if isinstance(entry, RunFailed) else None
 
 
 class LogReader:
-    """Takes the rows of one run in their order.
+    """Takes the rows of one run in order.
 
-    A log may begin with record 0 or 1. A record that is out of order is read all the same; one that
-    is damaged, or of another run, is not.
+    A log may begin with record 0 or 1. A record that is out of order is still read; one that is
+    damaged, or of another run, is not.
     """
 
     def __init__(self, run_id: str, where: str) -> None:
-        """``where`` says how a place is told, such as ``line {}, byte {}``."""
+        """Create a reader; ``where`` is the format of a place, such as ``line {}, byte {}``."""
         self._run_id = run_id
         self._where = where
         self._records: list[Record] = []
         self._problems: list[LogProblem] = []
         self._due: tuple[int, ...] = (0, 1)
         self._before = [0]
-        """The checksums that the next record may go on from: that of the last one that was right,
-        and what stands in those that were not."""
+        """The checksums that the next record may continue from: that of the last valid record, and
+        those in the invalid ones after it.
+        """
         self._unchecked = 0
         self._is_torn = False
 
     def take(self, data: bytes, *place: int, number: int | None = None) -> None:
-        """Read a row, which the store has under this number if it has numbers of its own."""
+        """Read a row. ``number`` is its number in the store, if the store has its own numbers."""
         due, is_newer = self._due, False
         fault: str | None
         try:
@@ -85,9 +85,9 @@ class LogReader:
         self._problems.append(LogProblem(where, fault, shown, seq, is_newer=is_newer))
 
     def take_rest(self, data: bytes, *place: int) -> None:
-        """Read what stands behind the last line break.
+        """Read the data after the last line break.
 
-        A whole record counts; what a write leaves that was cut off is dropped; anything else is a
+        A complete record counts; the rest of an interrupted write is dropped; anything else is a
         problem.
         """
         if is_torn(data, self._run_id, self._due):
@@ -96,12 +96,12 @@ class LogReader:
             self.take(data, *place)
 
     def expect_end(self, last: int | None) -> None:
-        """Report if the last record has not this number."""
+        """Report a problem if the last record does not have this number."""
         if not self._records or self._records[-1].seq != last:
             self._report(f"the log must end with record {last}", b"", self._due, self._due[0])
 
     def loaded(self) -> LoadedRun:
-        """What was read."""
+        """Return the result."""
         records = self._records if not self._unchecked else upgraded(self._records)
         return LoadedRun(
             self._run_id,
@@ -112,7 +112,7 @@ class LogReader:
         )
 
     def _decoded(self, data: bytes) -> Record:
-        """The record. Raises `DecodeError` if it is not what was written, or cannot be read."""
+        """Decode the record. Raises `DecodeError` if it is damaged or cannot be read."""
         first, *others = self._before
         is_right = is_sealed(data, first) or any(is_sealed(data, other) for other in others)
         if not is_right and checksum_in(data) is not None:
@@ -140,7 +140,7 @@ class LogReader:
             )
 
     def _fault(self, record: Record, due: tuple[int, ...], number: int | None) -> str | None:
-        """What is wrong with a record that stands where one of these numbers is due."""
+        """Return what is wrong with a record where one of these numbers is due, or None."""
         if record.run != self._run_id:
             return f"it is a record of the run {record.run!r}"
         if record.seq not in due:
@@ -151,7 +151,7 @@ class LogReader:
 
 
 class _Unknown(DecodeError):
-    """The record is intact, and nothing that this version knows."""
+    """The record is intact, but unknown to this version."""
 
 
 # --- torn ends --------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ _CONTROL = re.compile(rb"[\0-\x1f]")
 
 
 def is_torn(data: bytes, run_id: str, due: Iterable[int]) -> bool:
-    """Whether this is what is left of one record whose write was cut off, and not all of it."""
+    """Return whether the data is an incomplete record whose write was interrupted."""
     if not data or _CONTROL.search(data):
         return False
     versions = range(1, RUN_LOG_VERSION + 1)
@@ -177,7 +177,7 @@ def is_torn(data: bytes, run_id: str, due: Iterable[int]) -> bool:
 
 
 def _begins(data: bytes, run_id: str, version: int, seq: int) -> bool:
-    """Whether the data, as far as it goes, begins as a record of this number does."""
+    """Return whether the data is a prefix of a record with this number."""
     name = msgspec.json.encode(run_id.encode("utf-8", "replace").decode())
     start = b'{"v":%d,"seq":%d,"run":%b,"at":' % (version, seq, name)
     return data.startswith(start) or start.startswith(data)

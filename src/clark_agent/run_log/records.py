@@ -1,4 +1,4 @@
-"""What a run log holds: one record for everything that came into a run from outside, once.
+"""The entries of a run log: one record for everything that enters a run from outside.
 
     run_began       who, with what history and which prompts; and what the config is made of
     messages_added  steering, follow-ups, and what the loop itself says to the model
@@ -16,13 +16,13 @@
     run_ended, run_failed
 
 A record is a line of JSON: the version of this vocabulary, its number in the run, the run, the
-time, the entry, told apart by its ``kind``, what happened since the record before (what the clock
-and the source of ids said, how many events were emitted, who stopped the run behind which of them),
-and last a checksum (see ``clark_agent.run_log._checksums``). Fields may be added; a
-reader ignores those it does not know, and refuses a version that is newer than its own.
+time, the entry (distinguished by its ``kind``), what happened since the previous record (clock
+readings, new ids, the number of emitted events, and interrupts with their position), and last a
+checksum (see ``clark_agent.run_log._checksums``). Fields may be added; a reader ignores unknown
+fields, and refuses a version that is newer than its own.
 
-Version 1 had no checksums, and said in prose what ``purposes``, ``by_runtime`` and the like say
-now; see ``clark_agent.run_log._version_1``.
+Version 1 had no checksums, and said in prose what ``purposes``, ``by_runtime`` and similar fields
+say now; see ``clark_agent.run_log._version_1``.
 """
 
 from __future__ import annotations
@@ -62,21 +62,23 @@ __all__ = [
 RUN_LOG_VERSION = 2
 
 Purpose: TypeAlias = str
-"""Why a message was added: ``steering``, ``follow_up``, ``wrap_up`` (the turns run out), ``budget``
-(the budget does), ``nudge`` (the model has to be reminded of its tools), ``final_answer`` (its text
-was taken for that), or what the plugin that steers says, such as ``repetition``."""
+"""Why a message was added: ``steering``, ``follow_up``, ``wrap_up`` (few turns are left),
+``budget`` (little budget is left), ``nudge`` (reminds the model of its tools), ``final_answer``
+(its text was accepted as the answer), or the ``purpose`` of the plugin that steers, such as
+``repetition``.
+"""
 
 
 class Interrupt(Struct, frozen=True, array_like=True, gc=False):
-    """What reached into the run, and behind how many steps since the record before.
+    """An interrupt of the run, and the number of steps before it since the previous record.
 
-    A step is an event that is emitted, a hook that is asked, or a hook's answer.
+    A step is an emitted event, a hook call, or the return of a hook.
     """
 
     steps: NonNegativeInt
     why: Literal["cancelled", "out_of_time"]
     noticed_by: NonNegativeInt | None = None
-    """The position of the call that found out and stopped the others, if one did."""
+    """The position of the call that noticed it and stopped the others, if one did."""
 
 
 class _Entry(Struct, frozen=True, omit_defaults=True, tag_field="kind"):
@@ -89,7 +91,7 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     identity: RunIdentity
     system_prompt: str = ""
     history: tuple[AgentMessage, ...] = ()
-    """What the context held."""
+    """The messages of the context."""
     prompts: tuple[AgentMessage, ...] = ()
     model_id: str | None = None
     tools: dict[str, Any] = {}
@@ -98,26 +100,27 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     """The name of the source of tools that come and go, if there is one."""
     plugins: tuple[str, ...] = ()
     tool_call_id: str | None = None
-    """For a child: the call of its parent that it answers."""
+    """For a child run: the call of its parent that started it."""
     host_notes: dict[str, Any] = {}
-    """What the host wants to know of it later; see `clark_agent.run_log.writer.RunLog`."""
+    """Data for the host's own use; see `clark_agent.run_log.writer.RunLog`."""
 
 
 class MessagesAdded(_Entry, frozen=True, kw_only=True, tag="messages_added"):
-    """Messages entered the transcript that neither the model nor a tool gave."""
+    """Messages entered the transcript that came neither from the model nor from a tool."""
 
     source: Literal["turn", "follow_up", "loop"]
-    """With a turn (steering, follow-ups that began it, a warning), behind the last one, or from the
-    loop itself."""
+    """With a turn (steering, follow-ups that began it, a warning), after the last turn, or from the
+    loop itself.
+    """
     messages: tuple[AgentMessage, ...]
     purposes: tuple[Purpose, ...] = ()
-    """Of each message; empty if that is not known."""
+    """The purpose of each message; empty if unknown."""
     steering: tuple[int, ...] = ()
-    """Which of the accepted messages these deliver, by their numbers."""
+    """The numbers of the accepted messages that these deliver."""
 
 
 class SteeringAccepted(_Entry, frozen=True, kw_only=True, tag="steering_accepted"):
-    """Somebody sent a message to the run. It is numbered from 1."""
+    """A message was sent to the run. Its number counts from 1."""
 
     number: NonNegativeInt
     message: AgentMessage
@@ -126,7 +129,7 @@ class SteeringAccepted(_Entry, frozen=True, kw_only=True, tag="steering_accepted
 
 
 class Edit(Struct, frozen=True, array_like=True):
-    """In place of ``removed`` messages from ``start`` on, these."""
+    """Replaces ``removed`` messages from ``start`` on by these."""
 
     start: NonNegativeInt
     removed: NonNegativeInt
@@ -134,11 +137,10 @@ class Edit(Struct, frozen=True, array_like=True):
 
 
 class ContextEdited(_Entry, frozen=True, kw_only=True, tag="context_edited"):
-    """What the model sees differs from the transcript otherwise than it did before.
+    """A plugin's view of the transcript changed, other than by growing.
 
-    The edits turn what the plugin gave last time, with what the transcript has grown by since, into
-    what it gave now. ``is_lasting``: an overflow recovery or a repair
-    changed the transcript itself.
+    The edits turn the plugin's last view, extended by the new messages of the transcript, into its
+    current view. ``is_lasting``: an overflow recovery or a repair changed the transcript itself.
     """
 
     plugin: str
@@ -147,48 +149,49 @@ class ContextEdited(_Entry, frozen=True, kw_only=True, tag="context_edited"):
 
 
 class ToolsGated(_Entry, frozen=True, kw_only=True, tag="tools_gated"):
-    """What a gate allows from now on; None: everything."""
+    """What a gate allows from now on; None for all tools."""
 
     plugin: str
     allow: tuple[str, ...] | None = None
 
 
 class ToolsChanged(_Entry, frozen=True, kw_only=True, tag="tools_changed"):
-    """From now on there are these tools too, and these no more."""
+    """Tools were added or removed."""
 
     added: dict[str, dict[str, Any]] = {}
-    """As in ``run_began``, with those ``flags`` of the tool that are not the usual ones."""
+    """As in ``run_began``, with those ``flags`` of the tool that are not the defaults."""
     removed: tuple[str, ...] = ()
     order: tuple[str, ...] | None = None
     """All tools of the source in their order, if that does not follow: kept ones, then new ones."""
 
 
 class Asked(_Entry, frozen=True, kw_only=True, tag="asked"):
-    """The model is asked. The digests are of the JSON of each part."""
+    """A request is sent to the model. The digests are of the JSON of each part."""
 
     turn: NonNegativeInt
     attempt: NonNegativeInt = 1
     messages: NonNegativeInt
-    """How many."""
+    """The number of messages."""
     digest: str
-    """Of all messages."""
+    """The digest of all messages."""
     settings: dict[str, Any] | None = None
-    """Every other field of the request, texts and schemas as digests; None: as before."""
+    """All other fields of the request, with texts and schemas as digests; None if unchanged."""
     request: Any = None
-    """All of it, if the log was asked to keep it."""
+    """The whole request, if the log keeps full requests."""
 
 
 class Answered(_Entry, frozen=True, kw_only=True, tag="answered"):
-    """What the provider said."""
+    """The answer of the provider."""
 
     message: AssistantMessage
     start: AssistantMessage | None = None
-    """How the message was announced, if not as an empty one."""
+    """The announced message, unless it was empty."""
     pieces: tuple[Any, ...] | None = None
-    """How the message was cut; see `clark_agent.run_log.chunking`. None: it came in one piece and
-    was not announced."""
+    """How the message was split; see `clark_agent.run_log.chunking`. None if it came in one piece
+    and was not announced.
+    """
     details: Any = None
-    """What the transport said about the call."""
+    """Details of the call from the transport."""
     discarded: str | None = None
     """Why the message did not enter the transcript."""
     error: str | None = None
@@ -202,15 +205,15 @@ class ToolStarted(_Entry, frozen=True, kw_only=True, tag="tool_started"):
     """A tool is about to run."""
 
     position: NonNegativeInt = 0
-    """Which call of the message."""
+    """The position of the call in the message."""
     tool_call_id: str
     tool_name: str
     arguments: Any = None
-    """As the tool gets them, if repairs or hooks have changed what the model wrote."""
+    """The arguments that the tool gets, if repairs or hooks have changed those of the model."""
 
 
 class ToolProgress(_Entry, frozen=True, kw_only=True, tag="tool_progress"):
-    """A tool said how far it is."""
+    """A tool reported progress."""
 
     position: NonNegativeInt = 0
     partial: ToolResult
@@ -222,29 +225,29 @@ class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):
     position: NonNegativeInt = 0
     tool_call_id: str
     tool_name: str | None = None
-    """As the policy has repaired it, if that is not what the model wrote."""
+    """The repaired name, if it differs from the one that the model wrote."""
     result: ToolResult
     given: ToolResult | None = None
-    """What the tool itself gave, if a plugin had a hand in the result."""
+    """The tool's own result, if a plugin changed it."""
     by_runtime: RuntimeResult | None = None
-    """That the runtime has made the result, and why; this counts, whatever the result says."""
+    """Set if the runtime made the result, and why. It counts, whatever the result says."""
     raised: Literal["fatal", "aborted"] | None = None
-    """That the tool ended the run, and how."""
+    """Set if the tool ended the run, and how."""
     raised_text: str | None = None
-    """What it said."""
+    """The message of that exception."""
     hook_raised: tuple[str, str] | None = None
-    """The type and the text of the exception of a hook, if the call was not run for it."""
+    """The type and the text of a hook's exception, if that prevented the call."""
     decisions: tuple[dict[str, Any], ...] = ()
-    """Which plugins had a hand in it, and how."""
+    """Which plugins affected the call, and how."""
 
 
 class BatchEnded(_Entry, frozen=True, tag="batch_ended"):
     """The results are in the transcript."""
 
     time: int | tuple[int, ...]
-    """Their timestamps; one number if they are all the same."""
+    """The timestamps of the results; one number if they are equal."""
     positions: tuple[NonNegativeInt, ...] | None = None
-    """Which calls they answer, in their order; None: that of the calls."""
+    """The calls they answer, in the order of the results; None for the order of the calls."""
 
 
 class RunResumed(_Entry, frozen=True, tag="run_resumed"):
@@ -252,8 +255,9 @@ class RunResumed(_Entry, frozen=True, tag="run_resumed"):
 
     turn: NonNegativeInt
     below: tuple[str, ...] = ()
-    """The runs right below that were there by then. Not all of them need be known otherwise: the
-    process may have died before it wrote of one."""
+    """The ids of the direct child runs at that time. The log may not mention all of them: the
+    process may have died before it recorded one.
+    """
 
 
 class RunEnded(_Entry, frozen=True, kw_only=True, tag="run_ended"):
@@ -298,7 +302,7 @@ Entry: TypeAlias = (
 
 
 class Record(Struct, frozen=True, omit_defaults=True):
-    """One entry, and where it stands."""
+    """One entry with its position and context."""
 
     v: NonNegativeInt
     seq: NonNegativeInt
@@ -306,18 +310,20 @@ class Record(Struct, frozen=True, omit_defaults=True):
     at: NonNegativeInt
     entry: Entry
     now: tuple[int, ...] = ()
-    """What the run's clock said since the record before."""
+    """The readings of the run's clock since the previous record."""
     ids: tuple[str, ...] = ()
-    """The ids that were made since then."""
+    """The ids created since then."""
     events: NonNegativeInt = 0
-    """How many events the run has emitted since then. Deltas, progress and what child runs emit do
-    not count: whether they are emitted depends on who listens."""
+    """The number of events emitted since then. Deltas, progress and events of child runs do not
+    count: whether they are emitted depends on the listeners.
+    """
     steps: NonNegativeInt = 0
-    """For a message that somebody sent: behind how many steps since then."""
+    """For a message sent to the run: the number of steps before it since then."""
     returned: tuple[NonNegativeInt, NonNegativeInt] | None = None
-    """For a call that ran beside others and has hooks behind it: which record was next when the
-    tool returned, and behind how many steps."""
+    """For a call that ran in parallel and has hooks after it: the number of the next record when
+    the tool returned, and the number of steps before that.
+    """
     interrupts: tuple[Interrupt, ...] = ()
-    """What has reached into the run since then."""
+    """The interrupts of the run since then."""
     crc: str | None = None
-    """Of this record and all before it; None: it was never written."""
+    """The checksum of this record and all before it; None if it was never written."""

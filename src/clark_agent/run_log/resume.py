@@ -1,4 +1,4 @@
-"""Going on with a run that another process has begun and not ended."""
+"""Continues a run that another process has started and not ended."""
 
 from __future__ import annotations
 
@@ -45,27 +45,28 @@ async def resume(
     sink: EventSink | None = None,
     trust_log: bool = False,
 ) -> RunResult:
-    """Take up a run where its log ends, and run it to its end.
+    """Continue a run where its log ends, and run it to its end.
 
-    Calls that have their result are not run again. A call that had begun and has none gets a result
-    that says so, unless its tool is ``idempotent``: then it is run again. Calls that had not begun
-    are run. Messages that were accepted and not delivered are delivered. The log goes on.
+    Calls with a result are not run again. A call that had started and has no result gets a result
+    that says so, unless its tool is ``idempotent``: then it is run again. Calls that had not
+    started are run. Messages that were accepted and not delivered are delivered. The log is
+    continued.
 
-    Where and how it runs is for the config to say: model, tools, plugins and limits come from there
-    and never from the log. What comes from the log is what was said (system prompt, history,
-    answers with their calls, results), and who the run is. So whoever can write the log can put
-    words into the run; calls that have not begun still pass the plugins of the config.
+    The config decides where and how the run continues: model, tools, plugins and limits come from
+    it, never from the log. The conversation (system prompt, history, answers with their calls,
+    results) and the identity of the run come from the log. So anyone who can write the log can add
+    text to the run; but calls that have not started still pass the plugins of the config.
 
-    If the notes in the log (`RunLog.notes`: a folder, a model, …) are not those of the config, the
-    run is refused unless ``trust_log`` is set: a config that was made from notes that somebody has
-    changed would work where the run never was.
+    If the notes in the log (`RunLog.notes`: a folder, a model, …) differ from those of the config,
+    the run is refused unless ``trust_log`` is set. Otherwise a config made from manipulated notes
+    would work in a place where the run never was.
 
-    The result has all messages of the run, those from before too; so has the error that ends it.
-    Raises `clark_agent.errors.RunBusy` when another process, thread or task goes on with the run,
-    `clark_agent.errors.LogDamaged` for a log that is not what was written,
-    `clark_agent.errors.DecodeError` for that of another run, `InvalidContinuationError` for a run
-    that has ended, and `ConfigError` when the config lacks a tool that the log is waiting for or
-    has other notes. Then nothing has happened.
+    The result has all messages of the run, including the earlier ones; so has the error that ends
+    it. Raises `clark_agent.errors.RunBusy` if another process, thread or task continues the run,
+    `clark_agent.errors.LogDamaged` for a damaged log, `clark_agent.errors.DecodeError` for the log
+    of another run, `InvalidContinuationError` for a run that has ended, and `ConfigError` if the
+    config lacks a tool that a pending call needs, or has other notes. In these cases nothing has
+    changed.
     """
     store = store_of(store)
     config, run_log = _with_log(config, store)
@@ -79,7 +80,8 @@ async def resume(
     _check_tools(folded, config)
     if loaded.unchecked:
         logger.warning("the log of run %s has no checksums; damage to it is not noticed", run_id)
-    # From here on nobody else goes on with the run; and since it was read nobody else has.
+    # From here on this process alone continues the run, and the log has not changed since it was
+    # read.
     appender = store.reopen(run_id, after=folded.last.seq)
     earlier: tuple[AgentMessage, ...] = ()
     try:
@@ -106,13 +108,13 @@ def _with_log(config: LoopConfig, store: RunStore) -> tuple[LoopConfig, RunLog]:
 
 
 def _check_origin(folded: FoldedRun, run_id: str, run_log: RunLog, *, trust_log: bool) -> None:
-    """Refuse a log that tells of another run, or of another place."""
+    """Refuse a log of another run, or with other notes."""
     began = folded.began
     if began.identity.run_id != run_id:
         reason = f"the log of run {run_id!r} says that it is that of {began.identity.run_id!r}"
         raise DecodeError(reason, path="record 0")
     said = {} if began.identity.depth else run_log.notes
-    if trust_log or began.host_notes == to_builtins(said):  # a child has none
+    if trust_log or began.host_notes == to_builtins(said):  # a child run has no notes
         return
     names = sorted({*began.host_notes, *said})
     told = [
@@ -136,7 +138,7 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
     calls = () if folded.answer is None else folded.answer.tool_calls
     for position, call in enumerate(calls):
         if call.name not in folded.began.tools:
-            continue  # there was none of that name, or a source has given it
+            continue  # the tool did not exist, or came from a tool source
         if folded.calls.get(position) is None and config.registry.find(call.name) is None:
             raise ConfigError(
                 f"the log waits for a call of the tool {call.name!r} (record "
@@ -147,8 +149,8 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
 def taken_up(
     folded: FoldedRun, spent: RunUsage, run_log: RunLog, appender: RunAppender | None = None
 ) -> tuple[AgentContext, Resumption]:
-    """Where a run goes on, and from what context. Its newest answer is announced again, so the
-    context ends before it.
+    """Return the context and the state to continue a run with. Its newest answer is announced
+    again, so the context ends before it.
     """
     where = _where(folded)
     is_again = isinstance(where, AfterAnswer)
@@ -206,7 +208,7 @@ def _receipt(sent: SteeringAccepted) -> SteeringReceipt:
 
 
 def spent_by(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:
-    """Turns and tokens of a run and of each below it, and of which model."""
+    """Yield turns, tokens and model of a run and of each run below it."""
     yield run.turns, run.usage, run.model_id
     for child in run.children:
         yield from spent_by(child)

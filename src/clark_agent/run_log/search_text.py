@@ -1,4 +1,4 @@
-"""What there is to find in a record: the text that people and models see."""
+"""Extracts the searchable text of a record: what people and models see."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ __all__ = ["text_of"]
 
 
 def text_of(entry: Entry) -> str:
-    """The visible text of the messages that an entry brought into the run, one a line.
+    """Return the visible text of the messages that an entry added to the run, one per line.
 
-    Each text is found where it first came in. So the history that a run began with is left out (the
-    runs that it comes from have it), and so are steering messages when they are accepted (they come
-    again when they are delivered), what a plugin made of the context, and the system prompt, which
-    would be found in every run.
+    Each text is indexed where it first appears. So this omits the history that a run began with (it
+    is in earlier runs), accepted steering messages (they appear again when they are delivered),
+    edits of the context by plugins, and the system prompt, which would match in every run.
     """
     match entry:
         case RunBegan():

@@ -1,31 +1,31 @@
-"""SqliteStore: many runs in one database, found by conversation, parent, time, and what was said.
+"""SqliteStore: many runs in one database, searchable by conversation, parent, time and text.
 
-- Nothing blocks the event loop. A commit that need not wait is made at once. When another process
-  or thread writes, or the disk has to be waited for, a thread of the store commits, with one
-  transaction for all runs that have something to write, and `barrier` waits for that. It waits half
-  a minute for other processes; then the commit fails.
+- Nothing blocks the event loop. A commit that need not wait is made at once. If another process or
+  thread writes, or the commit must wait for the disk, a thread of the store commits, with one
+  transaction for all runs with new records, and `barrier` waits for it. The thread waits half a
+  minute for other processes; then the commit fails.
 - The database is in WAL mode with ``synchronous=NORMAL``: a commit hands its pages to the operating
-  system, so it survives the death of the process; a flush with ``sync`` is a commit under
-  ``synchronous=FULL``, for which the disk is waited for, and with it for everything that was
-  committed before. A power failure can take commits that were not synced, never the database.
-- When a commit fails nothing of it is in the database, and what was appended is kept for the next
-  one. Failures of the database are raised as `RunStoreError`.
-- Reading has connections of its own, and neither waits for writing nor holds it up. Any thread may
-  use a store, and a forked process too.
-- Whoever writes a run holds a lock on a small file beside the database, which goes away with the
-  process and is not inherited, and the file when the run is closed.
-- Each record has its checksum, and the last number of each run is kept apart, so a record that
-  damage to the database has changed or made unreachable is missed. What SQLite itself finds
-  damaged in its write-ahead log it drops, with all that came after: like whole records that are
-  cut off a file, that cannot be seen.
-- A record's key is the number of its run and its own, in one integer: a commit then writes to one
-  place of one tree, and to the row that says where the run ends.
-- Texts are indexed when somebody searches, not when they are written: that would cost every commit
-  more than the commit itself, and twice the space, for what most runs are never asked. To have it
-  done before, call `SqliteStore.update_index`, from a thread.
-- A new database, and the files beside it, are for their owner alone (0600).
+  system, so it survives the death of the process. A flush with ``sync`` is a commit under
+  ``synchronous=FULL``, which waits for the disk and so covers all earlier commits. A power failure
+  can lose commits that were not synced, but does not damage the database.
+- A commit that fails leaves nothing in the database, and the appended records are kept for the next
+  one. Database errors are raised as `RunStoreError`.
+- Reading has its own connections, and neither waits for writing nor delays it. Any thread may use a
+  store, and so may a forked process.
+- The writer of a run holds a lock on a small file beside the database. The lock ends with the
+  process and is not inherited. The file is removed when the run is closed.
+- Each record has its checksum, and the last number of each run is stored separately, so a record
+  that was changed or lost by damage to the database is detected. If SQLite itself finds damage in
+  its write-ahead log, it drops that and everything after it. Like whole records cut off the end of
+  a file, this cannot be detected.
+- The key of a record combines the number of its run and its own in one integer. So a commit writes
+  to one place of one tree, and to the row that says where the run ends.
+- Texts are indexed by a search, not when they are written: indexing would cost every commit more
+  than the commit itself, and twice the space, although most runs are never searched. To index
+  earlier, call `SqliteStore.update_index` from a thread.
+- A new database, and the files beside it, are accessible only to their owner (0600).
 
-The tables may be read with any tool; the view ``entries`` has the records with their runs' ids.
+Any tool may read the tables; the view ``entries`` has the records with the ids of their runs.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ __all__ = ["SearchHit", "SqliteStore"]
 logger = logging.getLogger(__name__)
 
 _NUMBERS = 32
-"""How many bits of a record's key are its own number; those above are its run's."""
+"""How many bits of a record's key hold its own number; the higher ones hold its run's."""
 _LAST = (1 << _NUMBERS) - 1
 _LARGEST = (1 << 63) - 1
 _BATCH = 500
 
 
 class SearchHit(Struct, frozen=True):
-    """A record in which the words were found, and some of the text around them."""
+    """A record that contains the words, with some of the text around them."""
 
     run_id: str
     seq: int
@@ -93,9 +93,9 @@ class _Part(Struct, frozen=True):
 
 
 class SqliteStore:
-    """Keeps all runs in one database, which is made when it is first used.
+    """Keeps all runs in one database, which is created on first use.
 
-    Its connections are closed by `close`, or when the store is no longer referred to.
+    `close` closes its connections; otherwise they are closed with the last reference to the store.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -107,13 +107,11 @@ class SqliteStore:
         finalize(self, _shut, self._committer, self._connections)
 
     def close(self) -> None:
-        """Commit what was appended, and close the connections. Whatever comes after this opens new
-        ones.
-        """
+        """Commit all appended records, and close the connections. Later calls open new ones."""
         _shut(self._committer, self._connections)
 
     def create(self, run_id: str) -> RunAppender:
-        """Begin a run. Raises `RunExists`."""
+        """Create a run. Raises `RunExists`."""
         lock = self._take_lock(run_id)
         if lock is None:
             raise RunExists(run_id)
@@ -123,7 +121,7 @@ class SqliteStore:
             return _Appender(self, lock, run_id)
 
     def reopen(self, run_id: str, *, after: int) -> RunAppender:
-        """Go on with a run behind the last record. Raises `RunNotFound` or `RunBusy`."""
+        """Continue a run after its last record. Raises `RunNotFound` or `RunBusy`."""
         if self._end_of(run_id) is None:
             raise RunNotFound(run_id)
         lock = self._take_lock(run_id)
@@ -136,7 +134,7 @@ class SqliteStore:
             return _Appender(self, lock, run_id, number)
 
     def load(self, run_id: str) -> LoadedRun:
-        """Read a run, also one that is being written. Raises `RunNotFound`."""
+        """Read a run, even while it is written. Raises `RunNotFound`."""
         with _failures_told(run_id), self._connections.reading() as connection:
             end = _find_end(connection, run_id)
             rows = [] if end is None else _read_rows(connection, end[0])
@@ -155,7 +153,7 @@ class SqliteStore:
         parent_run_id: str | None = None,
         limit: int | None = None,
     ) -> list[RunSummary]:
-        """The runs, newest first; those of one conversation, or the children of one run."""
+        """Return the runs, newest first; those of one conversation, or the children of one run."""
         wanted = {"conversation_id": conversation_id, "parent_run_id": parent_run_id}
         given = {column: value for column, value in wanted.items() if value is not None}
         conditions = " AND ".join([f"{column} = ?" for column in given]) or "TRUE"
@@ -165,9 +163,9 @@ class SqliteStore:
             return [_summary(*row) for row in rows]
 
     def search(self, text: str, limit: int = 20) -> tuple[SearchHit, ...]:
-        """The records whose visible text has all these words, the best first.
+        """Return the records whose visible text has all these words, best match first.
 
-        Case and accents make no difference. What is not in the index yet is added first.
+        Case and accents are ignored. Records that are not indexed yet are indexed first.
         """
         words = text.replace("\0", " ").replace('"', " ").split()
         if not words:
@@ -179,7 +177,7 @@ class SqliteStore:
         return tuple([SearchHit(run_id, key & _LAST, snippet) for run_id, key, snippet in rows])
 
     def update_index(self) -> None:
-        """Add to the index what was written since the last time, a little at a time."""
+        """Index the records written since the last time, in small transactions."""
         with _failures_told():
             with self._connections.reading() as connection:
                 has_index = connection.execute(_HAS_INDEX).fetchone()
@@ -212,7 +210,7 @@ class SqliteStore:
         with self._connections.writing() as connection:
             for part in parts:
                 moved = connection.execute(_INDEXED, (part.end, part.number, part.start))
-                if moved.rowcount:  # otherwise somebody else has done it
+                if moved.rowcount:  # otherwise another thread or process has indexed it
                     connection.executemany(_ADD_TEXT, part.texts)
 
     def _end_of(self, run_id: str) -> tuple[int, int | None] | None:
@@ -302,12 +300,12 @@ def _failures_told(run_id: str | None = None) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         raise RunStoreError(str(error), run_id) from error
-    except (TypeError, OverflowError, UnicodeError) as error:  # of what nobody has put there
+    except (TypeError, OverflowError, UnicodeError) as error:  # the store never writes such values
         raise RunStoreError(f"the database is damaged: {error}", run_id) from error
 
 
 def _find_end(connection: sqlite3.Connection, run_id: str) -> tuple[int, int | None] | None:
-    """The number of a run, and that of its last record; None if there is no such run."""
+    """Return the number of a run, and that of its last record; None if there is no such run."""
     row: tuple[int, int | None] | None = connection.execute(_END, (run_id,)).fetchone()
     return row
 
@@ -315,7 +313,7 @@ def _find_end(connection: sqlite3.Connection, run_id: str) -> tuple[int, int | N
 def _read_rows(
     connection: sqlite3.Connection, number: int, *, start: int = 0, limit: int = -1
 ) -> list[tuple[int, bytes]]:
-    """The keys of a run's records, and their JSON."""
+    """Return the keys and the JSON of a run's records."""
     key = number << _NUMBERS
     return connection.execute(
         "SELECT id, CAST(coalesce(data, '') AS BLOB) FROM records"
@@ -334,7 +332,8 @@ def _text_in(data: bytes) -> str:
 class _Appender:
     """Writes one run, through the committer of its store.
 
-    What is pending is appended by the run, and removed by the committer when it is in the database.
+    The run appends to the pending records. The committer removes them once they are in the
+    database.
     """
 
     __slots__ = (
@@ -362,7 +361,7 @@ class _Appender:
         self, store: SqliteStore, lock: LockFile, run_id: str, number: int | None = None
     ) -> None:
         self._store = store
-        """Kept, so that the connections are closed after the last appender."""
+        """A reference, so that the connections are closed after the last appender."""
         self._committer = store._committer
         self._committer.count(1)
         self._lock = lock
@@ -372,13 +371,13 @@ class _Appender:
         self._waiters: deque[Waiter] = deque()
         self._is_closed = False
         self._is_released = False
-        """Whether somebody else may write the run."""
+        """Whether others may write the run."""
         self._failure: Exception | None = None
-        """Why it could not all be written, when it was closed."""
+        """Why not everything could be written before it was closed."""
         self._sync_asked = 0
-        # The rest is the committer's.
+        # Only the committer uses the attributes below.
         self._number = number
-        """Of the run, from its first commit on."""
+        """The number of the run, from its first commit on."""
         self._synced = 0
         self._is_unsynced = True
         self._taken: Sequence[tuple[Record, bytes]] = ()
@@ -387,7 +386,7 @@ class _Appender:
         self._taken_waiters: list[Waiter] = []
 
     def append(self, record: Record, data: bytes, /) -> None:
-        """Take a record, and its JSON on one line."""
+        """Buffer a record, with its JSON on one line."""
         if self._is_closed:
             raise RunStoreError(f"the log of the run {self._run_id!r} is closed", self._run_id)
         if record.seq > _LAST:
@@ -395,7 +394,7 @@ class _Appender:
         self._pending.append((record, data))
 
     def flush(self, *, sync: bool) -> None:
-        """Have everything committed soon."""
+        """Schedule a commit of everything."""
         if sync and (self._pending or self._is_unsynced):
             self._sync_asked += 1
         if self.has_something:
@@ -403,7 +402,7 @@ class _Appender:
             self._committer.commit_soon(self)
 
     def barrier(self) -> Awaitable[None]:
-        """Have everything committed, and wait for that."""
+        """Commit everything, and wait for that."""
         if self._is_released:
             if self._failure is not None:
                 raise self._failure
@@ -418,14 +417,14 @@ class _Appender:
         return waiter.future
 
     def close(self) -> None:
-        """Have everything committed, then let others write. Closing twice is harmless."""
+        """Schedule a commit of everything, then let others write. Closing twice is harmless."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._process != os.getpid():  # the rest is its parent's
+        if self._process != os.getpid():  # a forked process leaves the rest to its parent
             self._is_released = True
         elif self.has_something:
-            self._committer.wake(self)  # the event loop may not go round once more
+            self._committer.wake(self)  # the event loop may end before its next iteration
         else:
             self._release()
 
@@ -438,38 +437,38 @@ class _Appender:
         if self._lock.release():
             self._committer.count(-1)
 
-    # --- what the committer calls ---------------------------------------------------------------
+    # --- called by the committer ----------------------------------------------------------------
 
     @property
     def has_something(self) -> bool:
-        """Whether there is something to write, or somebody waits to hear that there is not."""
+        """Whether there are records to write, or a task waits for confirmation."""
         return bool(self._pending or self._waiters) or self._sync_asked != self._synced
 
     @property
     def wants_sync(self) -> bool:
-        """Whether the disk has to be waited for."""
+        """Whether the commit must wait for the disk."""
         return self._sync_asked != self._synced
 
     def take(self) -> bool:
-        """Look what there is to write, and who waits for it."""
+        """Select the records to write, and the waiters for them."""
         self._taken_waiters = _all_of(self._waiters) if self._waiters else []
         self._taken_sync = self._sync_asked
         self._taken = () if self._is_released else self._pending.copy()
         return bool(self._taken) or (self.wants_sync and self._number is not None)
 
     def put_back(self) -> None:
-        """What was taken is not written after all."""
+        """Undo `take`: the selected records are not written."""
         self._waiters.extendleft(reversed(self._taken_waiters))
         self._taken_waiters, self._taken = [], ()
 
     def write(self, connection: sqlite3.Connection) -> None:
-        """Write what was taken, and where the run ends now."""
+        """Write the selected records, and where the run ends now."""
         number = self._number
         if number is None:
             values = _first_values(self._run_id, self._taken[0][0])
             number = connection.execute(_BEGIN, values).lastrowid or 0
         self._taken_number = number
-        if not self._taken:  # a commit of something, for the disk to be waited for
+        if not self._taken:  # a sync needs some write to commit
             connection.execute(_TOUCH_END, (number,))
             return
         key = number << _NUMBERS
@@ -488,7 +487,7 @@ class _Appender:
         connection.execute(statement, (last.seq, _fitting(last.at), outcome_of(last.entry), number))
 
     def end(self, error: Exception | None) -> tuple[Sequence[Waiter], Exception | None]:
-        """What was taken is committed, or has failed."""
+        """Report that the selected records are committed, or that it failed."""
         waiters, self._taken_waiters = self._taken_waiters, []
         taken, self._taken = self._taken, ()
         if self._is_released:
@@ -519,12 +518,12 @@ def _all_of(waiters: deque[Waiter]) -> list[Waiter]:
 
 
 def _fitting(number: int) -> int:
-    """The number, or the largest that a column can hold."""
+    """Return the number, or the largest one that a column can hold."""
     return number if number < _LARGEST else _LARGEST
 
 
 def _first_values(run_id: str, first: Record) -> tuple[Any, ...]:
-    """What the run's row says from its first record on."""
+    """Return the values of the run's row that come from its first record."""
     entry = first.entry
     identity = entry.identity if isinstance(entry, RunBegan) else RunIdentity("")
     return (

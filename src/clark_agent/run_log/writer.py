@@ -1,8 +1,8 @@
 """RunLog, the setting, and RunWriter, which writes one run.
 
-A record is made when something comes into the run, and the store has it before what it says can
-have an effect: a tool does not run before the record that it is about to, and nobody gets a result
-before the record that the run has ended. The loop waits for that in `RunWriter.barrier`.
+A record is written when something enters the run, and the store has it before it can have an
+effect: a tool does not run before the record that announces it, and the result of a run is not
+returned before the record of its end. The loop waits for that in `RunWriter.barrier`.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ logger = logging.getLogger(__name__)
 
 
 class Durability(StrEnum):
-    """When what was written is forced to the disk. A killed process loses nothing in any case."""
+    """When records are forced to the disk. A killed process never loses written records."""
 
     SYSTEM = "system"
-    """When the operating system sees fit: a crash of the machine may take the last seconds."""
+    """Whenever the operating system does it: a crash of the machine may lose the last seconds."""
     TURN = "turn"
     """With every turn."""
     RECORD = "record"
@@ -103,12 +103,12 @@ class Durability(StrEnum):
 
 
 class OnFailure(StrEnum):
-    """What becomes of a run whose log cannot be written."""
+    """What happens to a run whose log cannot be written."""
 
     FAIL = "fail"
     """It stops, with a `RunLogError`."""
     DROP = "drop"
-    """It goes on without; `RunLog.dropped` counts what is missing."""
+    """It goes on without a log; `RunLog.dropped` counts the missing records."""
 
 
 class RunLog:
@@ -130,13 +130,15 @@ class RunLog:
         self.durability = _choice("durability", Durability, durability)
         self.on_failure = _choice("on_failure", OnFailure, on_failure)
         self.full_requests = full_requests
-        """Whether to keep every request as a whole, and not only its fingerprint. The log then
-        grows with turns × history."""
+        """Whether to keep every request as a whole, not only its fingerprint. The log then grows
+        with turns × history.
+        """
         self.notes = dict(notes or {})
-        """JSON of the host's own that stands in the first record of each run, though not of its
-        children: what it needs to know to run it again. It is no difference between two runs."""
+        """JSON of the host, recorded at the start of each run, but not of its child runs: what it
+        needs to run it again. `diff` ignores it.
+        """
         self.dropped = 0
-        """How many records could not be written, in all runs."""
+        """The number of records that could not be written, in all runs."""
 
     def journal(
         self,
@@ -146,14 +148,14 @@ class RunLog:
         checks_calls: bool = False,
         after: Continuation | None = None,
     ) -> RunWriter:
-        """What writes a run; ``checks_calls`` if hooks decide about its tool calls, ``after`` if
-        its log goes on.
+        """Return the writer of a run. ``checks_calls`` is true if hooks decide about its tool
+        calls; ``after`` is set if it continues a log.
         """
         return RunWriter(self, run_id, clock, checks_calls=checks_calls, after=after)
 
 
 def _is_taken(error: Exception | None) -> bool:
-    """Whether the log can be written, but by somebody else."""
+    """Return whether the log could be written, but another writer has it."""
     return isinstance(error, (RunExists, RunBusy))
 
 
@@ -178,7 +180,7 @@ def _choice(name: str, kind: type[_C], value: str) -> _C:
 
 
 def store_of(given: RunStore | RunLog) -> RunStore:
-    """The store that is meant. Raises `ConfigError`."""
+    """Return the store. Raises `ConfigError` for anything else."""
     store = given.store if isinstance(given, RunLog) else given
     if not callable(getattr(store, "load", None)):
         raise ConfigError(f"a store of runs is needed, such as JsonlStore('runs'), not {store!r}")
@@ -190,29 +192,31 @@ _NOTHING: _Noted = ((), (), ())
 
 
 class LoggedClock:
-    """A clock whose answers are kept for the next record, with what else that has to say."""
+    """A clock that records its readings, ids, steps and interrupts for the next record."""
 
     __slots__ = ("asked", "events", "ids", "interrupts", "readings", "time_ms", "unlogged")
 
     def __init__(self, clock: Clock) -> None:
         self.unlogged = clock
         self.time_ms: Callable[[], int] = getattr(clock, "peek_ms", clock.now_ms)
-        """The time, which is not kept. A clock that gives each answer once has ``peek_ms``."""
+        """Reads the time without recording it. A clock that returns each reading once has
+        ``peek_ms``.
+        """
         self.readings: list[int] = []
         self.ids: list[str] = []
         self.events = 0
-        """How many events were emitted."""
+        """The number of events emitted."""
         self.asked = 0
-        """How many hooks were asked, and have answered, together."""
+        """The number of hook calls and returns together."""
         self.interrupts: list[Interrupt] = []
 
     @property
     def steps(self) -> int:
-        """How many events were emitted, hooks were asked, and answers were given."""
+        """The number of events, hook calls and hook returns together."""
         return self.events + self.asked
 
     def take(self) -> _Noted:
-        """The readings, ids and interrupts since the last time."""
+        """Return and clear the readings, ids and interrupts."""
         noted = tuple(self.readings), tuple(self.ids), tuple(self.interrupts)
         self.readings.clear()
         self.ids.clear()
@@ -220,7 +224,7 @@ class LoggedClock:
         return noted
 
     def now_ms(self) -> int:
-        """The time."""
+        """Return and record the time."""
         now = self.unlogged.now_ms()
         self.readings.append(now)
         return now
@@ -230,35 +234,35 @@ class LoggedClock:
         await self.unlogged.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Timer:
-        """Have something called."""
+        """Call the callback later."""
         return call_later(self.unlogged, seconds, callback)
 
     def new_id(self) -> str:
-        """An id."""
+        """Return and record a new id."""
         new = self.unlogged.new_id()
         self.ids.append(new)
         return new
 
 
 class Continuation(Struct, frozen=True):
-    """Where a log goes on that another process has begun."""
+    """The point where a log of another process is continued."""
 
     last: Record
     """Its last record."""
     waiting: Mapping[int, SteeringReceipt]
-    """What was accepted and never delivered, by number."""
+    """The receipts of messages that were accepted and never delivered, by number."""
     last_number: int
-    """The last number that was given."""
+    """The number of the last accepted message."""
     below: tuple[str, ...] = ()
     """The runs right below, by their ids."""
     sourced: Mapping[str, dict[str, Any]] = {}
     """The tools that a source has given, as the log declares them."""
     appender: RunAppender | None = None
-    """What goes on with the log, if that is taken already."""
+    """The appender of the log, if it is already open."""
 
 
 class RunWriter(Journal):
-    """The journal of a run that is logged: writes its records, in order."""
+    """The journal of a logged run: writes its records, in order."""
 
     keeps_progress = True
 
@@ -275,14 +279,14 @@ class RunWriter(Journal):
         self.log = log
         self.run_id = run_id
         self.noted = cast("LoggedClock", self.clock)
-        """What the next record has to say besides its entry."""
+        """The clock, with what the next record holds besides its entry."""
         self._checks_calls = checks_calls
         self._after = after
         self._is_open = False
         self._has_ended = False
         """Whether it has the end of the run; then nothing follows."""
         self._is_closing = False
-        """Whether the run is over already, so that a failure can stop nothing any more."""
+        """Whether the run is over, so that a failure of the log can no longer stop it."""
         self._appender: RunAppender | None = None
         last = None if after is None else after.last
         self._seq = self._confirmed = self._first = 0 if last is None else last.seq + 1
@@ -290,7 +294,7 @@ class RunWriter(Journal):
         self._is_broken = False
         self._is_closed = False
         self._is_writing = False
-        """Whether it is in the middle of a record."""
+        """Whether a record is being written."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._accepted = 0
         self._steering: dict[SteeringReceipt, int] = {}
@@ -301,14 +305,14 @@ class RunWriter(Journal):
         self._own: Sequence[str] = ()
         """Those of the config, by name."""
         self._attempts = (0, 0)
-        """The newest turn, and how often it has asked."""
+        """The newest turn, and its number of requests."""
         self._syncs_records = log.durability is Durability.RECORD
         self._fingerprint = _Fingerprint()
 
-    # --- the beginning and the end --------------------------------------------------------------
+    # --- start and end --------------------------------------------------------------------------
 
     def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
-        """The run begins."""
+        """Open the log and record the start of the run."""
         self._open("be begun", lambda: self.log.store.create(self.run_id), may_fail=True)
         self._own = run.config.registry.names
         self._tools = {tool.name: _declared(tool) for tool in run.registry.values()}
@@ -329,7 +333,7 @@ class RunWriter(Journal):
         )
 
     def resumed(self, run: Run, resumption: Resumption) -> None:
-        """The run goes on that another process has begun."""
+        """Record that the run of another process is continued."""
         after = self._after
         assert after is not None
         self._open(
@@ -359,7 +363,7 @@ class RunWriter(Journal):
         self._loop = asyncio.get_running_loop()
 
     def ended(self, run: Run, outcome: LoopOutcome, limit: BudgetLimit | None) -> None:
-        """The run has come to its end."""
+        """Record the result of the run."""
         self.write(
             RunEnded(
                 outcome=str(outcome),
@@ -372,14 +376,14 @@ class RunWriter(Journal):
         self._has_ended = True
 
     def closing(self) -> None:
-        """The run is over. From now on a record that is lost stops nothing."""
+        """Note that the run is over. From now on a lost record does not raise."""
         self._is_closing = True
 
     def failed(self, failure: LoopError) -> None:
-        """The run has ended with an error.
+        """Record that the run ended with an error.
 
-        One that ended because of its log, or of one below, has not ended there: what is written can
-        be resumed.
+        A run that failed because of its log, or that of a child run, gets no such record: it can be
+        resumed.
         """
         if not self._is_open or self._has_ended or isinstance(failure, RunLogError):
             return
@@ -400,7 +404,7 @@ class RunWriter(Journal):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The number of the next record, and how many steps there are behind the last."""
+        """The number of the next record, and the number of steps since the last one."""
         return self._seq, self.noted.steps
 
     def write(
@@ -412,7 +416,7 @@ class RunWriter(Journal):
         steps: int = 0,
         returned: tuple[int, int] | None = None,
     ) -> None:
-        """Write an entry; ``hand_on`` has the store keep it, and all before it, at once or soon.
+        """Write an entry. With ``hand_on``, the store writes it and all before it, at once or soon.
 
         ``steps`` and ``returned`` go into its record.
         """
@@ -458,7 +462,7 @@ class RunWriter(Journal):
         self._is_writing = False
 
     def barrier(self) -> Awaitable[None]:
-        """Wait until the store has all that was written. Raises `RunLogError`."""
+        """Wait until the store has written everything. Raises `RunLogError`."""
         appender = self._appender
         if appender is None or self._is_broken:
             self._lost(None, 0)
@@ -499,13 +503,15 @@ class RunWriter(Journal):
                 logger.debug("cancelled while the log of a run was being closed")
                 until = now() + grace if until is None else until
         if not task.done():
-            task.cancel()  # the store goes on without anybody who waits for it
+            task.cancel()  # the store goes on by itself
             logger.warning("the end of the log of run %s is not written yet", self.run_id)
 
-    # --- what comes into the run ----------------------------------------------------------------
+    # --- input of the run -----------------------------------------------------------------------
 
     def asked(self, request: StreamRequest, turn: int) -> None:
-        """Write the fingerprint of a request; what the turns before have brought is then safe."""
+        """Record the fingerprint of a request. With `Durability.TURN`, this syncs the earlier
+        turns.
+        """
         last, attempt = self._attempts
         self._attempts = turn, attempt + 1 if turn == last else 1
         fingerprint = self._fingerprint
@@ -523,11 +529,11 @@ class RunWriter(Journal):
     def answered(
         self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
     ) -> None:
-        """Write what the model said, and in which pieces; or how the stream failed."""
+        """Record the answer and how it was split, or how the stream failed."""
         failure, answer.failure = answer.failure, None
         kind, text, raised = failure or (None, None, None)
         is_announced = answer.was_announced
-        # The record that a tool is about to run follows at once, and takes this one along.
+        # The record of a tool start follows at once, and flushes this one too.
         follows = bool(message.tool_calls) and discarded is None
         self.write(
             Answered(
@@ -550,7 +556,7 @@ class RunWriter(Journal):
         purposes: Sequence[Purpose],
         receipts: Sequence[SteeringReceipt] = (),
     ) -> None:
-        """Write that messages enter the transcript, why, and which accepted ones they deliver."""
+        """Record that messages enter the transcript, why, and which accepted ones they deliver."""
         numbers = tuple([self._number(receipt) for receipt in receipts])
         self.write(
             MessagesAdded(
@@ -562,7 +568,7 @@ class RunWriter(Journal):
         )
 
     def _number(self, receipt: SteeringReceipt) -> int:
-        """Write that a message was sent, once; its number."""
+        """Record that a message was sent, once. Return its number."""
         number = self._steering.get(receipt)
         if number is None:
             self._accepted += 1
@@ -573,8 +579,8 @@ class RunWriter(Journal):
         return number
 
     def accepted(self, receipt: SteeringReceipt) -> None:
-        """Write that a message was sent. The sender is not to blame if that fails: the run finds
-        out with its next record.
+        """Record that a message was sent. A failure does not raise here, in the sender: the next
+        record of the run raises it.
         """
         if not self._is_closed and not self._has_ended:
             with suppress(RunLogError):
@@ -585,7 +591,7 @@ class RunWriter(Journal):
         if self._seq == self._first:  # the run is about to begin: then it looks what waits
             return
         loop = self._loop
-        # A signal handler may steer, in the middle of a record.
+        # A signal handler may steer while a record is being written.
         if is_running(loop) and not self._is_writing:
             note()
         elif loop is not None:
@@ -605,7 +611,7 @@ class RunWriter(Journal):
         self.write(ToolsChanged(added=added, removed=removed, order=order), hand_on=False)
 
     def tool_started(self, call: Call) -> Awaitable[None]:
-        """Write that a tool is about to run. Await that the store has it."""
+        """Record that a tool is about to run. Await the result before it runs."""
         wanted = call.call
         self.write(
             ToolStarted(
@@ -619,11 +625,11 @@ class RunWriter(Journal):
         return self.barrier()
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
-        """Write how far a tool is."""
+        """Record the progress of a tool."""
         self.write(ToolProgress(position=position, partial=partial), hand_on=False)
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
-        """Write the result of a call."""
+        """Record the result of a call."""
         self.write(
             ToolEnded(
                 position=call.position,
@@ -641,9 +647,9 @@ class RunWriter(Journal):
         )
 
     def batch_ended(self, calls: Sequence[Call], results: Sequence[ToolResultMessage]) -> None:
-        """Write that the results of a batch are in the transcript."""
+        """Record that the results of a batch are in the transcript."""
         times = tuple([result.timestamp or 0 for result in results])
-        # The clock was read for nothing but these.
+        # These readings were made only for the timestamps.
         del self.noted.readings[-len(times) :]
         if len(times) == 1:
             self.write(BatchEnded(times[0]), hand_on=False)
@@ -661,16 +667,16 @@ class RunWriter(Journal):
         *,
         is_lasting: bool = False,
     ) -> None:
-        """Write how a plugin's view differs from what its last one would have grown to.
+        """Record how a plugin's view differs from its last view plus the new messages.
 
-        What the two share is not looked at, where that can be told at no cost.
+        The common prefix is skipped if it is known without a comparison.
         """
         expected: Sequence[AgentMessage] = before
         given, shared = after, 0
         last = self._edits.get(plugin)
         if last is None and after is before:
             return
-        if is_lasting:  # what was given before does not grow into the new transcript
+        if is_lasting:  # earlier views do not extend to the new transcript
             self._edits.clear()
         else:
             if last is not None:
@@ -685,7 +691,7 @@ class RunWriter(Journal):
             )
 
     def gated(self, plugin: str, allow: tuple[str, ...] | None) -> None:
-        """Write what a gate allows, when that is new."""
+        """Record what a gate allows, if that has changed."""
         if self._gates.get(plugin) != allow:
             self._gates[plugin] = allow
             self.write(ToolsGated(plugin=plugin, allow=allow), hand_on=False)
@@ -693,7 +699,7 @@ class RunWriter(Journal):
     # --- steps ----------------------------------------------------------------------------------
 
     def emitting(self, emit: Emit) -> Emit:
-        """Emit, and count. First: who acts on an event acts behind it."""
+        """Wrap ``emit`` to count events, each before its listeners can react to it."""
         noted = self.noted
 
         def counted(event: AgentEvent) -> Awaitable[None]:
@@ -703,28 +709,28 @@ class RunWriter(Journal):
         return counted
 
     def hook_asked(self) -> Awaitable[None]:
-        """A hook is about to be asked."""
+        """Count a hook call."""
         self.noted.asked += 1
         return FINISHED
 
     def hook_answered(self) -> Awaitable[None]:
-        """The hook has answered."""
+        """Count the return of a hook."""
         self.noted.asked += 1
         return FINISHED
 
     def decided(self) -> None:
-        """A decision was made that depends on what others have done."""
+        """Count a decision that depends on what others have done."""
         self.noted.asked += 1
 
     def interrupted(
         self, why: Literal["cancelled", "out_of_time"], noticed_by: int | None = None
     ) -> None:
-        """The run was cancelled here, or its time is over."""
+        """Record that the run was cancelled here, or ran out of time."""
         if why == "out_of_time" or not self._is_closing:
             self.noted.interrupts.append(Interrupt(self.noted.steps, why, noticed_by))
 
     def close(self) -> None:
-        """The run is over."""
+        """Close the log."""
         self._is_closed = True
         try:
             if self._appender is not None:
@@ -733,7 +739,7 @@ class RunWriter(Journal):
             logger.exception("the log of run %s could not be closed", self.run_id)
 
     def _lost(self, error: Exception | None, records: int = 1) -> None:
-        """So many records cannot be written. Ends the run, unless it may go on without."""
+        """Count records that cannot be written. Raises unless the run may go on without them."""
         self._is_broken = True
         self.log.dropped += records
         may_go_on = self.log.on_failure is OnFailure.DROP and not _is_taken(error)
@@ -766,14 +772,14 @@ _FLAGS = (
 
 
 def _declared(tool: AgentTool) -> dict[str, Any]:
-    """A tool as the model sees it, and what the engine has to know of it."""
+    """Return a tool as the model sees it, with the flags that the engine needs."""
     flags = {name: getattr(tool, name) for name in _FLAGS}
     unusual = {name: flag for name, flag in flags.items() if flag != getattr(AgentTool, name)}
     return {**_shown(tool.schema), **({"flags": unusual} if unusual else {})}
 
 
 def _json_form(value: object) -> object:
-    """What a host puts where JSON belongs must not end a run: its description is kept."""
+    """Return the value if it is JSON, or else a description: host data must not end a run."""
     try:
         return to_json_value(value)
     except NotImplementedError:
@@ -785,7 +791,7 @@ _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 def encode_entry(value: Any) -> bytes:
-    """The JSON of an entry, or of a part of one; whatever has none is described."""
+    """Encode an entry, or a part of one. Values without a JSON form are described instead."""
     try:
         return _encode(value)
     except _UNENCODABLE:
@@ -796,7 +802,7 @@ _DEPTH = 60
 
 
 def _described(value: Any, depth: int = 0) -> Any:
-    """The value with whatever has no JSON in it described: keys, circles, halves of characters."""
+    """Replace everything that JSON cannot hold: keys, cycles, lone surrogates."""
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
@@ -819,7 +825,7 @@ def _described(value: Any, depth: int = 0) -> Any:
 
 
 def _fields(value: msgspec.Struct) -> Any:
-    """The fields of a struct as it writes them, and its tag."""
+    """Return the fields of a struct as it encodes them, and its tag."""
     config = value.__struct_config__
     if config.array_like:
         return [getattr(value, name) for name in value.__struct_fields__]
@@ -833,7 +839,7 @@ def _fields(value: msgspec.Struct) -> Any:
 
 
 def _shared(earlier: Sequence[AgentMessage], later: Sequence[AgentMessage]) -> int:
-    """How many messages at the front are known to be the same."""
+    """Return how many messages at the front are known to be equal."""
     if isinstance(earlier, MessageView) and isinstance(later, MessageView):
         return earlier.stable if later.grew_from(earlier) else 0
     return 0
@@ -842,7 +848,7 @@ def _shared(earlier: Sequence[AgentMessage], later: Sequence[AgentMessage]) -> i
 def changes(
     before: Sequence[AgentMessage], after: Sequence[AgentMessage], offset: int = 0
 ) -> tuple[Edit, ...]:
-    """The edits that turn one into the other, where they are not the same objects; ``offset``
+    """Return the edits that turn one into the other, compared by object identity; ``offset``
     messages come before both.
     """
     start, stop = 0, min(len(before), len(after))
@@ -857,7 +863,7 @@ def changes(
     inserted: list[AgentMessage] = []
     for message in after[start : len(after) - end]:
         place = places.get(id(message), -1)
-        if place < start:  # it is new, or comes out of its order
+        if place < start:  # it is new or out of order
             inserted.append(message)
             continue
         if place > start or inserted:
@@ -881,9 +887,7 @@ def _digest(value: Any) -> str | None:
 
 
 class _Fingerprint:
-    """Digests of requests. What was digested for the last one is not looked at again, as long as
-    the transcript only grows.
-    """
+    """Digests of requests. While the transcript only grows, each message is digested once."""
 
     def __init__(self) -> None:
         self._view: MessageView | None = None
@@ -892,7 +896,7 @@ class _Fingerprint:
         self._told: dict[str, Any] | None = None
 
     def of_messages(self, messages: Sequence[AgentMessage]) -> str:
-        """A digest of all messages, in order."""
+        """Return a digest of all messages, in order."""
         if not isinstance(messages, MessageView):
             return self._of_all(messages)
         start = 0
@@ -920,7 +924,7 @@ class _Fingerprint:
         return digest.hexdigest()
 
     def of_settings(self, request: StreamRequest) -> dict[str, Any] | None:
-        """Everything but the messages; None: it is as in the last request."""
+        """Return everything but the messages; None if it is unchanged since the last request."""
         settings = (
             request.system_prompt,
             request.tools,

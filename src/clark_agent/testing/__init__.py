@@ -1,8 +1,8 @@
-"""What to test an agent with, and what to try a transport or a store of your own with.
+"""Tools to test an agent, and to check your own transport or store.
 
-`ScriptedStream`, `RecordingSink` and `FakeClock` stand in for a model, a listener and time.
-`clark_agent.testing.grammar` has the order of events as code, `transport_kit` and `misbehaviours`
-try a transport, `store_kit` tries a store of runs.
+`ScriptedStream`, `RecordingSink` and `FakeClock` replace a model, a listener and time.
+`clark_agent.testing.grammar` checks the order of events, `transport_kit` and `misbehaviours` check
+a transport, and `store_kit` checks a store of runs.
 """
 
 from clark_agent.testing.script import FakeClock, RecordingSink, ScriptedStream, Step, call, say

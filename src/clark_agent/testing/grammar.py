@@ -1,7 +1,7 @@
-"""The order of events as code: `check_events` raises at the first event that should not be there.
+"""The order of events as code: `check_events` raises at the first event that is out of order.
 
-Use it on what a sink has recorded, in tests of hosts and plugins. It holds for every run of this
-package, whether that ended well or not. `fold_events` gives the messages that the events tell of.
+Use it on the events of a recording sink, in tests of hosts and plugins. The rules apply to every
+run of this package, whether it succeeds or fails. `fold_events` returns the messages in the events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["EventChecker", "check_events", "fold_events"]
 
 
 def fold_events(events: Iterable[AgentEvent]) -> tuple[AgentMessage, ...]:
-    """The messages of the run: what it returns, or what its error carries."""
+    """Return the messages of the run: those that it returns, or that its error carries."""
     messages: list[AgentMessage] = []
     for event in events:
         if isinstance(event, ev.MessageEnd):
@@ -31,7 +31,7 @@ def fold_events(events: Iterable[AgentEvent]) -> tuple[AgentMessage, ...]:
 
 
 def check_events(events: Iterable[AgentEvent]) -> None:
-    """Raise `EventOrderError`, which names the position and the rule, unless all is in order."""
+    """Raise `EventOrderError` with the position and the rule if an event is out of order."""
     checker = EventChecker()
     for event in events:
         checker.feed(event)
@@ -39,10 +39,10 @@ def check_events(events: Iterable[AgentEvent]) -> None:
 
 
 class EventChecker:
-    """The state machine behind `check_events`, for events as they come.
+    """The state machine behind `check_events`, for one event at a time.
 
-    Which event may come where is in the table that the engine itself goes by,
-    `clark_agent.engine.brackets`. Here is what an event must carry, and what belongs together.
+    `clark_agent.engine.brackets`, the table that the engine itself uses, says which event may come
+    where. This class checks what an event must carry, and which events belong together.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class EventChecker:
         self._retold: AssistantMessage | None = None
 
     def feed(self, event: AgentEvent) -> None:
-        """Take the next event."""
+        """Check the next event."""
         self._position += 1
         self._event = event
         after = self._phase.get(type(event))
@@ -75,7 +75,7 @@ class EventChecker:
         self._previous = event
 
     def finish(self) -> None:
-        """There are no more events."""
+        """Check that the events may end here."""
         if self._phase is not CLOSED:
             self._position += 1
             self._event = None
@@ -156,7 +156,7 @@ class EventChecker:
             self._answer = message
         else:
             self._require(message == self._open, "a message ends as it was started")
-            # An answer that another process got is told again before its calls are run.
+            # A resumed run announces an answer of another process again before it runs its calls.
             self._told = message if isinstance(message, AssistantMessage) else None
             self._retold = self._told or self._retold
         self._open = None
@@ -228,7 +228,7 @@ class EventChecker:
         raise EventOrderError(self._position, kind, rule)
 
 
-# Why an event may not come in a phase, by the name of that; in any other for the reason under "".
+# Why an event is not allowed, by the name of the phase; "" applies to all other phases.
 _RUNS = {"": "tools run within a turn", "message": "no message is open while tools run"}
 _ASKS = {
     "": "requests are made within a turn",
@@ -262,7 +262,7 @@ _RULES: dict[type[AgentEvent], dict[str, str]] = {
 
 
 def _rule(phase: Phase, event: AgentEvent) -> str:
-    """Why an event may not come there."""
+    """Return why an event is not allowed in this phase."""
     if phase is CLOSED:
         return "nothing follows agent_end"
     if phase is NEW:

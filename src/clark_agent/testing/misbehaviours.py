@@ -1,14 +1,14 @@
-"""What servers do that no specification has: a set of answers to try a transport with.
+"""Server behaviour outside of any specification: a set of responses to test a transport with.
 
-Each is written in terms that every wire format has (`Say`, `Reason`, `Call`, …) and says what must
-come of it. Whoever writes a transport brings a function that turns these steps into the bytes of
-its provider, serves them, and holds what comes of it against `Misbehaviour.problems`.
+Each response is written in terms that every wire format has (`Say`, `Reason`, `Call`, …) and says
+what the result must be. The author of a transport writes a function that turns these steps into the
+bytes of the provider, serves them, and checks the events with `Misbehaviour.problems`.
 
     for case in MISBEHAVIOURS:
         events = await ask(my_transport, serving=my_wire(case.steps))
         assert not case.problems(events), case.name
 
-A disconnect can happen at every byte: `cut_anywhere_problems` says what may come of that.
+A disconnect can happen at any byte: `cut_anywhere_problems` says what may follow.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Reason(Struct, frozen=True):
 
 
 class Call(Struct, frozen=True):
-    """A delta of a tool call. The first of an index begins the call."""
+    """A delta of a tool call. The first delta with an index starts the call."""
 
     index: int
     id: str | None = None
@@ -67,51 +67,52 @@ class Call(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True):
-    """The finish reason, as the provider words it for this one."""
+    """The finish reason, in the provider's own words."""
 
     reason: StopReason
 
 
 class ReportUsage(Struct, frozen=True):
-    """Tokens. A wire that has a fixed place for them puts them there."""
+    """Token counts. A wire format with a fixed place for them puts them there."""
 
     usage: Usage
 
 
 class Comment(Struct, frozen=True):
-    """A keep-alive: a comment line, a ping, an empty event; whatever the wire has."""
+    """A keep-alive: a comment line, a ping or an empty event, depending on the wire format."""
 
 
 class Fail(Struct, frozen=True):
-    """An error told inside the stream: overloaded, if the wire has a word for it."""
+    """An error inside the stream: "overloaded", if the wire format has such a kind."""
 
     message: str
 
 
 class End(Struct, frozen=True):
-    """The terminal event of the wire. Without it the bytes just end."""
+    """The terminal event of the wire format. Without it the bytes just end."""
 
 
 Step: TypeAlias = Say | Reason | Call | Finish | ReportUsage | Comment | Fail | End
 
 
 class Misbehaviour(Struct, frozen=True, kw_only=True):
-    """An answer of a server, and what a transport must make of it."""
+    """A response of a server, and the result that a transport must produce."""
 
     name: str
     steps: tuple[Step, ...]
     content: tuple[AssistantBlock, ...] | None = None
-    """The visible text and the calls of the message (reasoning is not compared); None: whatever.
-    A call with an empty id may have any id."""
+    """The visible text and the calls of the message (reasoning is not compared); None: anything. A
+    call with an empty id may have any id.
+    """
     stop_reason: StopReason | None = None
     usage: Usage | None = None
     error: StreamErrorKind | None = None
-    """It must fail in this way; None: it must not fail."""
+    """The required kind of failure; None: it must not fail."""
     cap: int | None = None
-    """The limit of output tokens to ask with."""
+    """The limit of output tokens in the request."""
 
     def problems(self, events: Sequence[StreamEvent]) -> list[str]:
-        """What is wrong with what a transport made of it; empty when all is well."""
+        """Return what is wrong with the events of a transport; empty if they are correct."""
         found = check_events_of(events)
         last = events[-1] if events else None
         if isinstance(last, Error):
@@ -138,9 +139,9 @@ class Misbehaviour(Struct, frozen=True, kw_only=True):
 
 
 def cut_anywhere_problems(events: Sequence[StreamEvent], whole: AssistantMessage) -> list[str]:
-    """What is wrong with an answer whose connection broke somewhere, given the whole of it.
+    """Check the events of a response whose connection broke, given the complete message.
 
-    Either nothing was lost, or it failed; and what came is the beginning of what would have come.
+    Either nothing was lost, or the stream failed. What arrived must be a prefix of the whole.
     """
     found = check_events_of(events)
     last = events[-1] if events else None

@@ -1,4 +1,4 @@
-"""What an agent is tested with, without a model and without waiting.
+"""Stand-ins to test an agent without a model and without waiting.
 
     stream = ScriptedStream([call("search", query="rust"), "Here is what I found."])
     sink, clock = RecordingSink(), FakeClock()
@@ -56,12 +56,12 @@ _E = TypeVar("_E", bound=AgentEvent)
 
 
 def say(text: str, *calls: ToolCall) -> AssistantMessage:
-    """An answer in words, with tool calls behind it if any are given."""
+    """Return an answer with text, followed by the given tool calls."""
     return AssistantMessage.from_calls(calls, text) if calls else AssistantMessage.from_text(text)
 
 
 def call(name: str, /, *, call_id: str = "", **arguments: Any) -> ToolCall:
-    """A tool call. Without an id the `ScriptedStream` gives it one: ``call_1``, ``call_2``, …"""
+    """Return a tool call. Without an id, `ScriptedStream` assigns one: ``call_1``, ``call_2``, …"""
     return ToolCall(call_id, name, arguments)
 
 
@@ -74,20 +74,21 @@ Step: TypeAlias = (
     | Iterable[StreamEvent]
     | Callable[[StreamRequest], "Step"]
 )
-"""What the scripted model does in one call: say a text, call a tool or several, give a whole
-message, yield the very events given, raise, or make up its mind by the request."""
+"""What the scripted model does in one call: say a text, make one or more tool calls, return a whole
+message, yield exactly the given events, raise, or compute one of these from the request.
+"""
 
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 
 
 class ScriptedStream:
-    """A transport that plays a script, one step a call, and remembers what it was asked.
+    """A transport that plays a script, one step for each call, and records the requests.
 
-    Text, thoughts and reasoning are streamed word by word, everything else in one piece. A signal
-    that is cancelled ends the step with an error of kind ``aborted``; events that a step gives
-    itself are played as they are. Past its end the script fails with a fatal stream error that says
-    so; ``at_end="empty"`` gives streams without an answer instead, ``"repeat"`` the last step over
-    and over.
+    Text, thoughts and reasoning are streamed word by word, everything else in one piece. If the
+    signal is cancelled, the step ends with an error of kind ``aborted``; events that a step gives
+    itself are played unchanged. After its end, the script fails with a fatal stream error that says
+    so. With ``at_end="empty"`` it returns streams without an answer instead, with ``"repeat"`` the
+    last step again.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class ScriptedStream:
         self, step: Step, request: StreamRequest, signal: CancellationToken
     ) -> Iterable[StreamEvent]:
         if isinstance(step, BaseException):
-            raise step.with_traceback(None)  # each time anew, or it would grow
+            raise step.with_traceback(None)  # without its traceback, which would grow each time
         if callable(step):
             return self._events(step(request), request, signal)
         if isinstance(step, str):
@@ -156,7 +157,7 @@ class ScriptedStream:
 
 
 def _chunks(message: AssistantMessage) -> Iterator[StreamChunk]:
-    """The deltas that spell the message."""
+    """Yield the deltas that make up the message."""
     calls = count()
     for block in message.content:
         if isinstance(block, TextContent):
@@ -186,27 +187,27 @@ def _aborted(told: MessageAssembler, signal: CancellationToken) -> Error:
 
 
 class RecordingSink:
-    """A sink that keeps every event."""
+    """A sink that records every event."""
 
     def __init__(self) -> None:
         self.events: list[AgentEvent] = []
 
     def __call__(self, event: AgentEvent) -> None:
-        """Keep the event."""
+        """Record the event."""
         self.events.append(event)
 
     @property
     def types(self) -> list[str]:
-        """The types of the events as they are written, in order."""
+        """The types of the events in order, as in their JSON."""
         return [str(event.__struct_config__.tag) for event in self.events]
 
     def of(self, kind: type[_E]) -> list[_E]:
-        """The events of one class."""
+        """Return the events of one class."""
         return [event for event in self.events if isinstance(event, kind)]
 
 
 class FakeClock:
-    """Time that passes only when somebody sleeps, at once; ids that count from 1."""
+    """A clock that advances only by `sleep`, without waiting. Its ids count from 1."""
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.time_ms = now_ms
@@ -214,15 +215,15 @@ class FakeClock:
         self._ids = count(1)
 
     def now_ms(self) -> int:
-        """The time so far."""
+        """Return the current time."""
         return self.time_ms
 
     async def sleep(self, seconds: float) -> None:
-        """Let the time pass, and the other tasks have a turn."""
+        """Advance the time, and let other tasks run."""
         self.sleeps.append(seconds)
         self.time_ms += round(seconds * 1000)
         await asyncio.sleep(0)
 
     def new_id(self) -> str:
-        """``id-1``, ``id-2``, …"""
+        """Return ``id-1``, ``id-2``, …"""
         return f"id-{next(self._ids)}"

@@ -1,20 +1,20 @@
-"""A conformance kit for whoever writes a store of runs.
+"""A conformance kit for your own store of runs.
 
     check_run_store(lambda: MyStore(address))
 
-writes runs, reads them back, and raises `NonconformingStore` with everything that a log could
-stumble over:
+writes runs, reads them back, and raises `NonconformingStore` with every violation that could break
+a log:
 
-- what a barrier was waited for is there, in order and unchanged, for every other store on the same
-  storage, also when somebody did not want to wait any longer;
-- a run is begun once, has one writer at a time, and goes on where it stopped: of several threads
-  that have read the same log, one gets to write;
-- the summaries tell what the records say, newest first, and can be narrowed down;
-- any string is an id; many runs and several threads do not get in each other's way.
+- After a barrier, every store on the same storage has the records, in order and unchanged, even if
+  a wait for a barrier was cancelled.
+- A run is created once, has one writer at a time, and continues where it stopped. If several
+  threads have read the same log, one of them gets to write.
+- The summaries match the records, are sorted newest first, and can be filtered.
+- Any string is an id. Many runs and several threads do not disturb each other.
 
-The function gives a store on the same storage each time it is called, as another process would
-have it. The storage is to be empty. A store of more than one process should also be tried with
-several: what a lock, a killed process and a forked one leave behind cannot be seen from within.
+The function returns a store on the same storage each time it is called, as another process would
+open it. The storage must be empty. Test a store for several processes with several processes too:
+this kit cannot see what a lock, a killed process or a forked one leaves behind.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = ["NonconformingStore", "check_run_store"]
 
 
 class NonconformingStore(ClarkAgentError, AssertionError):
-    """A store breaks the rules; ``problems`` says which, one a line."""
+    """A store breaks the rules; ``problems`` lists how, one per line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join([f"{len(problems)} problems with this store:", *problems]))
@@ -72,11 +72,11 @@ class NonconformingStore(ClarkAgentError, AssertionError):
 
 
 def check_run_store(make_store: Callable[[], RunStore]) -> None:
-    """Try a store on an empty storage, which is not empty afterwards.
+    """Check a store on an empty storage, which is not empty afterwards.
 
     Raises `NonconformingStore`.
     """
-    if has_running_loop():  # the kit has event loops of its own
+    if has_running_loop():  # the kit runs its own event loops
         caught: list[NonconformingStore] = []
         _in_threads([lambda: _caught(make_store, caught)])
         if caught:
@@ -108,7 +108,7 @@ def _check(make_store: Callable[[], RunStore]) -> None:
 
 
 class _Trial:
-    """Two stores on one storage, what was opened in them, and what went wrong."""
+    """Two stores on one storage, the appenders opened in them, and the problems found."""
 
     def __init__(self, make_store: Callable[[], RunStore]) -> None:
         self.here = make_store()
@@ -133,7 +133,7 @@ class _Trial:
             self.problems.append(otherwise)
 
     def expect_records(self, run_id: str, records: Sequence[Record], when: str) -> None:
-        """That both stores have these records of the run, and nothing to complain about."""
+        """Check that both stores have these records of the run, and report no problems."""
         for store, whose in ((self.here, "the same store"), (self.there, "another store")):
             loaded = store.load(run_id)
             seen, due = [r.seq for r in loaded.records], [r.seq for r in records]
@@ -157,7 +157,7 @@ class _Trial:
             self.problems.append(f"{when} does not raise {kind.__name__}")
 
 
-# --- what is written --------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------
 
 _CALL = ToolCall("call_1", "look", {"where": "Straße", "deep": [1, 2.5, None, {"é": "\0😀"}]})
 _SAID = AssistantMessage(
@@ -187,7 +187,7 @@ def _written(
     conversation: str | None = None,
     at: int = 1_700_000_000_000,
 ) -> list[Record]:
-    """The records of a run with these entries, a second apart."""
+    """Return the records of a run with these entries, one second apart."""
     depth = 0 if parent is None else 1
     identity = RunIdentity(run_id, parent, depth, conversation)
     began = RunBegan(
@@ -399,7 +399,7 @@ ODD_IDS = (
     *("x" * 300, "x" * 299 + "y", "X" * 300, "é" * 300, "日本語", "😀", "é", "e\u0301", "\u202e"),
     *("case", "Case", "CASE", "a.jsonl", "a", ".hidden", "trailing.", "trailing "),
 )
-"""Ids that a file system, a URL or a database might take for something else."""
+"""Ids that a file system, a URL or a database might misinterpret."""
 
 
 def _check_ids(trial: _Trial) -> None:
@@ -476,7 +476,7 @@ def _reopen(store: RunStore, *, after: int) -> RunAppender:
 
 
 def _race(trial: _Trial, record: Record, opened: Callable[[RunStore], RunAppender]) -> None:
-    """Have several threads, each with an event loop of its own, want to write the same record."""
+    """Have several threads, each with its own event loop, try to write the same record."""
     stores = (trial.here, trial.there, trial.here)
     together = Barrier(len(stores))
     winners: list[RunAppender] = []

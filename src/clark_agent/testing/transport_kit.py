@@ -1,18 +1,18 @@
-"""A conformance kit for whoever writes a transport.
+"""A conformance kit for your own transport.
 
     report = await check_stream_fn(my_transport)
 
-asks the transport for real, several times, and raises `NonconformingStream` with everything that
-the loop could stumble over:
+calls the transport for real, several times, and raises `NonconformingStream` with every violation
+that could break the loop:
 
-- the order of events: at most one start, before all chunks; one terminal event; nothing behind it;
-- the chunks fold to the very message that `Done` carries, or to what `Error` has as its partial;
-- a failure is told by `Error`, never raised, and a stop reason says what the content says;
-- a signal that is cancelled, before the call or in the middle of it, ends the stream in time;
-- a stream that is closed in the middle closes in time and leaves no task behind.
+- The order of events: at most one start, before all chunks; one terminal event; nothing after it.
+- The chunks fold to exactly the message in `Done`, or to the partial message in `Error`.
+- A failure is an `Error` event, never an exception. The stop reason matches the content.
+- A signal that is cancelled, before the call or during it, ends the stream in time.
+- A stream that is closed early closes in time and leaves no task behind.
 
-A transport that cannot answer passes as long as it says so properly: point it at a dead port and
-check that too.
+A transport that cannot answer passes if it reports that correctly: point it at a dead port to check
+that too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["NonconformingStream", "StreamReport", "check_events_of", "check_stre
 
 
 class NonconformingStream(ClarkAgentError, AssertionError):
-    """A transport breaks the rules; ``problems`` says which, one a line."""
+    """A transport breaks the rules; ``problems`` lists how, one per line."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -51,19 +51,19 @@ class NonconformingStream(ClarkAgentError, AssertionError):
 
 
 class StreamReport(Struct, frozen=True):
-    """What a transport answered when it was left alone."""
+    """The events of an undisturbed call."""
 
     events: tuple[StreamEvent, ...]
 
     @property
     def message(self) -> AssistantMessage:
-        """The whole message, or what came before the error."""
+        """The whole message, or the part before the error."""
         last = self.events[-1]
         return last.message if isinstance(last, Done) else last.partial  # type: ignore[union-attr]
 
     @property
     def error(self) -> Error | None:
-        """The error that it ended with."""
+        """The error that it ended with, or None."""
         last = self.events[-1]
         return last if isinstance(last, Error) else None
 
@@ -80,7 +80,7 @@ async def check_stream_fn(
     cancel_within: float = 2.0,
     answer_within: float = 60.0,
 ) -> StreamReport:
-    """Try a transport; return what it answered.
+    """Check a transport and return its events.
 
     It is called several times: to the end, cancelled before the call, and cancelled and closed at
     the start and at the first chunk. Raises `NonconformingStream`.
@@ -111,7 +111,7 @@ async def check_stream_fn(
 
 
 def check_events_of(events: Sequence[StreamEvent]) -> list[str]:
-    """The rules that a whole stream of events breaks; empty when all is well."""
+    """Return the rules that a complete stream of events breaks; empty if there are none."""
     problems = _ending_problems(events)
     starts = [index for index, event in enumerate(events) if isinstance(event, Start)]
     chunks = [index for index, event in enumerate(events) if isinstance(event, Chunk)]
@@ -159,7 +159,7 @@ def _fold_problems(events: Sequence[StreamEvent], terminal: Done | Error) -> lis
 
 
 def _comparable(blocks: Sequence[AssistantBlock], others: Sequence[AssistantBlock]) -> list[Any]:
-    """The blocks, without the ids of calls that were given one because they had none."""
+    """Return the blocks without the ids that the transport made up for calls without one."""
     without_id = {
         index
         for index, pair in enumerate(zip(blocks, others, strict=False))
@@ -199,7 +199,9 @@ async def _listen(
     cancel_at: type[StreamEvent] | None = None,
     cancel_within: float = 0.0,
 ) -> _Heard:
-    """Read a stream to its end; or cancel at the first event of a kind, and give it so long."""
+    """Read a stream to its end. With ``cancel_at``, cancel at the first event of that type, and
+    allow ``cancel_within`` seconds more.
+    """
     signal = signal or CancellationToken()
     events: list[StreamEvent] = []
     problems: list[str] = []
@@ -244,7 +246,7 @@ async def _listen(
 
 
 async def _first(*tasks: asyncio.Future[Any], seconds: float) -> asyncio.Future[Any] | None:
-    """The one that is done first, those named first before the others; None: none in time."""
+    """Return the first future that is done, in argument order on a tie; None if none is in time."""
     await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     return next((task for task in tasks if task.done()), None)
 
@@ -256,7 +258,7 @@ async def _give_up(task: asyncio.Future[Any], seconds: float) -> NoReturn:
 
 
 async def _limited(work: Coroutine[Any, Any, None], seconds: float) -> None:
-    """Wait for it no longer than that, even if it takes no cancellation for an answer."""
+    """Wait for ``work`` at most this long, even if it ignores cancellation."""
     task = asyncio.ensure_future(work)
     try:
         if await _first(task, seconds=seconds) is None:
@@ -277,7 +279,7 @@ async def _close_early(
     before = asyncio.all_tasks()
 
     async def begin() -> None:
-        with suppress(StopAsyncIteration):  # which is told where the whole stream is checked
+        with suppress(StopAsyncIteration):  # the check of the whole stream reports this
             while not isinstance(await anext(answer), moment):
                 pass
 

@@ -4,9 +4,9 @@
     tools = [*file_tools(workspace, ask=gate.ask), shell_tool(workspace), calculator]
     config = LoopConfig(stream=..., tools=tools, plugins=[gate])
 
-A `Workspace` is a folder that cannot be left. Tools that act on something outside of it are made by
-functions, so that what they may do is said where they are made; `ApprovalGate` asks a person before
-a tool that changes something runs.
+A `Workspace` is a folder that its tools cannot leave. Factory functions make the tools that act on
+something outside of the process, and their parameters say what the tool may do. `ApprovalGate` asks
+a person before a tool that changes something runs.
 """
 
 from clark_agent.toolkit.approval import Approval, ApprovalGate, ApprovalRequest, Denied

@@ -1,11 +1,11 @@
-"""Which addresses are on the public internet, by tables of our own.
+"""Decides which addresses are on the public internet, from tables in this module.
 
-What Python's ``ipaddress`` calls global differs from one release to the next. These are the special
-purpose registries of IANA for IPv4 and IPv6, taken more strictly: whatever has a special purpose is
-not a public page, also where it could be reached from everywhere.
+Python's definition of a global address in ``ipaddress`` differs between releases. These tables
+follow the IANA special-purpose registries for IPv4 and IPv6, and are stricter: an address with a
+special purpose is not public, even if it is globally reachable.
 
-An IPv6 address that stands for one of IPv4 (mapped, or of a NAT64) is judged as that one. Addresses
-of tunnels that no longer exist (6to4, Teredo) are not public, whatever they wrap.
+An IPv6 address that maps to an IPv4 address (IPv4-mapped, or NAT64) is judged as that IPv4 address.
+Addresses of obsolete tunnels (6to4, Teredo) are never public, whatever they wrap.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SPECIAL_V4 = tuple(
         for network in (
             "0.0.0.0/8",  # this network
             "10.0.0.0/8",  # private
-            "100.64.0.0/10",  # shared between a provider and its customers
+            "100.64.0.0/10",  # shared between a provider and its customers (carrier-grade NAT)
             "127.0.0.0/8",  # this machine
-            "168.63.129.16/32",  # looks public, and is a cloud's answer to its own machines
-            "169.254.0.0/16",  # this link, and the metadata of clouds
+            "168.63.129.16/32",  # looks public, but serves a cloud's own virtual machines
+            "169.254.0.0/16",  # link-local, and the metadata services of clouds
             "172.16.0.0/12",  # private
             "192.0.0.0/24",  # protocol assignments
             "192.0.2.0/24",  # documentation
@@ -46,7 +46,7 @@ _SPECIAL_V4 = tuple(
     ]
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
-"""All that has been given out as global unicast; nothing else is public."""
+"""The range allocated as global unicast. No other IPv6 address is public."""
 _SPECIAL_V6 = tuple(
     [
         IPv6Network(network)
@@ -63,7 +63,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_reachable(address: Address, private: Sequence[Network] = ()) -> bool:
-    """Whether the address is public, or in one of the networks that are allowed all the same."""
+    """Return whether the address is public or in one of the ``private`` networks."""
     inner = _inner(address)
     if any(each in network for network in private for each in (address, inner)):
         return True
@@ -73,7 +73,7 @@ def is_reachable(address: Address, private: Sequence[Network] = ()) -> bool:
 
 
 def _inner(address: Address) -> Address:
-    """The IPv4 address that is meant by one of IPv6, or the address itself."""
+    """Return the IPv4 address that an IPv6 address maps to, or the address itself."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:

@@ -1,10 +1,10 @@
-"""A command that runs, as the event loop sees it: its output as it comes, its end, and how to stop.
+"""A running command as the event loop sees it: its output, its end, and how to stop it.
 
-The work is done by a supervisor, a process of its own (``_supervisor.py``), at the other ends of
-three pipes. The lifeline stops the command, when something is written to it or when it is closed,
-which the kernel does if this process dies. Output and errors come through one pipe, so that they
-keep their order. The status pipe is held by the supervisor alone: its end is the supervisor's end,
-and so no event loop is asked to wait for processes, which not all of them can.
+A supervisor (``_supervisor.py``), a separate process, runs the command. Three pipes connect it to
+this process. The lifeline stops the command when a byte is written to it or when it is closed; the
+kernel closes it if this process dies. Output and errors share one pipe, so that they keep their
+order. Only the supervisor holds the status pipe, so the end of that pipe is the end of the
+supervisor. This way the event loop need not be able to wait for processes, which not all can.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from clark_agent.tools.base import ToolContext
 __all__ = ["Outcome", "RunningCommand"]
 
 PATIENCE_SECONDS = 10.0
-"""How long a supervisor may take to end a command. Then it is told to stop, and killed if even that
-takes as long again.
+"""How long a supervisor may take to end a command. After that it gets SIGTERM, and after the same
+time again SIGKILL.
 """
 
 _GRACE_SECONDS = 1.0
-"""Between SIGTERM and SIGKILL: the loop gives a tool 2.5 seconds to stop by itself."""
+"""Between SIGTERM and SIGKILL. The loop gives a tool 2.5 seconds to stop by itself."""
 _PROGRESS_SECONDS = 0.5
 _CHUNK = 65_536
 _LARGEST_PIPE = 1_048_576
 
 
 class Outcome(Struct, frozen=True):
-    """How a command has ended, as its supervisor tells it."""
+    """How a command ended, as its supervisor reports it."""
 
     code: int | None = None
     """The exit code, or minus the signal that killed it."""
     timed_out: bool = False
     stopped: bool = False
     crowded: bool = False
-    """Whether it was ended for its many processes."""
+    """Whether it was ended because it had too many processes."""
     supervised: bool = True
-    """False: the supervisor was killed, and another process has ended the command."""
+    """False if the supervisor was killed and another process ended the command."""
     background: int = 0
-    """How many processes still ran when the shell had ended."""
+    """How many processes still ran when the shell ended."""
     left: int = 0
     """How many could not be killed."""
     errno: int = 0
-    """Why it could not be started."""
+    """The error number if the command could not be started."""
 
 
 class RunningCommand:
-    """A command with its supervisor. Everything but `stop_from_any_thread` is for the thread of
-    the event loop.
+    """A command and its supervisor. Call everything but `stop_from_any_thread` on the event loop's
+    thread.
 
-    Raises `OSError` if it cannot be started. Whoever has made it must `close` it.
+    Raises `OSError` if the command cannot be started. The creator must `close` it.
     """
 
     outcome: Outcome | None = None
-    """None until it has ended, and if the supervisor was killed."""
+    """None until the command ends. Stays None if the supervisor was killed."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RunningCommand:
         self._loop.add_reader(self._status, self._read_status)
 
     async def watch(self, ctx: ToolContext) -> None:
-        """Wait for the end, and tell now and then how far it has come."""
+        """Wait for the end, and send the newest output as progress now and then."""
         told = 0
         while not self._done.done():
             await asyncio.wait([self._done], timeout=_PROGRESS_SECONDS)
@@ -119,8 +119,8 @@ class RunningCommand:
                 await ctx.update(self.output.newest)
 
     async def end(self) -> None:
-        """Stop it and wait until everything has ended, also when we are cancelled again: that
-        takes the supervisor a moment only.
+        """Stop the command and wait until all its processes have ended. Cancellation does not
+        interrupt the wait, which is short.
         """
         self.stop()
         while not self._done.done():
@@ -128,15 +128,15 @@ class RunningCommand:
                 await asyncio.wait([self._done])
 
     def stop_from_any_thread(self) -> None:
-        """Stop it as soon as the event loop comes to it."""
-        with suppress(RuntimeError):  # the loop is closed, and so is this
+        """Ask the event loop to stop the command."""
+        with suppress(RuntimeError):  # the loop is closed, so the command has been stopped
             self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
-        """Have it ended with everything that it has started. It takes a moment."""
+        """Ask the supervisor to end the command and everything it started. Does not wait."""
         if self._done.done() or self._lifeline.closed:
             return
-        # Also in words: a process that was forked from ours may hold the lifeline too.
+        # Write as well as close: a process forked from ours may still hold the lifeline open.
         with suppress(OSError):
             self._lifeline.write(b"\n")
         self._lifeline.close()
@@ -144,24 +144,26 @@ class RunningCommand:
         self._watchdog = self._loop.call_later(PATIENCE_SECONDS, self._lose_patience)
 
     def _lose_patience(self) -> None:
-        """The supervisor hangs, or the command has stopped it."""
+        """Terminate the supervisor: it hangs, or the command has stopped it."""
         self._process.terminate()
         self._watchdog = self._loop.call_later(PATIENCE_SECONDS, self._kill_supervisors)
 
     def _kill_supervisors(self) -> None:
-        """Whoever of them is alive still holds the status pipe, and so its id is no other's."""
+        """Kill the supervisors. One that is alive still holds the status pipe, so its id has not
+        been reused.
+        """
         self._process.kill()
         for pid in self._told_ids()[1:]:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
     def _told_ids(self) -> list[int]:
-        """The process ids of the command and of its supervisor, if they have begun."""
+        """Return the ids of the command and its supervisor, or [] before they are reported."""
         line = self._told.partition(b"\n")[0]
         return [int(word) for word in line.split() if word.isdigit() and int(word) > 1]
 
     def close(self) -> None:
-        """Let go of it. If it still runs, it is stopped, but nobody hears of its end."""
+        """Release all resources. A command that still runs is stopped, and its outcome is lost."""
         self._watchdog.cancel()
         with suppress(RuntimeError):  # the loop is closed
             self._loop.remove_reader(self._output)
@@ -185,8 +187,8 @@ class RunningCommand:
             self._finish()
 
     def _finish(self) -> None:
-        """The supervisor is gone. Take what is left of the output, and wait for nobody who may
-        still hold the pipe.
+        """Read the rest of the output after the supervisor has ended. Do not wait for the end of
+        the pipe: a process that escaped may still hold it.
         """
         self._loop.remove_reader(self._output)
         self._loop.remove_reader(self._status)
@@ -197,9 +199,9 @@ class RunningCommand:
                 break
             self.output.feed(data)
         self.output.feed(b"", final=True)
-        self._process.wait()  # it has ended
+        self._process.wait()  # it has ended, so this returns at once
         outcomes = self._told.splitlines()[1:]
-        if outcomes:  # each of two supervisors may have told one
+        if outcomes:  # each of two supervisors may have reported one
             self.outcome = msgspec.json.decode(outcomes[0], type=Outcome)
         for pid in [] if outcomes else self._told_ids()[:1]:
             with suppress(OSError):
@@ -213,7 +215,7 @@ def _entries(environment: Mapping[str, str]) -> bytes:
 
 
 def _pipe(*, reader: ExitStack, writer: ExitStack) -> tuple[FileIO, FileIO]:
-    """The two ends of a pipe, each with the one who closes it."""
+    """Return both ends of a new pipe, each registered with the stack that closes it."""
     reading, writing = os.pipe()
     return (
         reader.enter_context(FileIO(reading, "r")),

@@ -1,12 +1,12 @@
-"""What a command prints, as a model should read it, in bounded memory.
+"""Turns the output of a command into text for a model, in bounded memory.
 
-Bytes come in pieces that end anywhere. They are decoded as UTF-8, with a replacement for what is
-none; then everything goes that only means something to a terminal: colours and other escape
-sequences, control characters, and what a progress bar has overwritten in its line. Of what remains
-the beginning and the end are kept, and how much lies between.
+Bytes arrive in chunks that end anywhere. They are decoded as UTF-8, and invalid bytes become
+U+FFFD. Then everything is removed that only a terminal understands: colours and other escape
+sequences, control characters, and text that a progress bar has overwritten in its line. The
+beginning and the end of the rest are kept, with a count of the characters between them.
 
-The same bytes give the same text however they are cut up, unless a line is longer than what is held
-back to see its end.
+The same bytes give the same text however they are split, unless a line is longer than the buffer
+for unfinished lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ESCAPE = re.compile(
     r")?"
 )
 _CONTROLS = bytes([*range(9), *range(11, 32), 127])
-"""All but the tab and the end of a line."""
+"""All control characters except tab and line feed."""
 _WITHOUT_CONTROLS = dict.fromkeys(_CONTROLS)
 
 _NEWEST_LINES = 10
@@ -44,16 +44,16 @@ class CommandOutput:
         self._head = ""
         self._tail = ""
         self._line = ""
-        """What may change yet: the line that has not ended."""
+        """The unfinished line, which may still change."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_plain = True
-        """Whether the line has nothing in it that must go."""
+        """Whether the unfinished line contains nothing that must be removed."""
         self._length = 0
         self.received = 0
-        """How many bytes there were."""
+        """The number of bytes received."""
 
     def feed(self, data: bytes, *, final: bool = False) -> None:
-        """Take what has come, and with ``final`` the end of it."""
+        """Add a chunk of output; ``final`` marks the last one."""
         self.received += len(data)
         text = self._line + self._decoder.decode(data, final)
         plain = self._is_plain and len(data.translate(None, _CONTROLS)) == len(data)
@@ -81,12 +81,12 @@ class CommandOutput:
 
     @property
     def left_out(self) -> int:
-        """How many characters between the beginning and the end are not kept."""
+        """The number of characters dropped between the beginning and the end."""
         return self._length - len(self._head) - len(self._tail)
 
     @property
     def text(self) -> str:
-        """What is kept, without the line that has not ended."""
+        """The text that was kept, without the unfinished line."""
         if not self.left_out:
             return self._head + self._tail
         return (
@@ -96,7 +96,7 @@ class CommandOutput:
 
     @property
     def newest(self) -> str:
-        """The last lines, also the one that has not ended."""
+        """The last lines, including the unfinished one."""
         end = (self._head + self._tail + _clean(self._line))[-_NEWEST_CHARACTERS:]
         return "\n".join(end.splitlines()[-_NEWEST_LINES:])
 
@@ -108,7 +108,7 @@ def _clean(text: str) -> str:
 
 
 def _not_overwritten(line: str) -> str:
-    """What a line shows at last. A return at its very end may be part of a line break."""
+    """Return what a line finally shows. A carriage return at its end may be part of a CRLF."""
     shown = line.rstrip("\r")
     start = shown.rfind("\r") + 1
     return line[start:]

@@ -1,8 +1,8 @@
-"""One way down from the root of a workspace, by descriptors, and what may be done at its end.
+"""A walk down from the root of a workspace, by descriptors, and the operations at its end.
 
-`Descent` is where the rules of :mod:`clark_agent.toolkit.workspace` are kept. Each name is opened
-relative to the folder before it and without following a link, and then what was opened is looked
-at. Names are plain here: whoever gives them has taken a path apart, and none is ``..``.
+`Descent` enforces the rules of :mod:`clark_agent.toolkit.workspace`. It opens each name relative to
+the folder before it, without following links, and then checks what it has opened. Names are single
+path components, never ``..``: the caller has split the path.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ __all__ = [
 ]
 
 WorkspaceErrorKind: TypeAlias = Literal[
-    "invalid",  # no path at all
+    "invalid",  # not a path
     "outside",  # it would leave the root
     "symlink",
     "protected",
     "hard_link",
-    "special",  # a pipe, a device, a socket, or a file system of the kernel's
+    "special",  # a pipe, a device, a socket, or a file of a kernel file system
     "not_found",
     "is_folder",
     "not_folder",
     "too_large",
     "read_only",
-    "sensitive",  # a person has to be asked, and has not agreed
-    "failed",  # the operating system said no
+    "sensitive",  # needs a person's approval, and has none
+    "failed",  # the operating system reported an error
 ]
 
-# Windows has none of these, and there a Workspace cannot be made.
+# Windows lacks these flags, so a Workspace cannot be made there.
 _O_DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
 _O_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _O_CLOEXEC: int = getattr(os, "O_CLOEXEC", 0)
@@ -70,11 +70,11 @@ _LARGEST_FOLDER = 20_000
 _TEMPORARY = re.compile(r"\.clark-agent-[0-9a-f]{16}\.tmp")
 
 Identity: TypeAlias = tuple[int, int]
-"""The device and the number of a file: the same for all its names, and for no other file."""
+"""The device and inode number of a file: equal for all its names, different for other files."""
 
 
 class WorkspaceError(ToolExecutionError):
-    """A path that will not do, or a file that cannot be read or written; ``kind`` says why."""
+    """A path is invalid or not allowed, or a file cannot be read or written; ``kind`` says why."""
 
     def __init__(self, text: str, *, kind: WorkspaceErrorKind) -> None:
         super().__init__(text)
@@ -82,27 +82,27 @@ class WorkspaceError(ToolExecutionError):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A thing in the workspace."""
+    """A file, folder, link or special file in the workspace."""
 
     path: str
     """Relative to the root, with ``/`` between the names; the root itself is ``.``."""
     kind: Literal["file", "folder", "symlink", "other"]
     size: int
-    """In bytes; 0 for what is no file."""
+    """In bytes; 0 unless it is a regular file."""
 
 
 class Protected(Struct, frozen=True):
-    """A path that is off limits: as it was given, and where it would be if it existed."""
+    """A protected path: as it was given, and where it would be if it existed."""
 
     path: str
     folder: str
     name: str
     is_inside: bool
-    """Whether it is relative to the root, and goes with it when the root is renamed."""
+    """Whether it is relative to the root, so that it stays protected if the root is renamed."""
 
 
 class Descent:
-    """One way down from the root. Closes what it has opened, the given descriptor too."""
+    """A walk down from the root. `close` closes every descriptor, including the one passed in."""
 
     def __init__(self, root: int, protected: tuple[Protected, ...], device: int) -> None:
         self._root = self._folder = root
@@ -111,13 +111,13 @@ class Descent:
         self._walked: list[str] = []
 
     def close(self) -> None:
-        """It is over."""
+        """Close the descriptors."""
         os.close(self._root)
         if self._folder != self._root:
             os.close(self._folder)
 
     def enter(self, name: str, *, make: bool) -> None:
-        """Go on to a folder; ``make`` it if it is not there."""
+        """Enter a folder; with ``make``, create it if it is missing."""
         self.check_name(name)
         try:
             try:
@@ -125,7 +125,7 @@ class Descent:
             except FileNotFoundError:
                 if not make:
                     raise
-                with suppress(FileExistsError):  # somebody else was faster
+                with suppress(FileExistsError):  # another process created it first
                     os.mkdir(name, dir_fd=self._folder)
                 fd = os.open(name, _FOLDER, dir_fd=self._folder)
         except OSError as error:
@@ -141,15 +141,16 @@ class Descent:
         self._walked.append(name)
 
     def look(self, name: str) -> os.stat_result:
-        """What there is of that name, without opening it."""
+        """Stat the name without opening it or following a link."""
         try:
             return os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except OSError as error:
             raise self.failed(error, name) from error
 
     def open(self, name: str, *, hard_links: bool) -> int:
-        """Open a regular file for reading. Whoever asks for it closes it."""
-        # Looked at first only because to open a device may do something. What counts is below.
+        """Open a regular file for reading. The caller closes the descriptor."""
+        # Check before opening too, because opening a device may have an effect. The check that
+        # counts is the one after opening.
         self._check_kind(name, self.look(name))
         try:
             fd = os.open(name, _READ, dir_fd=self._folder)
@@ -163,7 +164,9 @@ class Descent:
         return fd
 
     def scan(self, prefix: str) -> tuple[list[Entry], bool]:
-        """What is in this folder, with ``prefix`` before the names; whether there is more."""
+        """Return the entries of this folder, with ``prefix`` before each name, and whether there
+        are more.
+        """
         hidden = self._off_limits()
         here = identity_of(os.fstat(self._folder))
         entries: list[Entry] = []
@@ -184,7 +187,7 @@ class Descent:
 
     @contextmanager
     def lock(self, name: str) -> Generator[None]:
-        """Keep others from changing the file of that name in this folder."""
+        """Keep other threads of this process from changing the file of that name in this folder."""
         key = (*identity_of(os.fstat(self._folder)), folded(name))
         with _making_a_lock:
             lock = _locks.get(key)
@@ -194,7 +197,9 @@ class Descent:
             yield
 
     def target(self, name: str, *, hard_links: bool) -> os.stat_result | None:
-        """The file that is about to be replaced, if there is one and it may be."""
+        """Return the stat of the file to be replaced, or None if there is no such file. Raises if
+        it must not be replaced.
+        """
         self.check_name(name)
         try:
             found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
@@ -209,10 +214,10 @@ class Descent:
         return found
 
     def replace(self, name: str, data: bytes, old: os.stat_result | None) -> None:
-        """Put a file with this content in the place of that name."""
+        """Write a new file with this content and rename it to the name."""
         temporary = f".clark-agent-{os.urandom(8).hex()}.tmp"
         try:
-            # Closed to others until it has the mode of the old one.
+            # Not accessible to other users until it has the mode of the old file.
             mode = 0o666 if old is None else 0o600
             fd = os.open(temporary, _CREATE, mode, dir_fd=self._folder)
             try:
@@ -229,20 +234,20 @@ class Descent:
                 raise
         except OSError as error:
             raise self.failed(error, name) from error
-        with suppress(OSError):  # not all file systems can, and the file is there already
+        with suppress(OSError):  # some file systems cannot, and the file is already in place
             os.fsync(self._folder)
 
     # --- what is refused
 
     def check_name(self, name: str) -> None:
-        """Refuse a name that is off limits, whether there is something of that name or not."""
+        """Refuse a protected name, whether or not the file exists."""
         if self._protected and self._off_limits().has(
             identity_of(os.fstat(self._folder)), name, None
         ):
             raise self._is_protected(name)
 
     def check_protected(self, name: str, found: os.stat_result) -> None:
-        """Refuse a file that is off limits, under whatever name."""
+        """Refuse a protected file, whatever name it was reached by."""
         if self._protected and identity_of(found) in self._off_limits().identities:
             raise self._is_protected(name)
 
@@ -253,7 +258,7 @@ class Descent:
         )
 
     def _off_limits(self) -> _OffLimits:
-        """What is protected by now. Looked up each time: it may have been made since."""
+        """Look up what is protected now. Not cached: protected files may be created later."""
         limits = _OffLimits()
         for each in self._protected:
             start = self._root if each.is_inside else None
@@ -266,7 +271,7 @@ class Descent:
     def _check_opened(self, fd: int, name: str) -> os.stat_result:
         found = os.fstat(fd)
         self.check_protected(name, found)
-        # Such file systems have no blocks of their own.
+        # The kernel's file systems report no blocks.
         if found.st_dev != self._device and os.fstatvfs(fd).f_blocks == 0:
             raise WorkspaceError(
                 f"{self.quoted(name)} belongs to a file system of the kernel's", kind="special"
@@ -300,16 +305,18 @@ class Descent:
             kind="symlink",
         )
 
-    # --- words
+    # --- messages
 
     def quoted(self, name: str) -> str:
-        """The path of a name in this folder; of the folder itself for an empty name."""
+        """Return the quoted path of a name in this folder, or of the folder itself if ``name`` is
+        empty.
+        """
         return quoted_path("/".join([*self._walked, name] if name else self._walked) or ".")
 
     def failed(self, error: OSError, name: str) -> WorkspaceError:
-        """What to say of an error of the operating system."""
+        """Turn an error of the operating system into a `WorkspaceError`."""
         path = self.quoted(name)
-        with suppress(OSError):  # it may be a link in the place of a folder, which has no code
+        with suppress(OSError):  # a link instead of a folder has no error code of its own
             found = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
             if stat.S_ISLNK(found.st_mode):
                 return self._is_link(name)
@@ -322,7 +329,7 @@ class Descent:
         return WorkspaceError(f"{path}: {error.strerror}", kind="failed")
 
     def _hint(self, name: str) -> str:
-        """What somebody may have meant by a name that is not there."""
+        """Suggest an existing name that is close to a missing one."""
         try:
             entries, _ = self.scan("")
         except WorkspaceError:
@@ -334,7 +341,7 @@ class Descent:
 
 
 class _OffLimits:
-    """The files and the places that are protected, at one moment."""
+    """The files and places that are protected at one moment."""
 
     __slots__ = ("identities", "places")
 
@@ -362,17 +369,17 @@ def can_descend() -> bool:
 
 
 def open_root(root: str) -> int:
-    """Open the root itself. It is the host's choice, and may be a link."""
+    """Open the root itself. The host chose it, so it may be a link."""
     return os.open(root, os.O_RDONLY | _O_DIRECTORY | _O_CLOEXEC)
 
 
 def identity_of(found: os.stat_result) -> Identity:
-    """What a file is told from all others by."""
+    """Return the key that distinguishes a file from all others."""
     return found.st_dev, found.st_ino
 
 
 def _take_after(fd: int, old: os.stat_result) -> None:
-    """Give a new file the owner and the mode of an old one; the owner only if we may."""
+    """Copy owner and mode of the old file to a new one; the owner only if permitted."""
     if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
         with suppress(PermissionError):
             os.fchown(fd, old.st_uid, old.st_gid)
@@ -380,7 +387,7 @@ def _take_after(fd: int, old: os.stat_result) -> None:
 
 
 def entry_of(path: str, found: os.stat_result) -> Entry:
-    """What was found, for others."""
+    """Make an `Entry` from a stat result."""
     if stat.S_ISREG(found.st_mode):
         return Entry(path, "file", found.st_size)
     if stat.S_ISDIR(found.st_mode):
@@ -391,26 +398,26 @@ def entry_of(path: str, found: os.stat_result) -> Entry:
 # --- names ------------------------------------------------------------------------------------
 
 _UNSHOWABLE = re.compile(
-    "[\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"  # or a line would be broken
+    "[\\x00-\\x1f\\x7f-\\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"  # these would break a line
 )
 
 
 def shown(name: str) -> str:
-    """A name as it can stand in a line of text: what would break the line is escaped."""
+    """Return the name with characters escaped that would break a line of text."""
     return _UNSHOWABLE.sub(lambda found: ascii(found[0])[1:-1], name)
 
 
 def quoted_path(path: str) -> str:
-    """A path in an error, cut if it is long."""
+    """Quote a path for an error message, shortened if it is long."""
     text = shown(path)
     return f"'{text if len(text) <= 200 else text[:200] + '…'}'"
 
 
 def names_in(path: str) -> tuple[str, ...]:
-    """The names of a path, without those that lead nowhere."""
+    """Split a path into its names, without empty ones and ``.``."""
     return tuple([name for name in path.split("/") if name not in ("", ".")])
 
 
 def folded(name: str) -> str:
-    """The same for all names that some file system takes for one."""
+    """Return a key that is equal for names that some file system treats as the same."""
     return unicodedata.normalize("NFC", name.casefold())

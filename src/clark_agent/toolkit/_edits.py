@@ -1,9 +1,8 @@
-"""Replacing a text by another, exactly: pure functions on text.
+"""Exact replacement of one text by another: pure functions on text.
 
-A text is replaced where it stands, character for character, and nothing else changes. In a file
-whose lines all end in CRLF the line breaks of both texts are taken as CRLF: a model sees and
-writes line feeds alone. A text that is not there, or not only once, is refused with what it takes
-to do better.
+Only an exact match, character for character, is replaced, and nothing else changes. If all lines of
+a file end in CRLF, line breaks in both texts are taken as CRLF, because a model sees and writes
+only line feeds. A text that is missing or not unique is refused with a hint on how to fix the call.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ _MOST_LINES_COMPARED = 3_000
 _MOST_CHARS_COMPARED = 300
 _MOST_CHARS_OF_DIFF = 100_000
 _MOST_CHANGES = _MOST_CHARS_OF_DIFF // 2
-"""A change has two characters at least, and its hunk has a header."""
+"""A change takes at least two characters, and its hunk has a header."""
 _CUT = "\n[the difference is longer, and cut here]\n"
 _CONTEXT = 3
 
 
 class EditRefused(Exception):
-    """The text cannot be replaced, in words for a model."""
+    """The text cannot be replaced; the message is written for a model."""
 
 
 class Edit(Struct, frozen=True):
-    """What became of a text."""
+    """The result of a replacement."""
 
     text: str
     count: int
     """How many places were changed."""
     line: int
-    """Of the first, from 1."""
+    """The line of the first place, from 1."""
     diff: str
-    """In the unified form, without the lines that name the file. A long one is cut, and says so."""
+    """In the unified format, without the file header. A long diff is cut and ends with a note."""
 
 
 def replace_text(
@@ -76,7 +75,7 @@ def replace_text(
 
 
 def _places(text: str, old: str) -> Iterator[int]:
-    """Where the text stands, also where two places overlap."""
+    """Yield the start of every match, including overlapping ones."""
     found = text.find(old)
     while found >= 0:
         yield found
@@ -84,7 +83,7 @@ def _places(text: str, old: str) -> Iterator[int]:
 
 
 def _with_breaks_of(text: str, old: str, new: str) -> tuple[str, str]:
-    """Both texts with the line breaks of the file."""
+    """Return both texts with the line breaks of the file."""
     breaks = text.count("\r\n")
     if not breaks:
         return old, new
@@ -98,7 +97,7 @@ def _as_crlf(text: str) -> str:
     return re.sub(r"(?<!\r)\n", "\r\n", text)
 
 
-# --- what to say ------------------------------------------------------------------------------
+# --- messages ---------------------------------------------------------------------------------
 
 
 def _not_only_once(text: str, places: list[int]) -> str:
@@ -111,7 +110,7 @@ def _not_only_once(text: str, places: list[int]) -> str:
 
 
 def _not_there(text: str, old: str, new: str) -> str:
-    """Why the text is not found, as far as that can be guessed."""
+    """Explain why the text was not found, as far as that can be guessed."""
     if new and len(new) > len(old) // 2 and new in text:
         return "'old' is not in the file, but 'new' is: has this been done already?"
     if "\\n" in old and old.replace("\\n", "\n") in text:
@@ -132,7 +131,7 @@ def _not_there(text: str, old: str, new: str) -> str:
 
 
 def _but_for_white_space(text: str, old: str) -> str | None:
-    """The lines that have this text, if only spaces and tabs are different."""
+    """Return the lines that match the text except for spaces and tabs, if there are any."""
     wanted = [" ".join(line.split()) for line in old.strip().split("\n")]
     if not any(wanted) or len(wanted) > _MOST_LINES_WANTED:
         return None
@@ -156,7 +155,7 @@ def _quote(line: int, lines: list[str]) -> str:
 
 
 class _Change(Struct, frozen=True):
-    """Lines that become others: the number of the first, from 0, and both as they are."""
+    """Replaced lines: the number of the first, from 0, and the lines before and after."""
 
     first: int
     old: list[str]
@@ -168,16 +167,16 @@ class _Change(Struct, frozen=True):
 
 
 def unified_diff(old: str, new: str) -> str:
-    """The difference of two texts in the unified form, without the lines that name the file.
+    """Return the diff of two texts in the unified format, without the file header.
 
-    It is made in time that hardly grows faster than the texts. A long one is cut, and says so.
+    The time grows little faster than the texts. A long diff is cut and ends with a note.
     """
     before, after = _lines(old), _lines(new)
     return _joined(_hunks(before, _differing(before, after)))
 
 
 def _differing(before: list[str], after: list[str]) -> Iterator[_Change]:
-    """The changes between lines that are in both texts exactly once, and in the same order."""
+    """Yield the changes between anchors: lines that occur once in each text, in the same order."""
     whole = _trimmed(0, before, after)
     first = start = 0
     for end, stop in [*_anchors(whole.old, whole.new), (len(whole.old), len(whole.new))]:
@@ -188,7 +187,7 @@ def _differing(before: list[str], after: list[str]) -> Iterator[_Change]:
 
 
 def _anchors(before: list[str], after: list[str]) -> list[tuple[int, int]]:
-    """Where the most lines stand that are in both exactly once, in an order that both have."""
+    """Return the longest list of lines that occur once in each text, in the same order."""
     ours, theirs = Counter(before), Counter(after)
     places = {line: place for place, line in enumerate(after)}
     found = [
@@ -196,7 +195,7 @@ def _anchors(before: list[str], after: list[str]) -> list[tuple[int, int]]:
         for n, line in enumerate(before)
         if ours[line] == 1 and theirs.get(line) == 1
     ]
-    # The longest rising sequence: of those of one length, the one that ends lowest can grow most.
+    # Longest increasing subsequence: of those with equal length, keep the one with the lowest end.
     lowest: list[int] = []
     ends: list[int] = []
     previous: list[int | None] = []
@@ -214,7 +213,7 @@ def _anchors(before: list[str], after: list[str]) -> list[tuple[int, int]]:
 
 
 def _joined(hunks: Iterator[str]) -> str:
-    """The beginning of the hunks. No more of them are made than that takes."""
+    """Join the first hunks, up to the length limit. Later hunks are never computed."""
     taken: list[str] = []
     left = _MOST_CHARS_OF_DIFF
     for piece in hunks:
@@ -226,7 +225,7 @@ def _joined(hunks: Iterator[str]) -> str:
 
 
 def _diff(text: str, old: str, new: str, count: int) -> Iterator[str]:
-    """The hunks. What has changed is known, so there is nothing to search for."""
+    """Yield the hunks. The changed places are known, so no diff algorithm is needed."""
     return _hunks(_lines(text), _changes(text, old, new, count))
 
 
@@ -244,7 +243,7 @@ def _hunks(lines: list[str], changes: Iterable[_Change]) -> Iterator[str]:
 
 
 def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:
-    """The lines around each place, those together that share one."""
+    """Yield the lines around each place; places that share a line become one change."""
     line = counted = 0
     place = text.find(old)
     while count and place >= 0:
@@ -254,7 +253,7 @@ def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:
         end = start
         while count and place >= 0 and (end == start or place < end):
             behind = place + len(old)
-            if behind >= end:  # otherwise it ends in the line that was looked for already
+            if behind >= end:  # otherwise it ends in the line that was already found
                 end = _end_of_line(text, behind, joins=not new.endswith("\n"))
             place = text.find(old, behind)
             count -= 1
@@ -263,7 +262,9 @@ def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:
 
 
 def _end_of_line(text: str, position: int, *, joins: bool) -> int:
-    """Behind the line in which the replaced text ends; ``joins`` if that takes the next one in."""
+    """Return the index after the line in which the replaced text ends. ``joins`` is true if the
+    replacement also pulls in the next line.
+    """
     if text[position - 1] == "\n" and not joins:
         return position
     end = text.find("\n", position)
@@ -271,7 +272,7 @@ def _end_of_line(text: str, position: int, *, joins: bool) -> int:
 
 
 def _trimmed(first: int, old: list[str], new: list[str]) -> _Change:
-    """Without the lines at both ends that stay as they are."""
+    """Drop the unchanged lines at both ends."""
     shorter = min(len(old), len(new))
     head = next((n for n in range(shorter) if old[n] != new[n]), shorter)
     shorter -= head
@@ -307,7 +308,7 @@ def _prefixed(mark: str, lines: list[str]) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """With their ends. Only a line feed ends a line."""
+    """Split into lines, with their ends. Only a line feed ends a line."""
     *lines, last = text.split("\n")
     whole = [f"{line}\n" for line in lines]
     return [*whole, last] if last else whole

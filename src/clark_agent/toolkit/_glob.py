@@ -1,8 +1,8 @@
 """Patterns for paths: ``*.py``, ``src/**/test_*.py``, ``*.{js,ts}``.
 
-``*`` and ``?`` stay within a name, ``**`` stands for any number of folders, and one of several
-alternatives may stand in braces. A pattern without a ``/`` is for the last name alone, wherever it
-is. Time is bounded by the lengths of the pattern and the path, whatever the pattern is.
+``*`` and ``?`` match within one name, ``**`` matches any number of folders, and braces list
+alternatives. A pattern without a ``/`` is matched against the last name of the path. The time is
+bounded by the lengths of the pattern and the path, for any pattern.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _CHOICE = re.compile(r"\{([^{},]*,[^{}]*)\}")
 
 
 class Glob:
-    """A pattern, ready to be asked."""
+    """A parsed pattern."""
 
     def __init__(self, pattern: str) -> None:
-        """Raise ValueError for a pattern with more alternatives than anybody means."""
+        """Raises `ValueError` if the pattern has too many alternatives."""
         self._alternatives = [_names_of(each) for each in _expand(pattern.strip())]
 
     def matches(self, path: str) -> bool:
-        """Whether the pattern stands for the whole path."""
+        """Return whether the pattern matches the whole path."""
         names = path.split("/")
         return any(_matches(pattern, names) for pattern in self._alternatives)
 
@@ -35,7 +35,7 @@ def _names_of(pattern: str) -> list[str]:
 
 
 def _matches(pattern: list[str], names: list[str]) -> bool:
-    """Follow all readings of the pattern at once: the places in it that may come next."""
+    """Track all possible positions in the pattern at once."""
     places = _with_stars(pattern, {0})
     for name in names:
         reached = {place for place in places if place < len(pattern) and pattern[place] == "**"}
@@ -49,7 +49,7 @@ def _matches(pattern: list[str], names: list[str]) -> bool:
 
 
 def _with_stars(pattern: list[str], places: set[int]) -> set[int]:
-    """These places, and those behind a ``**`` that stands for no folder at all."""
+    """Return these positions, and those after each ``**`` that matches no folder at all."""
     reached = set(places)
     for place in range(len(pattern)):
         if place in reached and pattern[place] == "**":
@@ -58,7 +58,7 @@ def _with_stars(pattern: list[str], places: set[int]) -> set[int]:
 
 
 def _expand(pattern: str) -> list[str]:
-    """The patterns that one with braces stands for; braces without a choice are themselves."""
+    """Expand braces into separate patterns; braces without alternatives stay literal."""
     done: list[str] = []
     waiting = [pattern]
     while waiting:

@@ -1,10 +1,10 @@
 """The readable text of an HTML page.
 
-Title, headings, paragraphs, lists, table rows and links stay, as plain text in the manner of
-Markdown; scripts, styles and the like go. Nothing is validated: whatever a server sends is read to
-its end, in time and memory that grow with its length alone. Parsers that build a tree do not keep
-to that: the rules of HTML for tags that are not closed let 50 KB become a gigabyte. The parser of
-the standard library is quadratic on broken markup in many of the versions in use.
+Keeps title, headings, paragraphs, lists, table rows and links as plain text in the style of
+Markdown; drops scripts, styles and the like. Nothing is validated: any input is read to its end, in
+time and memory proportional to its length. Tree-building parsers cannot promise that: HTML's rules
+for unclosed tags let 50 KB grow to a gigabyte. The parser of the standard library takes quadratic
+time on broken markup in many versions in use.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LINES = _PARAGRAPHS | frozenset(
 
 
 class ReadablePage(Struct, frozen=True):
-    """What of a page is for reading."""
+    """The readable part of a page."""
 
     title: str
     text: str
 
 
 def readable(html: str, url: str) -> ReadablePage:
-    """The title and the text of a page; links are made absolute with its address."""
+    """Return the title and the text of a page. Links are made absolute, relative to ``url``."""
     page, at = _Page(url), 0
     while True:
         begin = html.find("<", at)
@@ -50,13 +50,13 @@ def readable(html: str, url: str) -> ReadablePage:
             break
         page.text(html[at:begin])
         at = _read_markup(page, html, begin)
-        if at < 0:  # it never ends
+        if at < 0:  # it is never closed
             break
     return ReadablePage(page.title, page.whole())
 
 
 def _read_markup(page: _Page, html: str, begin: int) -> int:
-    """Read what a ``<`` begins; where it ends, or -1."""
+    """Read the markup that starts at a ``<``. Return where it ends, or -1 if it never does."""
     tag = _NAME.match(html, begin)
     if tag is None:
         if html.startswith("<!--", begin):
@@ -90,7 +90,9 @@ def _behind(html: str, what: str, at: int) -> int:
 
 
 def _end_of_tag(html: str, at: int) -> int:
-    """Where the ``>`` of a tag is; one in quotes may be looked past, but not for long."""
+    """Return the position of the ``>`` that ends a tag. A ``>`` in quotes is skipped, within a
+    limit.
+    """
     end = first = html.find(">", at)
     for _ in range(3):
         if end < 0 or html.count('"', at, end) % 2 == 0:
@@ -100,7 +102,7 @@ def _end_of_tag(html: str, at: int) -> int:
 
 
 class _Page:
-    """The text so far: whole lines, and the pieces of the one that is being written."""
+    """The text so far: finished lines, and the pieces of the current line."""
 
     def __init__(self, url: str) -> None:
         self.title = ""
@@ -108,15 +110,15 @@ class _Page:
         self._lines: list[str] = []
         self._line: list[str] = []
         self._marker = ""
-        """What the next line with text begins with: a bullet, or the sign of a heading."""
+        """The prefix of the next line with text: a bullet or a heading mark."""
         self._verbatim = 0
         self._link: tuple[str, int, list[str], int] | None = None
-        """Its address, how much was read before it, and where it begins."""
+        """The open link: its address, the amount of text before it, and where it begins."""
         self._read = self._read_before = 0
-        """How much text there is, and was when the line began."""
+        """The amount of text so far, and at the start of the line."""
 
     def text(self, raw: str) -> None:
-        """Text between two tags."""
+        """Add text between two tags."""
         if not raw:
             return
         text = unescape(raw)
@@ -131,7 +133,7 @@ class _Page:
             self._line.append(line)
 
     def open(self, name: str, attributes: str) -> None:
-        """A tag begins something."""
+        """Handle an opening tag."""
         if name in _LINES:
             self._break(blank=name in _PARAGRAPHS)
         if name == "pre":
@@ -149,7 +151,7 @@ class _Page:
             self.text(f"[image: {alt}]")
 
     def close(self, name: str) -> None:
-        """A tag ends something."""
+        """Handle a closing tag."""
         if name == "a":
             self._end_link()
         if name in _LINES:
@@ -160,7 +162,7 @@ class _Page:
             self._marker = ""
 
     def whole(self) -> str:
-        """All of it, with no more than one blank line in a row."""
+        """Return all of the text, with at most one blank line in a row."""
         self._end_link()
         self._break()
         return re.sub(r"\n{3,}", "\n\n", "\n".join(self._lines)).strip("\n")
@@ -193,12 +195,12 @@ class _Page:
         (url, read, line, begin), self._link = self._link, None
         if self._read > read:
             self._line.append(f"]({url})")
-        elif line is self._line:  # a link without a word
+        elif line is self._line:  # a link without text
             del line[begin]
 
 
 def unescape(text: str) -> str:
-    """The text with its references replaced; Python refuses to read a number of many digits."""
+    """Replace character references. Python refuses to parse a number with too many digits."""
     return _unescape(_NO_CHARACTER.sub("\ufffd", text)) if "&" in text else text
 
 

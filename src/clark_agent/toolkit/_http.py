@@ -1,14 +1,14 @@
-"""One HTTP GET to one address that was looked at before.
+"""One HTTP GET to an address that was checked before.
 
-A name that is resolved twice may resolve to two addresses, so whoever checks an address must
-connect to that very one: `get` takes it beside the URL, and never resolves anything. The name in
-the ``Host`` header and in the TLS handshake, which the certificate must have, is that of the URL.
+A name may resolve to different addresses each time, so the caller must connect to the very address
+it has checked: `get` takes the addresses beside the URL and never resolves a name. The ``Host``
+header and the TLS handshake use the host name of the URL, which the certificate must match.
 
-httpcore2, which httpx2 stands on, speaks HTTP: there are no redirects, cookies, proxies or retries.
-What is packed is unpacked here, because no more may be unpacked than is wanted. Everything is
-closed at once when it is over or cancelled.
+httpcore2, the layer below httpx2, speaks HTTP: no redirects, cookies, proxies or retries. This
+module decompresses bodies itself, to stop at the size limit. Connections are closed as soon as the
+request ends or is cancelled.
 
-This module needs the extra ``web``, and is imported when a page is first fetched.
+This module needs the extra ``web``. It is imported when a page is first fetched.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _FIXED = (("Accept-Encoding", "gzip"), ("Connection", "close"))
 
 
 class Response(Struct, frozen=True):
-    """What a server answered."""
+    """The response of a server."""
 
     status: int
     headers: Headers
     body: bytes = b""
     cut: str = ""
-    """Why there is more than was read, if there is."""
+    """Why the body is incomplete; empty if it is complete."""
 
 
 async def get(
@@ -51,9 +51,9 @@ async def get(
     wants_body: Callable[[int, Headers], bool],
     tls: ssl.SSLContext | None,
 ) -> Response:
-    """Get the URL from the first of the addresses that answers. Raises `FetchError`.
+    """Get the URL from the first address that accepts a connection. Raises `FetchError`.
 
-    What ``wants_body`` does not want, by status and headers, is not read.
+    The body is read only if ``wants_body(status, headers)`` is true.
     """
     sent = [("Host", url.authority), *headers, *_FIXED]
     async with _answer(url, addresses, sent, tls) as answer:
@@ -74,7 +74,7 @@ async def _answer(
     headers: Sequence[tuple[str, str]],
     tls: ssl.SSLContext | None,
 ) -> AsyncGenerator[httpcore2.Response]:
-    """The beginning of the answer, as long as the connection is there."""
+    """Yield the response before its body is read; the connection stays open inside the block."""
     async with AsyncExitStack() as opened:
         backend = _CheckedAddresses(addresses, opened)
         pool = httpcore2.AsyncConnectionPool(ssl_context=tls, network_backend=backend)
@@ -95,23 +95,23 @@ async def _answer(
 
 
 class _CheckedAddresses(httpcore2.AsyncNetworkBackend):
-    """Connects to the addresses that were looked at, whatever host it is asked for."""
+    """Connects only to the checked addresses, whatever host is requested."""
 
     def __init__(self, addresses: Sequence[Address], opened: AsyncExitStack) -> None:
         self._addresses = addresses
         self._opened = opened
-        backend: Any = httpcore2.AnyIOBackend()  # whose base no type checker finds
+        backend: Any = httpcore2.AnyIOBackend()  # type checkers do not find its base class
         self._backend: httpcore2.AsyncNetworkBackend = backend
 
     async def connect_tcp(
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the library's word for it
+        timeout: float | None = None,  # noqa: ASYNC109 - the library's name for it
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """The first connection that there is. It is closed with the others, come what may."""
+        """Return the first connection that succeeds. Every connection is closed at the end."""
         failure: Exception = httpcore2.ConnectError("it has no address")
         for address in self._addresses:
             try:
@@ -125,7 +125,7 @@ class _CheckedAddresses(httpcore2.AsyncNetworkBackend):
 
 
 def _no_connection(url: Url, error: BaseException) -> str:
-    """Why there is none. An error of TLS is the cause of another one."""
+    """Explain why connecting failed. A TLS error is the cause of another error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -137,7 +137,7 @@ def _no_connection(url: Url, error: BaseException) -> str:
 
 
 def _no_answer(url: Url, error: Exception) -> str:
-    """What to say of an answer that has no beginning. What the server sent is not quoted."""
+    """Describe a response that could not be read. Text from the server is not quoted."""
     said = str(error)
     if "too long" in said:
         return "The headers of the answer are too long."
@@ -154,7 +154,7 @@ def _no_answer(url: Url, error: Exception) -> str:
 async def _body(
     url: Url, answer: httpcore2.Response, unpack: Callable[[bytes, int], bytes], max_bytes: int
 ) -> tuple[bytes, str]:
-    """The body, unpacked, and why it is less than all, if it is."""
+    """Return the decompressed body, and why it is incomplete, or an empty text."""
     body, received = bytearray(), 0
     try:
         async for piece in answer.aiter_stream():
@@ -183,7 +183,7 @@ def _unpacker(encoding: str) -> Callable[[bytes, int], bytes]:
 
 
 class _Inflating:
-    """Unpacks gzip of any number of members, or zlib; what stands behind the last is ignored."""
+    """Decompresses zlib, or gzip with any number of members. Data after them is ignored."""
 
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=47)  # gzip or zlib, by its header
@@ -191,7 +191,7 @@ class _Inflating:
         self._is_over = False
 
     def unpack(self, piece: bytes, most: int) -> bytes:
-        """What the piece becomes, but no more than is wanted of it."""
+        """Decompress a piece, up to ``most`` bytes."""
         unpacked = bytearray()
         while piece and not self._is_over and len(unpacked) < most:
             try:

@@ -1,13 +1,13 @@
-"""What runs outside of the sandbox: never anything that a command or a file tool could change.
+"""Programs that run outside of the sandbox. No command or file tool can change them.
 
-A workspace often holds a virtual environment, and this very package in it. Whatever starts a
-process on the host therefore keeps to these rules:
+A workspace often contains a virtual environment with this very package. So code that starts a
+process on the host follows these rules:
 
-- The text of the program is read when the tool is made, before anything can run, and is passed on
-  from memory.
+- The source of the program is read when the tool is made, before a command can run, and is passed
+  on from memory.
 - The interpreter is the one that the virtual environment was made from, by its real path. If that
-  lies in the root too, it is the system's, and without one the tool does not run.
-- Programs are looked for in the folders of the system, not in ``PATH``.
+  lies in the root too, the system's interpreter is used. Without one, the tool does not run.
+- Programs are looked up in the system's folders, not in ``PATH``.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ SYSTEM_PATH = "/usr/bin:/bin:/usr/local/bin:/usr/sbin:/sbin:/run/current-system/
 
 
 class Interpreter(Struct, frozen=True):
-    """A Python to run our own programs with."""
+    """A Python interpreter to run programs of this package with."""
 
     path: str
     folders: tuple[str, ...]
-    """Where its library is, for a sandbox to show."""
+    """The folders of its library, which a sandbox must show."""
 
     def command(self, source: str, *arguments: str) -> list[str]:
-        """Run a program without looking at any environment, user folder or working directory."""
+        """Return the command that runs a program without using the environment, user folder or
+        working directory.
+        """
         return [self.path, "-I", "-S", "-B", "-c", source, *arguments]
 
 
 def find_interpreter(root: str | None) -> Interpreter | None:
-    """The interpreter to use beside a root; None if there is none outside of it."""
+    """Return the interpreter to use with a root; None if there is none outside of the root."""
     for found in (_own(), _of_system()):
         if found is not None and not (
             root is not None and any(is_below(path, root) for path in (found.path, *found.folders))
@@ -60,7 +62,7 @@ def find_interpreter(root: str | None) -> Interpreter | None:
 
 
 def _own() -> Interpreter | None:
-    if getattr(sys, "frozen", False):  # the executable is this program, and no Python
+    if getattr(sys, "frozen", False):  # the executable is this program, not a Python interpreter
         return None
     path: str = getattr(sys, "_base_executable", None) or sys.executable
     if not path:
@@ -76,9 +78,9 @@ def _of_system() -> Interpreter | None:
 
 
 def host_folders(root: str) -> list[str]:
-    """The folders in a root that this program runs from: it may import more from them at any time.
+    """Return the folders in a root that this program runs from and may still import from.
 
-    A program whose own modules lie in the root itself, not in a folder of it, is not covered.
+    Modules that lie in the root itself, not in a folder of it, are not covered.
     """
     package = os.path.dirname(os.path.dirname(__file__))
     found = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, package)]
@@ -86,26 +88,26 @@ def host_folders(root: str) -> list[str]:
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether the path is the folder or in it. Both are real paths."""
+    """Return whether the path is the folder or lies in it. Both must be real paths."""
     return os.path.commonpath([path, folder]) == folder
 
 
 @cache
 def source_of(module: str) -> str:
-    """The text of a module that is run as a program. Read once in the life of this process.
+    """Return the source of a module that is run as a program. Cached for the life of this process.
 
-    Raises `OSError` where there is none, as in a program that was packed without its sources.
+    Raises `OSError` if there is no source, as in a program that was packed without it.
     """
     return inspect.getsource(import_module(module))
 
 
 def data_file(data: bytes) -> IO[bytes]:
-    """A file without a name that has this content, to be read by another process."""
+    """Return an unnamed file with this content, for another process to read."""
     file: IO[bytes]
     if hasattr(os, "memfd_create"):
         file = FileIO(os.memfd_create("clark-agent"), "r+")
     else:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - whoever asked closes it
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     try:
         file.write(data)
         file.flush()

@@ -1,9 +1,9 @@
-"""Asking a person before a file tool touches a sensitive path.
+"""Asks a person before a file tool touches a sensitive path.
 
-`ApprovalGate` asks about tools. This asks about paths, also for a tool that only reads or that is
-approved for good. One call is one question, also if it both reads and writes. All tools of a
-workspace share one `Permission`: an answer for good is about one path in one conversation (without
-one: in one run), and holds for all of them.
+`ApprovalGate` asks about tools. This module asks about paths, even for a tool that only reads or
+that is always approved. Each call is one question, even if it both reads and writes. All tools of a
+workspace share one `Permission`: ``always`` and ``never`` apply to one path in one conversation (or
+in one run, if it has no conversation), for all these tools.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Permission"]
 logger = logging.getLogger(__name__)
 
 _MOST_ANSWERS = 10_000
-"""That are remembered; the oldest go, and are asked again."""
+"""How many answers are remembered. The oldest are dropped, and the question is asked again."""
 _INSTEAD = "Go on without it, or tell the user that you need it"
 _HOW = (
     "The host allows it with file_tools(workspace, ask=...), or with other rules: "
@@ -38,11 +38,11 @@ _HOW = (
 )
 
 _Key: TypeAlias = tuple[str, str, str, Access]
-"""Whose answer it is (a conversation or a run, and its id), the path, and what is done with it."""
+"""The owner of the answer (conversation or run, and its id), the path, and the access."""
 
 
 class Permission:
-    """What may be done with the sensitive paths of a workspace."""
+    """Decides access to the sensitive paths of a workspace."""
 
     def __init__(self, workspace: Workspace, ask: AskApproval | None) -> None:
         check_asking("file_tools", ask, None, "request")
@@ -52,7 +52,7 @@ class Permission:
         self._one_at_a_time = OneAtATime()
 
     def reasons(self, path: str, access: tuple[Access, ...]) -> dict[Access, str]:
-        """Why a person should be asked before this is done with a path; empty: no reason."""
+        """Return why a person should be asked, per kind of access. Empty if there is no reason."""
         found: dict[Access, str] = {}
         for each in access:
             if (reason := self._workspace.sensitive(path, each)) is not None:
@@ -66,7 +66,7 @@ class Permission:
         arguments: dict[str, Any],
         ctx: ToolContext,
     ) -> None:
-        """Ask if the path is sensitive. Raises `WorkspaceError` unless somebody agrees."""
+        """Ask if the path is sensitive. Raises `WorkspaceError` unless the person agrees."""
         path = arguments["path"]
         reasons = self.reasons(path, access)
         if not reasons:
@@ -87,13 +87,13 @@ class Permission:
         )
         keys: list[_Key] = [(*_owner(ctx.identity), name, each) for each in reasons]
         asking = self._settle(self._ask, request, keys, about)
-        # A tool that runs in a thread is not cancelled, and this part of it can stop at once.
+        # A tool that runs in a thread cannot be cancelled, but waiting for an answer can.
         await unless_stopped(asking, ctx.signal)
 
     async def _settle(
         self, ask: AskApproval, request: ApprovalRequest, keys: list[_Key], about: str
     ) -> None:
-        """Find out what the answer is: known from before, or asked for now."""
+        """Use the remembered answer, or ask for one."""
         async with self._one_at_a_time.turn():
             said = [self._remembered.get(key) for key in keys]
             if False in said:

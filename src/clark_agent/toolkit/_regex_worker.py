@@ -1,10 +1,10 @@
-"""The other end of `RegexSearch`: a program that looks for a regular expression in blocks of text.
+"""The worker process of `RegexSearch`: finds a regular expression in blocks of text.
 
-Its text is passed to an interpreter, and it imports nothing of this package. Frames come on the
-standard input and go to the standard output: four bytes with the length, then the data. The first
-has the pattern, and each of the others a block of text. The answers are the reason why the pattern
-will not do, empty if there is none, and for each block pairs of numbers: the line, and the place in
-it where the first match begins.
+Its source is passed to an interpreter, so it imports nothing from this package. Frames arrive on
+standard input and leave on standard output: four bytes with the length, then the data. The first
+frame holds the pattern, each later one a block of text. The first reply is the error in the
+pattern, empty if it is valid. The reply to each block is a list of pairs: the line number, and the
+position in that line where the first match begins.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO
 
 
 def read_frame(source: IO[bytes]) -> bytes | None:
-    """The next frame; None if whoever sends them has ended."""
+    """Return the next frame; None at the end of the input."""
     head = source.read(4)
     if len(head) < 4:
         return None
@@ -33,7 +33,7 @@ def write_frame(target: IO[bytes], data: bytes) -> None:
 
 
 def find(search: Callable[[str], re.Match[str] | None], text: str, limit: int) -> list[int]:
-    """The lines that match, and where, as one list of numbers."""
+    """Return the matching lines and positions as one flat list of numbers."""
     found: list[int] = []
     for number, line in enumerate(text.split("\n")):
         match = search(line.removesuffix("\r"))
@@ -45,7 +45,7 @@ def find(search: Callable[[str], re.Match[str] | None], text: str, limit: int) -
 
 
 def serve(source: IO[bytes], target: IO[bytes], *, ignore_case: bool, limit: int) -> None:
-    """Answer until there is no more."""
+    """Reply to each block until the input ends."""
     pattern = read_frame(source)
     if pattern is None:
         return
@@ -64,7 +64,7 @@ _MEMORY = 2 << 30
 
 
 def _limit_ourselves(seconds: int) -> None:
-    """Whoever started this may be killed while a match goes on for ever."""
+    """Limit our own CPU time and memory: the parent may be killed while a match runs forever."""
     try:
         import resource
     except ImportError:

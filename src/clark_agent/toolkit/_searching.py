@@ -1,10 +1,10 @@
-"""Ways to look for something in a block of text, line by line.
+"""Searches for a text or a regular expression in a block of text, line by line.
 
-`PlainSearch` looks for a text, which takes time in proportion to the block and no longer.
-`RegexSearch` looks for a regular expression. A match of one may take for ever, and holds up all of
-its process meanwhile, so it is given to another process, which can be killed. That process comes
-from memory and from outside of the root (:mod:`clark_agent.toolkit._outside`), has no environment,
-and runs in the sandbox where there is one, without any file to write.
+`PlainSearch` searches for a text, in time proportional to the block. `RegexSearch` searches for a
+regular expression. Matching one can take forever and block its whole process, so it runs in another
+process, which can be killed. That process is started from memory and from outside of the root
+(:mod:`clark_agent.toolkit._outside`), has an empty environment, and runs in the sandbox if there is
+one, without write access to any file.
 """
 
 from __future__ import annotations
@@ -39,35 +39,35 @@ __all__ = [
 ]
 
 Hit: TypeAlias = tuple[int, int]
-"""A line of the block that matches, from 0, and the place in it where the match begins."""
+"""The number of a matching line, from 0, and the position in it where the match begins."""
 
 
 _NOT_HERE = "regular expressions cannot be searched for here ({}): search for plain text"
 
 
 class PatternError(Exception):
-    """The pattern will not do, in words for a model."""
+    """The pattern is invalid; the message is written for a model."""
 
 
 class SearchStopped(Exception):
-    """The search was stopped before its end: by the token, the time limit, or for no known reason.
+    """The search ended early: by the token, by the time limit, or because the process died.
 
-    Which of these it was, the token and the clock say.
+    The token and the clock show which it was.
     """
 
 
 class Search(Protocol):
-    """Looks for one thing in many blocks."""
+    """Searches for one pattern in many blocks."""
 
     def find(self, block: str) -> list[Hit]:
-        """The lines that match, at most as many as were asked for."""
+        """Return the matching lines, up to the limit."""
         ...
 
 
 class _Folding(dict[int, str]):
-    """What a character is when case does not count: always one character, so that places stay.
+    """Maps each character to its case-folded form: always one character, to keep positions valid.
 
-    Some become several when they are folded (``ß``, ``İ``), or depend on their neighbours (``Σ``).
+    Some characters fold to several (``ß``, ``İ``) or depend on their neighbours (``Σ``).
     """
 
     def __missing__(self, code: int) -> str:
@@ -94,7 +94,7 @@ _FOLDING = _Folding()
 
 
 class PlainSearch:
-    """Looks for a text as it is."""
+    """Searches for a literal text."""
 
     def __init__(self, text: str, *, ignore_case: bool, limit: int) -> None:
         self._form: Callable[[str], str] = _folded if ignore_case else _as_it_is
@@ -102,7 +102,7 @@ class PlainSearch:
         self._limit = limit
 
     def find(self, block: str) -> list[Hit]:
-        """The lines that have the text."""
+        """Return the lines that contain the text."""
         text = self._form(block)
         hits: list[Hit] = []
         line = counted = 0
@@ -117,7 +117,7 @@ class PlainSearch:
 
 
 class RegexWorker(Struct, frozen=True):
-    """How to start the process for a workspace. Made before any tool can change a file there."""
+    """How to start the worker for a workspace. Made before any tool can change a file there."""
 
     root: str
     interpreter: Interpreter | None
@@ -125,7 +125,7 @@ class RegexWorker(Struct, frozen=True):
 
     @classmethod
     def for_root(cls, root: str) -> Self:
-        """The worker for a root; without an interpreter outside of it there is none."""
+        """Return the worker for a root; its interpreter is None if all lie in the root."""
         try:
             source = source_of(_regex_worker.__name__)
         except OSError:
@@ -133,7 +133,7 @@ class RegexWorker(Struct, frozen=True):
         return cls(root, find_interpreter(root), source)
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start it. Raises `PatternError`."""
+        """Start the process. Raises `PatternError`."""
         if self.interpreter is None:
             why = f"there is no Python interpreter outside of {self.root}"
             raise PatternError(_NOT_HERE.format(why))
@@ -158,7 +158,7 @@ def _inside(
 
 @lru_cache
 def _runs_in(status: SandboxStatus, interpreter: Interpreter) -> bool:
-    """Whether the sandbox shows all that this interpreter needs."""
+    """Return whether the sandbox shows everything that this interpreter needs."""
     with ExitStack() as files:
         process = _start(*_inside(status, interpreter, interpreter.command(""), files))
     process.communicate()
@@ -174,15 +174,15 @@ def _start(argv: Sequence[str], descriptors: Sequence[int] = ()) -> subprocess.P
         pass_fds=descriptors,
         cwd="/",
         env={},
-        start_new_session=True,  # a Ctrl-C is for us, and we end it
+        start_new_session=True,  # Ctrl-C is for this process, which then ends the worker
     )
 
 
 class RegexSearch:
-    """Looks for a regular expression, in a process of its own.
+    """Searches for a regular expression in a separate process.
 
-    Raises `PatternError` for one that is none. The process ends with the block, at the time limit,
-    or when the token is cancelled; it does not outlive this one by more than the limit.
+    Raises `PatternError` for an invalid pattern. The process ends when the ``with`` block ends, at
+    the time limit, or when the token is cancelled. It outlives this process by at most the limit.
     """
 
     def __init__(
@@ -227,16 +227,16 @@ class RegexSearch:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what is still in the buffer has nowhere to go
+            with suppress(OSError):  # flushing the buffer fails if the process is gone
                 pipe.close()
 
     def _kill(self) -> None:
-        """The whole group: the sandbox is a process of its own, around the one that searches."""
+        """Kill the whole group: the sandbox is a separate process around the searching one."""
         with suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def find(self, block: str) -> list[Hit]:
-        """The lines that match. Raises `SearchStopped`."""
+        """Return the matching lines. Raises `SearchStopped`."""
         numbers = self._ask(block.encode("utf-8", "replace"))
         pairs = unpack(f"<{len(numbers) // 4}I", numbers)
         return list(zip(pairs[::2], pairs[1::2], strict=True))

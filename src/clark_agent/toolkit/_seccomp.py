@@ -1,8 +1,8 @@
 """The system calls that commands in the sandbox cannot make, as a program for the kernel.
 
-Bubblewrap decides what a command can see. This filter takes away the parts of the kernel that a
-command could use to look past that, or to attack the kernel itself: the keys of other processes,
-other processes' memory, new namespaces and mounts, kernel programs and kernel modules.
+Bubblewrap decides what a command can see. This filter removes the parts of the kernel that a
+command could use to see more, or to attack the kernel itself: the keys of other processes, other
+processes' memory, new namespaces and mounts, kernel programs and kernel modules.
 
 - A refused call fails with ``EPERM``. ``clone3`` fails with ``ENOSYS``: its flags are in memory,
   where a filter cannot look, and every C library then falls back to ``clone``.
@@ -33,7 +33,7 @@ REFUSED: dict[str, tuple[int, int]] = {  # the number on x86_64, and in the tabl
     # other processes
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "pidfd_getfd": (438, 438), "kcmp": (312, 272),
-    # parts of the kernel that often have flaws, or tell its secrets
+    # parts of the kernel that often have flaws, or reveal its secrets
     "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "syslog": (103, 116), "lookup_dcookie": (212, 18), "fanotify_init": (300, 262),
@@ -56,11 +56,11 @@ _NEW_NAMESPACE: dict[str, tuple[int, int]] = {"clone": (56, 220), "unshare": (27
 
 
 class Machine(Struct, frozen=True):
-    """One architecture, as a filter sees it."""
+    """One architecture, as the filter sees it."""
 
     audit_arch: int
     column: int
-    """Which of the numbers above are its own."""
+    """Which column of the numbers above applies to it."""
     has_x32: bool = False
 
 
@@ -71,14 +71,14 @@ _MACHINES = {
 
 
 def this_machine() -> Machine | None:
-    """The machine that this process runs on; None if there is no filter for it."""
+    """Return the machine that this process runs on; None if there is no filter for it."""
     if not sys.platform.startswith("linux") or sys.maxsize < 1 << 32:
         return None
     return _MACHINES.get(os.uname().machine)
 
 
 def filter_program() -> bytes | None:
-    """The filter in the form that ``bwrap --seccomp`` reads."""
+    """Return the filter in the format that ``bwrap --seccomp`` reads."""
     machine = this_machine()
     return None if machine is None else _program(machine)
 
@@ -87,7 +87,7 @@ def filter_program() -> bytes | None:
 
 # A filter is a list of instructions: operation, two jump distances (if true, if false), operand.
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _JUMP_IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # where they are in the kernel's ``seccomp_data``
+_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # offsets in the kernel's ``seccomp_data``
 _ALLOW, _KILL, _FAIL = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
 
 

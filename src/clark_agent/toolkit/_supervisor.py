@@ -1,7 +1,7 @@
-"""Runs one command and sees to it that nothing of it is left. Not a module but a program.
+"""Runs one command and makes sure that none of its processes remain. A program, not a module.
 
-The shell tool starts it with ``python -I -S -c`` and stands at the other end of its pipes. It
-imports only what it needs, because every command waits for it to start.
+The shell tool starts it with ``python -I -S -c`` and holds the other ends of its pipes. It imports
+only what it needs, because every command waits for it to start.
 
     arguments        STATUS_FD ENVIRONMENT_FD TIMEOUT GRACE SANDBOXED LIMITS DIRECTORY PROGRAM …
     stdin            the lifeline: a byte, or its end because our parent has died, means stop
@@ -11,19 +11,20 @@ imports only what it needs, because every command waits for it to start.
     ENVIRONMENT_FD   the environment for PROGRAM, entries that end in NUL; we have none ourselves
     LIMITS           the most processes, then resource=number, with commas; empty for no limit
 
-On Linux it is the reaper of all its descendants: whoever daemonises becomes its child, so that a
-process that has no children left has no descendants either, and the kernel says so. To end them,
-all are stopped before the first is killed; what is stopped cannot fork, nor replace what was killed
-beside it. Elsewhere, and where ``/proc`` does not show our own processes, there is only the
-command's process group, which a process may leave.
+On Linux it is the subreaper of all its descendants: a process that daemonises becomes its child. So
+a supervisor without children has no descendants either, and ``waitpid`` reports that. To end them,
+it stops all of them before it kills the first: a stopped process cannot fork, so it cannot replace
+a killed one. On other systems, and where ``/proc`` does not show our own processes, it can only
+signal the command's process group, which a process may leave.
 
-A command in a sandbox cannot reach us. Any other can kill us, and so there are two of us: the
-guardian, which our parent has started, and its child the supervisor, which starts the command. If
-the supervisor dies the guardian gets its descendants and ends them; if the guardian dies the
-supervisor is told by the kernel and ends them. Who kills both at once gets away.
+A command in a sandbox cannot reach the supervisor. Any other command can kill it, so there are two
+processes: the guardian, started by our parent, and its child the supervisor, which starts the
+command. If the supervisor dies, the guardian inherits its descendants and ends them. If the
+guardian dies, the kernel signals the supervisor, which ends them. A command that kills both at once
+escapes.
 
-With SANDBOXED the command is a sandbox, whose first process must not be told to terminate: all else
-would die with it at once. What it writes to its stdin is how many processes it found left over.
+With SANDBOXED the command is a sandbox. Its first process must not get SIGTERM, because all others
+would die with it at once. It writes the number of leftover processes to its stdin.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 _SETTLE_SECONDS = 0.2
-"""What the command leaves behind may end by itself: ``> >(tee log)`` has something to write yet."""
+"""Leftover processes may end by themselves: ``> >(tee log)`` still has something to write."""
 _FREEZE_SECONDS = 1.0
 _KILL_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
 _LONGEST_WAIT = 3600.0
 _MOST = 1_000_000
-"""What is told from within the sandbox need not be true."""
+"""An upper bound for the reported number of leftover processes, which may be false."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -57,14 +58,14 @@ _COUNT_SECONDS = 0.25
 _IS_LINUX = sys.platform.startswith("linux")
 
 
-# --- the descendants, as /proc tells of them ----------------------------------------------------
+# --- the descendants, from /proc ----------------------------------------------------------------
 
 
 def _read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()
-    except OSError:  # it has ended in the meantime
+    except OSError:  # it has ended since
         return b""
 
 
@@ -74,8 +75,8 @@ def _state_and_parent(pid: int) -> tuple[bytes, int] | None:
 
 
 def sees_processes() -> bool:
-    """Whether the numbers in ``/proc`` are those that we may send signals to. There may be none, or
-    those of another namespace, which belong to others.
+    """Return whether the numbers in ``/proc`` are valid targets for our signals. ``/proc`` may be
+    empty, or show another namespace, whose numbers belong to other processes.
     """
     try:
         return _IS_LINUX and os.readlink("/proc/self") == str(os.getpid())
@@ -84,13 +85,13 @@ def sees_processes() -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs: one that has ended and was not waited for does not."""
+    """Return whether the process runs. A zombie does not."""
     found = _state_and_parent(pid)
     return found is not None and found[0] not in (b"Z", b"X")
 
 
 def threads_of(pid: int) -> list[str]:
-    """The threads of a process; none if it is gone."""
+    """Return the threads of a process; none if it is gone."""
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -98,13 +99,13 @@ def threads_of(pid: int) -> list[str]:
 
 
 def children_listed(pid: int) -> list[int]:
-    """The children of a process, as the kernel lists them. Fast: it outruns what forks and ends."""
+    """Return the children as the kernel lists them: fast enough to catch short-lived ones."""
     listed = [_read(f"/proc/{pid}/task/{thread}/children") for thread in threads_of(pid)]
     return [int(child) for text in listed for child in text.split()]
 
 
 def children_by_parent() -> dict[int, list[int]]:
-    """The children of every process, for kernels that do not list them."""
+    """Return the children of every process, for kernels that do not list them."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         found = _state_and_parent(int(name)) if name.isdigit() else None
@@ -114,8 +115,9 @@ def children_by_parent() -> dict[int, list[int]]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Everything below a process, parents first: the children of one that is given are looked up
-    only when the next is asked for, and do not change if it was stopped by then.
+    """Yield all descendants of a process, parents first. The children of a yielded process are
+    looked up only when the next one is requested. If the caller has stopped it by then, they do not
+    change.
     """
     is_listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
     table = {} if is_listed else children_by_parent()
@@ -131,7 +133,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 class Supervisor:
-    """One command and all that comes of it."""
+    """One command and all its processes."""
 
     def __init__(
         self, *, grace: float, sandboxed: bool = False, most: int = 0, lifeline: bool = True
@@ -139,14 +141,14 @@ class Supervisor:
         self._grace = grace
         self._sandboxed = sandboxed
         self._most = most
-        """How many processes and threads there may be; 0: any number."""
+        """The maximum number of processes and threads; 0 for no limit."""
         self._sees_processes = sees_processes()
         self.main = 0
-        """The process of the command."""
+        """The process id of the command."""
         self.ended: int | None = None
-        """How it has ended, as ``wait`` tells it."""
+        """Its status as ``waitpid`` returned it; None while it runs."""
         self.is_stopped = False
-        """Whether somebody has told us to stop."""
+        """Whether a stop was requested, by the lifeline or a signal."""
         self.is_crowded = False
         """Whether there were too many processes."""
         self._events = select.poll()
@@ -155,7 +157,7 @@ class Supervisor:
         self._events.register(_wake_on_signals(), select.POLLIN)
 
     def watch(self, timeout: float) -> bool:
-        """Wait until the command has ended or must end. Whether its time is up."""
+        """Wait until the command ends or must end. Return whether its time is up."""
         until = time.monotonic() + timeout
         while self._reap() and self.ended is None and not self.is_stopped:
             left = until - time.monotonic()
@@ -170,11 +172,11 @@ class Supervisor:
         return False
 
     def end(self) -> int:
-        """End what is left. How many processes the command had left behind when it ended."""
+        """End all processes. Return how many were left when the command ended."""
         background = 0
         if self.ended is not None and not self._is_gone_in(_SETTLE_SECONDS):
             background = self.count()
-        if not self.is_crowded:  # who forks without end does not stop when told
+        if not self.is_crowded:  # a fork bomb does not stop on SIGTERM
             self._terminate()
         until = time.monotonic() + _KILL_SECONDS
         while not self._is_gone() and time.monotonic() < until:
@@ -192,7 +194,7 @@ class Supervisor:
         return False
 
     def count(self) -> int:
-        """How many processes there are."""
+        """Return the number of live processes."""
         if not self._sees_processes:
             return 0 if self._is_gone() else 1
         return sum([is_alive(pid) for pid in self._descendants()])
@@ -201,7 +203,7 @@ class Supervisor:
         return descendants(os.getpid()) if self._sees_processes else iter(())
 
     def _reap(self) -> bool:
-        """Take notice of those that have ended. Whether we still have children."""
+        """Reap the children that have ended. Return whether any are left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -213,7 +215,7 @@ class Supervisor:
             return False
 
     def _is_gone(self) -> bool:
-        """Whether nothing is left."""
+        """Return whether no process is left."""
         if self._reap():
             return False
         return _IS_LINUX or not _signal_group(self.main, 0)
@@ -227,7 +229,7 @@ class Supervisor:
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Wait for a child that ends or somebody who tells us to stop."""
+        """Wait until a child ends, a stop is requested, or the time is up."""
         for fd, _ in self._events.poll(min(seconds, _LONGEST_WAIT) * 1000 + 1):
             if fd == _LIFELINE:
                 self.is_stopped = True
@@ -236,8 +238,8 @@ class Supervisor:
                 self.is_stopped = True
 
     def _terminate(self) -> None:
-        """Tell everything to end, also what is only just being started, but nothing twice: many
-        take the second time for "at once". Return when all have, or the grace is over.
+        """Send SIGTERM to every process, including new ones, but only once to each: many programs
+        take a second one as "at once". Return when all have ended or the grace period is over.
         """
         told: set[int] = {self.main} if self._sandboxed else set()
         until = time.monotonic() + self._grace
@@ -251,7 +253,7 @@ class Supervisor:
             self._pause(_PAUSE_SECONDS)
 
     def _freeze(self) -> None:
-        """Stop everything, until a look around finds nothing new."""
+        """Send SIGSTOP to every process until a pass finds no new one."""
         known: set[int] = set()
         until = time.monotonic() + _FREEZE_SECONDS
         while time.monotonic() < until:
@@ -261,8 +263,9 @@ class Supervisor:
             known |= found
 
     def _signal_all(self, number: int) -> set[int]:
-        """Send a signal to each as soon as it is seen, and to its whole group: that happens at one
-        blow, also to what forks and ends faster than we can look.
+        """Send a signal to each process as soon as it is found, and to its whole group. Signalling
+        a group is atomic, so it also reaches processes that fork and exit faster than we can list
+        them.
         """
         found: set[int] = set()
         if not self._sees_processes:
@@ -277,8 +280,8 @@ class Supervisor:
 
 
 def _signal(pid: int, number: int) -> None:
-    if pid > 1:  # whatever else is no single process
-        with suppress(OSError):  # it has ended, or become another user's and is out of our reach
+    if pid > 1:  # 0 and below address groups, and 1 is init
+        with suppress(OSError):  # it has ended, or belongs to another user now
             os.kill(pid, number)
 
 
@@ -290,7 +293,7 @@ def _group(pid: int) -> int:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    if group <= 1:  # 0 is our own, and the system takes 1 for all processes that there are
+    if group <= 1:  # 0 is our own group, and 1 means all processes
         return False
     try:
         os.killpg(group, number)
@@ -300,7 +303,7 @@ def _signal_group(group: int, number: int) -> bool:
 
 
 def _wake_on_signals() -> int:
-    """The end of a pipe where the number of every signal arrives that we care for."""
+    """Return the reading end of a pipe that receives the number of every signal we handle."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -319,9 +322,9 @@ def _prctl(option: int, value: int) -> None:
 
 
 def leave_keyring() -> None:
-    """Take a new, empty session keyring: the one we have holds keys of whoever started us.
+    """Join a new, empty session keyring: the inherited one holds keys of our parent.
 
-    It fails in containers that forbid it, and there the command's filter forbids it too.
+    This fails in containers that forbid it. There the command's filter forbids it too.
     """
     number = _KEYCTL.get(os.uname().machine)
     if _IS_LINUX and number is not None:
@@ -335,7 +338,7 @@ def leave_keyring() -> None:
 
 
 class Program:
-    """What to start, and how."""
+    """The program to start, with its directory, environment and limits."""
 
     def __init__(
         self, argv: list[str], directory: str, environment: bytes, limits: list[tuple[str, int]]
@@ -347,9 +350,9 @@ class Program:
         self.limits = limits
 
     def start(self, *, stdin: int, status: int, sandboxed: bool) -> tuple[int, int]:
-        """Start it in a session of its own: its process id, and 0 or why it did not start.
+        """Start it in a new session. Return its process id, and 0 or the error number.
 
-        It is told before the program runs, which may have nothing better to do than to kill us.
+        The child reports both process ids before it runs the program, which may kill us at once.
         """
         reading, writing = os.pipe()
         pid = os.fork()
@@ -381,8 +384,8 @@ class Program:
 
 
 def _limit(limits: list[tuple[str, int]]) -> None:
-    """Lower what the kernel lets a process use. Nothing is raised but the size of core dumps to one
-    byte, which the kernel takes for "none": with 0 it still starts a program that gets them.
+    """Lower the kernel's limits for this process. Only the core dump limit may rise, to one byte,
+    which the kernel takes as "none": with 0 it would still start a crash handler program.
     """
     import resource
 
@@ -394,7 +397,7 @@ def _limit(limits: list[tuple[str, int]]) -> None:
             most if now == resource.RLIM_INFINITY else min(most, now)
             for now in resource.getrlimit(number)
         ]
-        with suppress(ValueError):  # this system has no such limit to set
+        with suppress(ValueError):  # this system cannot set this limit
             resource.setrlimit(number, (lower[0], lower[1]))
 
 
@@ -403,7 +406,7 @@ def _settable_signals() -> Iterable[int]:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command and tell how it went."""
+    """Run the command and report how it ended."""
     status, environment = map(int, arguments[:2])
     timeout, grace = map(float, arguments[2:4])
     sandboxed = arguments[4] == "1"
@@ -420,7 +423,7 @@ def main(arguments: list[str]) -> None:
         if supervisor:
             _guard(supervisor, status, grace)
             return
-        os.setsid()  # who kills the group of one of us does not reach the other
+        os.setsid()  # killing the process group of one does not reach the other
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     _supervise(program, status, timeout, grace, sandboxed=sandboxed, most=int(most or 0))
@@ -453,7 +456,7 @@ def _supervise(
 
 
 def _guard(supervisor: int, status: int, grace: float) -> None:
-    """Wait for the supervisor. If it is killed, or somebody tells us to stop, do its work."""
+    """Wait for the supervisor. If it is killed, or a signal asks us to stop, end its processes."""
     guardian = Supervisor(grace=grace, lifeline=False)
     guardian.main = supervisor
     guardian.watch(_FOR_EVER)
@@ -468,7 +471,7 @@ def _pair(text: str) -> tuple[str, int]:
 
 
 def _tell(status: int, line: bytes) -> None:
-    with suppress(OSError):  # nobody listens any more; what is to be done is done all the same
+    with suppress(OSError):  # the reader is gone, but the processes must still be ended
         os.write(status, line)
 
 
@@ -480,7 +483,7 @@ def _number(fd: int) -> int:
     os.set_blocking(fd, False)
     try:
         text = os.read(fd, 64).strip()
-    except BlockingIOError:  # something that could not be killed holds the other end
+    except BlockingIOError:  # a process that could not be killed holds the other end
         return 0
     return min(int(text), _MOST) if text.isdigit() else 0
 

@@ -1,7 +1,7 @@
-"""Text in files: in which encoding, or that it is none.
+"""Detects whether a file is text, and in which encoding.
 
-A byte order mark tells the encoding, and anything else is UTF-8. A file with a NUL byte near its
-beginning, or with the signature of a known format there, is no text.
+A byte order mark decides the encoding; without one it is UTF-8. A file is binary if it has a NUL
+byte near its beginning, or starts with the signature of a known format.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _SIGNATURES = (
 
 
 class NotTextError(Exception):
-    """The file is binary; the text says what it seems to be."""
+    """The file is binary; the message says what it seems to be."""
 
 
 class Encoding(Struct, frozen=True):
-    """How a text file is written."""
+    """The encoding of a text file."""
 
     codec: Literal["utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"]
     mark: bytes = b""
-    """The byte order mark at the beginning, which is no part of the text."""
+    """The byte order mark at the beginning, which does not belong to the text."""
 
 
 _UTF_8 = Encoding("utf-8")
 
-_MARKED = (  # the longer before those that they begin with
+_MARKED = (  # longer marks before their prefixes
     Encoding("utf-8", b"\xef\xbb\xbf"),
     Encoding("utf-32-le", b"\xff\xfe\x00\x00"),
     Encoding("utf-32-be", b"\x00\x00\xfe\xff"),
@@ -69,9 +69,10 @@ def _encoding_of(head: bytes) -> Encoding:
 
 
 def open_text(file: BufferedReader) -> TextIOWrapper:
-    """The file as text, from behind the mark. Only a line feed ends a line; nothing is translated.
+    """Open the file as text, after the byte order mark. Only a line feed ends a line; line breaks
+    are not translated.
 
-    Bytes that make no character are read as U+FFFD. Raises `NotTextError`.
+    Invalid bytes are read as U+FFFD. Raises `NotTextError`.
     """
     head = file.read(_HEAD)
     encoding = _encoding_of(head)
@@ -80,18 +81,18 @@ def open_text(file: BufferedReader) -> TextIOWrapper:
 
 
 class Document(Struct, frozen=True):
-    """A whole text file, which `encode` gives back byte for byte."""
+    """A whole text file. Its own text is encoded back to the same bytes."""
 
     text: str
     encoding: Encoding
 
     def encode(self, text: str) -> bytes:
-        """Another text in the form of this file."""
+        """Encode another text like this file."""
         return self.encoding.mark + text.encode(self.encoding.codec, _errors(self.encoding))
 
 
 def read_document(data: bytes) -> Document:
-    """Take a file apart, so that what is not changed can be written as it was.
+    """Decode a file so that unchanged parts can be written back byte for byte.
 
     Raises `NotTextError`.
     """
@@ -104,12 +105,12 @@ def read_document(data: bytes) -> Document:
 
 
 def _errors(encoding: Encoding) -> str:
-    """How bytes that make no character are kept."""
+    """The error handler that preserves invalid bytes."""
     return "surrogateescape" if encoding.codec == "utf-8" else "surrogatepass"
 
 
 def human_size(size: int) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes for people."""
     if size < 1_000:
         return f"{size} byte{'s' * (size != 1)}"
     value = size / 1_000

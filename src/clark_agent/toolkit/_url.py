@@ -1,4 +1,4 @@
-"""A URL that may be fetched, taken apart strictly."""
+"""A URL that may be fetched, parsed strictly."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_URL = 4_000
 
 
 class FetchError(ToolExecutionError):
-    """The page could not be had; the text says why."""
+    """The page could not be fetched; the message says why."""
 
 
 class Url(Struct, frozen=True):
-    """The parts of a URL that a request is made of."""
+    """The parts of a URL that a request needs."""
 
     scheme: str
     host: str
@@ -30,7 +30,7 @@ class Url(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Url:
-        """Read a URL. Raises `FetchError`, whose text never quotes credentials."""
+        """Parse a URL. Raises `FetchError`, whose message never quotes credentials."""
         text = text.strip()
         if len(text) > _MAX_URL:
             raise FetchError(f"The URL is longer than {_MAX_URL:,} characters.")
@@ -58,7 +58,7 @@ class Url(Struct, frozen=True):
 
     @property
     def authority(self) -> str:
-        """Host, and port if it is not the usual one."""
+        """The host, and the port if it is not the default one."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         usual = {"http": 80, "https": 443}[self.scheme]
         return host if self.port == usual else f"{host}:{self.port}"
@@ -72,7 +72,7 @@ _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?")
 
 
 def _host(name: str | None) -> str:
-    """The name as DNS has it, or an IPv6 address."""
+    """Return the host name in its DNS form, or an IPv6 address."""
     if name and ":" in name:
         try:
             return str(ip_address(name.partition("%")[0]))

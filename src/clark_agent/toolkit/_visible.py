@@ -1,7 +1,7 @@
-"""A call as text that a person can judge: all of it, and nothing in it that hides.
+"""Renders a call as text that a person can judge: complete, with nothing hidden.
 
-Pure functions. What a terminal would obey, what turns the direction of text and what has no width
-is shown escaped, so that nobody approves what they cannot see.
+Pure functions. Terminal control characters, text direction marks and zero-width characters are
+escaped, so that a person sees everything they approve.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["call_block", "call_line", "visible"]
 
-# Printable by Unicode's book, and yet nothing is seen of them: fillers, joiners, selectors.
+# Printable according to Unicode, but invisible: fillers, joiners, selectors.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U000e0100-\U000e01ef]"
@@ -20,7 +20,7 @@ _BLANK = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text with everything escaped that does not show. Line feeds and tabs stay."""
+    """Return the text with all invisible characters escaped. Line feeds and tabs stay."""
     return "\n".join([_visible_line(line) for line in text.split("\n")])
 
 
@@ -35,7 +35,7 @@ def _escaped(character: str) -> str:
 
 
 def call_line(name: str, args: Any) -> str:
-    """The whole call in one line."""
+    """Return the whole call in one line."""
     if isinstance(args, dict):
         shown = [f"{_label(key)}={value!r}" for key, value in args.items()]
     else:
@@ -46,7 +46,7 @@ def call_line(name: str, args: Any) -> str:
 
 
 def call_block(args: Any) -> str:
-    """The arguments below each other, those of several lines as such, set off by a bar."""
+    """Return the arguments one below the other; multi-line ones are set off by a bar."""
     if not isinstance(args, dict):
         return "\n".join(_set_off(args))
     return "\n".join([line for key, value in args.items() for line in _argument(key, value)])

@@ -1,34 +1,33 @@
-"""ApprovalGate: asks a person before a tool does something.
+"""ApprovalGate: asks a person before a tool runs.
 
-The gate is a plugin. Before each call that needs it, it puts an `ApprovalRequest` to the function
-that the host gives and runs the call only if the answer says so. What that means:
+The gate is a plugin. Before each call that needs approval, it passes an `ApprovalRequest` to the
+host's ``ask`` function, and runs the call only if the answer allows it. The rules:
 
-- A tool whose object says ``reads_only`` runs unasked, any other is asked about, whatever its name.
-- The request shows the whole call, and for tools with a `AgentTool.preview` what it would change.
-- An approval is for one call: this tool with these very arguments. If they change while the
-  question is open the call is not run. Only ``always`` is for a tool, whatever the arguments.
-- Nothing runs by mistake. With nobody to ask, with an ``ask`` that raises, takes too long or
-  returns something else, the call is blocked and the model is told why.
-- One question at a time, also when several runs, event loops or threads share the gate.
-- A run that is cancelled takes its question back.
-- A tool that has questions of its own, as the file tools have about secrets, asks them through the
-  gate: ``file_tools(workspace, ask=gate.ask)``. They wait for their turn like the others. What a
-  person has just approved is not asked about a second time.
-- It is asked about the call as it will run: ``asks_outside`` says that it comes behind all other
-  plugins. What a plugin behind it rewrites would run unseen.
+- A tool with ``reads_only`` runs without a question. Every other tool is asked about.
+- The request shows the whole call, and the tool's `AgentTool.preview` of what it would change.
+- An approval is for one call: this tool with exactly these arguments. If they change while the
+  question is open, the call is not run. Only ``always`` covers a tool with any arguments.
+- Nothing runs by mistake. If there is no ``ask``, or it raises, times out or returns anything else,
+  the call is blocked and the model gets the reason.
+- Only one question is open at a time, even if several runs, event loops or threads share the gate.
+- Cancelling a run withdraws its question.
+- A tool with questions of its own, as the file tools have about secrets, asks them through the
+  gate: ``file_tools(workspace, ask=gate.ask)``. They queue with the gate's questions. A call that
+  the person has just approved is not asked about again.
+- The gate must see the call as it will run. ``asks_outside`` places it after all other plugins,
+  because a later plugin could rewrite the call unseen.
 
-``always`` and ``never`` hold for one conversation (the ``conversation_id`` of the run's identity),
-and without one for the run and its child runs: never for other users of the same config. An
-``always`` that is given meanwhile answers the questions of its conversation that wait. They last as
-long as the gate, until `ApprovalGate.forget`. A host that wants to keep them for longer stores what
-`ApprovalGate.remembered` gives, and makes a gate with ``always`` of it for that conversation alone.
+``always`` and ``never`` apply to one conversation (the ``conversation_id`` of the run's identity),
+or without one to the run and its child runs. They never apply to other users of the same config. A
+new ``always`` also answers the queued questions of its conversation. Answers last as long as the
+gate, or until `ApprovalGate.forget`. To keep them longer, a host stores the result of
+`ApprovalGate.remembered` and makes a gate with that ``always`` for that conversation alone.
 
-Child runs made with `LoopConfig.child` inherit the gate, and with it what was allowed; an
-`agent_tool` whose config was made otherwise has the plugins of that config alone, so put the gate
-there too.
+Child runs made with `LoopConfig.child` inherit the gate and its answers. An `agent_tool` with a
+separately made config has only the plugins of that config, so add the gate there too.
 
-A run that is resumed does not ask again about a call that has its result, or had begun. What was
-approved and had not begun is asked again: an answer is not in the log, only what came of it.
+A resumed run does not ask again about a call that has a result or had started. It does ask again
+about a call that was approved but had not started: the log holds results, not answers.
 """
 
 from __future__ import annotations
@@ -59,24 +58,26 @@ logger = logging.getLogger(__name__)
 
 _SHORT_CALL = 200
 _MOST_CONVERSATIONS = 10_000
-"""Of which answers are remembered; the oldest go, and are asked again."""
+"""How many conversations the gate remembers. The oldest are dropped, and their questions asked
+again.
+"""
 
 
 class Approval(StrEnum):
-    """What a person says to a call."""
+    """A person's answer to a call."""
 
     ONCE = "once"
-    """Run this one."""
+    """Run this call."""
     ALWAYS = "always"
-    """Run this one, and do not ask about this tool again in this conversation."""
+    """Run this call, and do not ask about this tool again in this conversation."""
     NO = "no"
-    """Do not run this one."""
+    """Do not run this call."""
     NEVER = "never"
-    """Do not run this one, and refuse this tool in this conversation without asking."""
+    """Do not run this call, and refuse this tool in this conversation without asking."""
 
 
 class Denied(Struct, frozen=True):
-    """A no with a word to the model, such as what to do instead."""
+    """A refusal with a message to the model, such as what to do instead."""
 
     reason: str
 
@@ -86,22 +87,23 @@ class ApprovalRequest(Struct, frozen=True):
 
     tool_name: str
     arguments: Any
-    """As the tool will get them. They are to be looked at, not changed."""
+    """As the tool will get them. Do not modify them."""
     summary: str
-    """The whole call in one line, however long, of characters that all show."""
+    """The whole call in one line of any length, with invisible characters escaped."""
     tool_call_id: str
     run: RunIdentity | None = None
-    """Whose call it is; it tells the runs of sub-agents, and of users, apart."""
+    """The run that makes the call. It identifies sub-agents and users."""
     preview: str | None = None
-    """What the tool says that the call would change: lines of characters that all show."""
+    """The tool's description of what the call would change, with invisible characters escaped."""
     path: str | None = None
-    """The sensitive path that a file tool asks about; ``always`` and ``never`` are then for this
-    path, and not for the tool."""
+    """The sensitive path that a file tool asks about. ``always`` and ``never`` then apply to this
+    path, not to the tool.
+    """
 
     @property
     def text(self) -> str:
         """Everything that a person should see: the call, over several lines if it is long, and the
-        preview. Whatever the arguments hold shows, and none of it is left out.
+        preview. Nothing is left out, and invisible characters are escaped.
         """
         if len(self.summary) <= _SHORT_CALL:
             parts = [self.summary, self.preview]
@@ -114,17 +116,17 @@ class ApprovalRequest(Struct, frozen=True):
 AskApproval: TypeAlias = Callable[
     [ApprovalRequest], Awaitable[Approval | Denied] | Approval | Denied
 ]
-"""Puts a request to a person.
+"""Asks a person for approval.
 
 Contract: an ``async def`` ends when it is cancelled; a plain ``def`` runs in a thread and may
-block. Whatever it raises, or returns beside an `Approval` or a `Denied`, is a no.
+block. An exception, or any return value but an `Approval` or a `Denied`, counts as a refusal.
 """
 
 _Answers: TypeAlias = dict[str, Approval]
-"""What was said for good, by tool."""
+"""The ``always`` and ``never`` answers, by tool."""
 
 _Owner: TypeAlias = tuple[str, str]
-"""Whose answers they are: a conversation, or a run, and its id."""
+"""The owner of the answers: a conversation or a run, and its id."""
 
 
 def _is_plain(function: object) -> bool:
@@ -132,7 +134,7 @@ def _is_plain(function: object) -> bool:
 
 
 def _names(label: str, given: Any) -> frozenset[str]:
-    """The names of tools. Raises `ConfigError` for anything else, the tools themselves too."""
+    """Return the tool names. Raises `ConfigError` for anything else, even for tool objects."""
     if isinstance(given, str):
         raise ConfigError(f"ApprovalGate: {label} are names of tools: [{given!r}]")
     names = tuple(given)
@@ -144,15 +146,15 @@ def _names(label: str, given: Any) -> frozenset[str]:
 
 
 class ApprovalGate:
-    """Asks before tools run. See the module.
+    """Asks before tools run. See the module docstring.
 
-    ``tools`` names those to ask about; None is all that are not ``reads_only``. A name that no tool
-    of the first config has is a `ConfigError`. If a later config (of a child run, say) lacks one of
-    the names, the gate also asks about every tool there that it has not met. With
-    ``needs_approval`` the gate asks only about those of their calls for which it is true; if it
-    raises, it asks. ``always`` names tools that run unasked for everybody. ``timeout`` is how many
-    seconds a person has for an answer; the ``hook_timeout`` of the config counts too. Without
-    ``ask`` there is nobody, and what needs approval is refused.
+    ``tools`` names the tools to ask about; None means all that are not ``reads_only``. A name that
+    no tool of the first config has is a `ConfigError`. If a later config (of a child run, for
+    example) lacks one of the names, the gate also asks about every tool there that it has not seen
+    before. With ``needs_approval`` the gate asks only about calls for which it returns true; if it
+    raises, the gate asks. ``always`` names tools that run without a question in every conversation.
+    ``timeout`` is how many seconds a person has to answer; the ``hook_timeout`` of the config
+    applies too. Without ``ask``, calls that need approval are refused.
     """
 
     name = "approval_gate"
@@ -176,28 +178,28 @@ class ApprovalGate:
         self._ask = ask
         self._tools = None if tools is None else _names("tools", tools)
         self._met: set[str] = set()
-        """The tools of configs that have all that ``tools`` names."""
+        """The tools of all configs that have every name in ``tools``."""
         self._needs_approval = needs_approval
         self._timeout = timeout
         self.always = _names("always", always)
-        """The tools that run unasked for everybody."""
+        """The tools that run without a question in every conversation."""
         self._remembered: dict[_Owner, _Answers] = {}
-        """What was said for good, by conversation or run."""
+        """The ``always`` and ``never`` answers, by conversation or run."""
         self._owners: dict[str, _Owner] = {}
-        """In what of these a running run looks, by its id."""
+        """The owner whose answers a running run uses, by run id."""
         self._approved: dict[str, dict[str, ApprovalRequest]] = {}
-        """The calls of running runs that a person has approved, by run and call."""
+        """The approved calls of running runs, by run id and call id."""
         self._one_at_a_time = OneAtATime()
         self._run_id: str | None = None
 
-    # --- what was said for good -----------------------------------------------------------------
+    # --- remembered answers ---------------------------------------------------------------------
 
     def remembered(self, conversation_id: str) -> dict[str, Approval]:
-        """What was said for good in a conversation: ``always`` or ``never``, by tool."""
+        """Return the ``always`` and ``never`` answers of a conversation, by tool."""
         return dict(self._remembered.get(("conversation", conversation_id), {}))
 
     def forget(self, *tools: str, conversation_id: str | None = None) -> None:
-        """Ask about these tools again, or about all; everywhere, or in one conversation."""
+        """Drop the answers for these tools, or for all; in one conversation, or in all."""
         for key, answers in tuple(self._remembered.items()):
             if conversation_id is None or key == ("conversation", conversation_id):
                 for tool in tools or tuple(answers):
@@ -215,21 +217,21 @@ class ApprovalGate:
         return Approval.ALWAYS if answer is None and tool in self.always else answer
 
     def _owner(self, identity: RunIdentity | None) -> _Owner | None:
-        """The conversation of a run; without one the outermost run that has this gate."""
+        """Return the conversation of a run, or else the outermost run that has this gate."""
         if identity is None:
             return None
         self._run_id = identity.run_id
-        if identity.conversation_id:  # one that is empty is nobody's
+        if identity.conversation_id:  # an empty id names no conversation
             return ("conversation", identity.conversation_id)
         above = self._owners.get(identity.parent_run_id or "")
         owner = above or ("run", identity.run_id)
         self._owners[identity.run_id] = owner
         return owner
 
-    # --- what plugins have ----------------------------------------------------------------------
+    # --- plugin methods -------------------------------------------------------------------------
 
     def check_tools(self, tools: Mapping[str, AgentTool]) -> None:
-        """Refuse names that no tool has. Raises `ConfigError`."""
+        """Raise `ConfigError` if no tool has a name that ``tools`` lists."""
         missing = sorted((self._tools or frozenset()).difference(tools))
         if not missing:
             self._met.update(tools)
@@ -241,11 +243,11 @@ class ApprovalGate:
             )
 
     def for_run(self) -> ApprovalGate:
-        """The gate for one run. It shares what was said, by conversation."""
+        """Return the gate for one run. It shares the answers of all conversations."""
         return copy(self)
 
     def end_run(self) -> None:
-        """Forget what was said for this run alone."""
+        """Drop the answers that apply to this run alone."""
         if self._run_id is not None:
             self._owners.pop(self._run_id, None)
             self._remembered.pop(("run", self._run_id), None)
@@ -261,7 +263,7 @@ class ApprovalGate:
         if self._ask is None:
             return _blocked("nobody_to_ask", _NOBODY)
         async with self._one_at_a_time.turn():
-            if (said := self._said(owner, name)) is not None:  # while this one waited
+            if (said := self._said(owner, name)) is not None:  # answered while this call waited
                 return _decision(said)
             return await self._put(self._ask, ctx, owner)
 
@@ -282,10 +284,10 @@ class ApprovalGate:
             return True
 
     async def ask(self, request: ApprovalRequest) -> Approval | Denied:
-        """Put the question of a tool to the person, in turn with those of the gate.
+        """Ask the person on behalf of a tool, queued with the gate's own questions.
 
-        A call that they have approved is not put to them again: the answer is then ``once``.
-        Raises `EOFError` if there is nobody, and `TimeoutError`.
+        Returns ``once`` without asking for a call that the person has approved. Raises `EOFError`
+        if the gate has no ``ask``, and `TimeoutError`.
         """
         if self._has_approved(request):
             return Approval.ONCE
@@ -295,7 +297,7 @@ class ApprovalGate:
             return await self._answer(self._ask, request)
 
     def _has_approved(self, request: ApprovalRequest) -> bool:
-        """Whether a person has seen this very call. The tool may have added its defaults."""
+        """Return whether the person approved this very call. The tool may have added defaults."""
         calls = {} if request.run is None else self._approved.get(request.run.run_id, {})
         seen = calls.pop(request.tool_call_id, None)
         if seen is None or seen.tool_name != request.tool_name:
@@ -327,7 +329,7 @@ class ApprovalGate:
             logger.exception("a call of %r could not be put to anybody, and is blocked", call.name)
             why = f"{type(error).__name__}: {error}"
             return _blocked("approval_failed", f"asking for approval failed ({why}). {_INSTEAD}")
-        if _cancellations() > before:  # and ``ask`` has swallowed it: the answer comes too late
+        if _cancellations() > before:  # ``ask`` has swallowed the cancellation: too late
             raise asyncio.CancelledError
         if _text(ctx.args) != shown:
             return _blocked("arguments_changed", _CHANGED)
@@ -344,7 +346,7 @@ _CHANGED = "its arguments changed while it waited for approval. Send it again."
 
 
 async def preview_of(tool: AgentTool, args: Any) -> str | None:
-    """What the tool says that the call would change, of characters that all show."""
+    """Return the tool's preview of the call, with invisible characters escaped."""
     if type(tool).preview is AgentTool.preview:
         return None
     try:
@@ -369,7 +371,7 @@ def _understood(answer: object) -> Approval | Denied:
 
 
 def _decision(answer: Approval | Denied) -> Block | None:
-    """None lets the call run."""
+    """Return None to run the call."""
     match answer:
         case Approval.ONCE | Approval.ALWAYS:
             return None
@@ -393,7 +395,7 @@ def _blocked(reason: str, text: str) -> Block:
 
 
 def _text(args: Any) -> str:
-    """Equal for equal arguments."""
+    """Return a text that is equal for equal arguments."""
     try:
         return msgspec.json.encode(args, order="deterministic").decode()
     except (TypeError, ValueError, RecursionError):

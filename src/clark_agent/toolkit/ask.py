@@ -1,11 +1,11 @@
-"""ask_user: a question for the person, whose answer the model gets.
+"""ask_user: lets the model ask the person a question.
 
-How a person is reached is the host's affair: it gives a function. An ``async def`` is awaited and
-is cancelled with the call; a plain ``def`` runs in a thread of its own, where it may block, and a
-thread that still waits when the call is cancelled is left to itself and its answer is dropped.
+The host supplies the function that reaches the person. An ``async def`` is awaited and is cancelled
+with the call. A plain ``def`` runs in its own thread, where it may block. If the call is cancelled,
+the thread is abandoned and its answer dropped.
 
-Whatever goes wrong the model gets a result and goes on: with nobody to ask, a question that cannot
-be put, nobody who answers in time, or an answer that is blank.
+The model always gets a result and goes on: also if there is no ``ask`` function, if it fails, if
+the answer does not come in time, or if it is blank.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 AskUser: TypeAlias = Callable[[str, Sequence[str]], Awaitable[str] | str]
-"""Puts a question, with the answers to choose from (none: any), and returns what the person says.
+"""Asks a question, with suggested answers (empty if there are none), and returns the answer.
 
-Contract: an ``async def`` ends when it is cancelled. An exception, and None, count as no answer.
+Contract: an ``async def`` ends when it is cancelled. An exception or None counts as no answer.
 """
 
 _GO_ON = "Go on by yourself: take the most sensible assumption, and say in the end what it was."
 
 
 def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> AgentTool:
-    """The tool ``ask_user``. Without ``ask`` there is nobody, and the model is told to go on.
+    """Make the tool ``ask_user``. Without ``ask``, each call returns an error that says to go on.
 
-    ``ask(question, choices)`` puts the question and returns the answer; it may be async. The model
-    suggests the ``choices``, often none.
-    Several questions at once are put one after the other. ``timeout`` is in seconds for each.
+    ``ask(question, choices)`` asks the question and returns the answer; it may be async. The model
+    suggests the ``choices``, often none. Concurrent questions are asked one after the other.
+    ``timeout`` is in seconds for each question.
     """
     check_asking("ask_user_tool", ask, timeout, "question", "choices")
     one_at_a_time = OneAtATime()
 
-    # If the program dies while it waits, the answer is lost: to ask again does no harm.
+    # If the program dies while it waits, the answer is lost. Asking again does no harm.
     @tool(idempotent=True, reads_only=True)
     async def ask_user(question: str, choices: list[str] | None = None) -> ToolResult:
         """Ask the user a question and wait for the answer.
@@ -94,13 +94,13 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
     return ask_user
 
 
-# --- what all have in common that ask a person ------------------------------------------------
+# --- shared by everything that asks a person --------------------------------------------------
 
 
 def check_asking(owner: str, ask: object, timeout: object, *parameters: str) -> None:
-    """Refuse what cannot ask with these parameters, and a time that is none. Raises `ConfigError`.
+    """Raise `ConfigError` if ``ask`` does not take these parameters or the timeout is invalid.
 
-    A builtin without a signature is taken at its word.
+    A builtin without a signature is accepted as it is.
     """
     if ask is not None:
         if not callable(ask):
@@ -119,13 +119,13 @@ def check_asking(owner: str, ask: object, timeout: object, *parameters: str) -> 
 
 
 class NobodyThere(Exception):
-    """The question was put and withdrawn, or there is nobody behind the terminal."""
+    """The question was withdrawn, or the terminal is at its end."""
 
 
 async def put_to(ask: Callable[..., Any], *question: object) -> Any:
-    """What ``ask`` answers: awaited if it is async, in a thread otherwise.
+    """Return the answer of ``ask``, which is awaited if it is async and else runs in a thread.
 
-    Raises `NobodyThere`, and what ``ask`` raises.
+    Raises `NobodyThere`, and whatever ``ask`` raises.
     """
     try:
         if iscoroutinefunction(ask) or iscoroutinefunction(getattr(ask, "__call__", None)):  # noqa: B004
@@ -137,13 +137,13 @@ async def put_to(ask: Callable[..., Any], *question: object) -> Any:
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
-        raise NobodyThere("the question was withdrawn") from error  # by the one who puts it
+        raise NobodyThere("the question was withdrawn") from error  # cancelled from within ``ask``
 
 
 async def unless_stopped(asking: Coroutine[Any, Any, T], signal: CancellationToken) -> T:
-    """What ``asking`` returns; when the signal is cancelled it is cancelled at once.
+    """Return the result of ``asking``. Cancel it as soon as the signal is cancelled.
 
-    Raises `ToolExecutionError` then.
+    Then raises `ToolExecutionError`.
     """
     task, loop = asyncio.ensure_future(asking), asyncio.get_running_loop()
     subscription = signal.subscribe(lambda: loop.call_soon_threadsafe(task.cancel))
@@ -158,16 +158,16 @@ async def unless_stopped(asking: Coroutine[Any, Any, T], signal: CancellationTok
 
 
 class OneAtATime:
-    """Lets one through at a time, in the order of their coming, on all event loops and threads."""
+    """A first-come, first-served lock across event loops and threads."""
 
     def __init__(self) -> None:
-        self._lock = Lock()  # held for a moment only: nobody waits for a person with it
+        self._lock = Lock()  # only held briefly, never while waiting for a person
         self._is_taken = False
         self._line: deque[asyncio.Future[None]] = deque()
 
     @asynccontextmanager
     async def turn(self) -> AsyncGenerator[None]:
-        """Wait for the turn, and have it while the block runs."""
+        """Wait for the turn, and keep it while the block runs."""
         await self._wait()
         try:
             yield
@@ -201,7 +201,7 @@ class OneAtATime:
                 first = self._line.popleft()
             try:
                 first.get_loop().call_soon_threadsafe(_wake, first)
-            except RuntimeError:  # its event loop is closed, and nobody waits there any more
+            except RuntimeError:  # its event loop is closed, so the waiting task is gone
                 continue
             return
 

@@ -1,16 +1,16 @@
-"""calculator: arithmetic from text, exact where it can be.
+"""calculator: evaluates arithmetic expressions, exactly where possible.
 
-Whole numbers, decimals and quotients are computed as fractions: ``0.1 + 0.2`` is ``0.3``, and
-nothing is rounded on the way. Roots, logarithms and the like are floating point where the result is
-not exact, and such results are shown with ``≈``.
+Integers, decimals and quotients are computed as fractions: ``0.1 + 0.2`` is ``0.3``, and no
+intermediate result is rounded. Roots, logarithms and the like use floating point if the result is
+not exact. Such results are shown with ``≈``.
 
-What people write is taken: ``×``, ``÷``, ``^``, ``1,234.5``, ``$3``, ``15% of 80``, ``5!``, and an
-``=`` at the end. What has two meanings is refused, with the way to write either: ``100 + 5%``,
-``10 % -3``, ``log(8)`` and ``max(1,234, 5)``.
+It accepts what people write: ``×``, ``÷``, ``^``, ``1,234.5``, ``$3``, ``15% of 80``, ``5!``, and a
+final ``=``. It refuses ambiguous input and says how to write each meaning: ``100 + 5%``, ``10 %
+-3``, ``log(8)`` and ``max(1,234, 5)``.
 
-The text is never given to Python. It is cut into tokens and computed by a parser that knows the
-operators and one table of functions; its length, its nesting and the size of every intermediate
-number are bounded, so that no expression takes more than a moment.
+The text is never passed to Python. A tokenizer and a parser with a fixed set of operators and
+functions compute it. Length, nesting and the size of every intermediate number are bounded, so that
+every expression is fast.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Number: TypeAlias = int | Fraction | float
 
 _MAX_CHARACTERS = 2_000
 _MAX_DEPTH = 40
-_MAX_BITS = 10_000  # about 3,000 digits; Python itself refuses to write down more than 4,300
+_MAX_BITS = 10_000  # about 3,000 digits; Python itself refuses to format more than 4,300
 _MAX_EXPONENT = 3_000
 _EXACT_DIGITS = 60
 _APPROXIMATE = Context(prec=15)
 
 
 class CalculationError(ToolExecutionError, ValueError):
-    """The expression has no value here; the text says why and what to write instead."""
+    """The expression cannot be computed; the message says why and what to write instead."""
 
 
 @tool(idempotent=True, reads_only=True)
@@ -64,7 +64,7 @@ async def calculator(expression: str) -> ToolResult:
 
 
 def evaluate(expression: str) -> Number:
-    """The value of an expression. Raises `CalculationError`, and nothing else."""
+    """Return the value of an expression. Raises only `CalculationError`."""
     if len(expression) > _MAX_CHARACTERS:
         raise CalculationError(
             f"the expression has {len(expression):,} characters and may have {_MAX_CHARACTERS:,}; "
@@ -84,7 +84,7 @@ def _too_large() -> CalculationError:
     )
 
 
-# --- what people write, as tokens -------------------------------------------------------------
+# --- tokens -----------------------------------------------------------------------------------
 
 
 class _Token(Struct, frozen=True):
@@ -93,7 +93,7 @@ class _Token(Struct, frozen=True):
     text: str
     at: int
     is_tight: bool = False
-    """A comma that could also group thousands."""
+    """Whether it is a comma that could also group thousands."""
 
 
 _GROUPED = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
@@ -119,7 +119,7 @@ _TRAILING = re.compile(r"\s*=[\s?=]*\Z")
 
 def _tokens(text: str) -> list[_Token]:
     text = _TRAILING.sub("", text)
-    at = len(text) - len(text.lstrip(" \t\r\n="))  # a spreadsheet begins with it
+    at = len(text) - len(text.lstrip(" \t\r\n="))  # spreadsheet formulas begin with "="
     tokens: list[_Token] = []
     calls: list[bool] = []
     while at < len(text):
@@ -137,7 +137,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def _token(text: str, at: int, *, in_call: bool) -> tuple[_Token, int]:
-    """The next token, and where it ends. Between the arguments of a call a comma is a comma."""
+    """Return the next token and its end. Between the arguments of a call, a comma separates."""
     if not in_call and (grouped := _GROUPED.match(text, at)):
         tail = _TAIL.match(text, grouped.end())
         end = grouped.end() if tail is None else tail.end()
@@ -172,17 +172,17 @@ _STARTS_OPERAND = ("number", "name", "(", "√")
 
 
 class _Parser:
-    """Computes while it reads: sums of products of powers, as in mathematics and in Python."""
+    """Computes while it parses: sums of products of powers, as in mathematics and in Python."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
         self._tokens = tokens
         self._at = 0
         self._depth = 0
         self._is_percent = False
-        """Whether what was read last is nothing but a percentage."""
+        """Whether the last operand is just a percentage."""
 
     def value(self) -> Number:
-        """All of it."""
+        """Return the value of the whole expression."""
         if self._next.kind == "end":
             raise CalculationError("the expression is empty; write one such as '2 * (3 + 4)'")
         value = self._sum()
@@ -220,7 +220,7 @@ class _Parser:
         while operator := self._take("+", "-"):
             of_percents = self._is_percent
             right = self._product()
-            if self._is_percent and not of_percents and left != 1:  # of 1 they mean the same
+            if self._is_percent and not of_percents and left != 1:  # for 1 both meanings agree
                 raise CalculationError(
                     "adding or taking off a percentage has two meanings; write 100 * (1 + 5%) for "
                     "5% more, or 100 + 0.05"
@@ -345,7 +345,7 @@ class _Parser:
 
 
 def _plain(value: Number) -> Number:
-    """A whole number as an int."""
+    """Turn a whole number into an int."""
     if isinstance(value, Fraction) and value.denominator == 1:
         return value.numerator
     return value
@@ -356,7 +356,7 @@ def _bits(value: int | Fraction) -> int:
 
 
 def _checked(value: Number) -> Number:
-    """The value, if it is a number and not too large."""
+    """Return the value if it is finite and not too large; raise otherwise."""
     value = _plain(value)
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -427,7 +427,7 @@ def _square_root(value: Number) -> Number:
 
 
 def _logarithm(value: Number, base: Number = math.e) -> Number:
-    """Exact where the base is, and the value a whole power of it."""
+    """Exact if the base is exact and the value is an integer power of it."""
     if value <= 0 or base <= 0 or base == 1:
         raise CalculationError(
             "a logarithm needs a number above 0, and a base above 0 that is not 1"
@@ -458,7 +458,7 @@ def _log(value: Number, *base: Number) -> Number:
 
 
 def _round(value: Number, digits: Number = 0) -> Number:
-    """Half away from zero, as at school and in spreadsheets."""
+    """Round half away from zero, as in school and in spreadsheets."""
     places = _whole(digits, "the second value of round")
     if abs(places) > 300:
         raise CalculationError("round takes at most 300 digits")
@@ -478,7 +478,7 @@ def _common_multiple(*values: Number) -> Number:
     multiple = 1
     for value in values:
         multiple = math.lcm(multiple, _whole(value, "lcm"))
-        _ = _checked(multiple)  # each time: many of them together would take long
+        _ = _checked(multiple)  # check each time: a product of many would take long
     return multiple
 
 
@@ -489,7 +489,7 @@ def _real(function: Callable[[float], float]) -> Callable[..., Number]:
 class _Function(Struct, frozen=True):
     compute: Callable[..., Number]
     most: int | None = 1
-    """How many values it takes; None: any number."""
+    """The maximum number of arguments; None for any number."""
 
 
 _CONSTANTS: Final[dict[str, float]] = {"pi": math.pi, "e": math.e, "tau": math.tau}
@@ -532,7 +532,7 @@ def _call(name: str, function: _Function, values: Sequence[Number]) -> Number:
         return _checked(function.compute(*values))
     except CalculationError:
         raise
-    except ValueError:  # outside of where a function of the standard library is defined
+    except ValueError:  # outside of the domain of a function of the standard library
         raise CalculationError(f"{name} has no value for {shown(values[0])}") from None
 
 
@@ -540,7 +540,7 @@ def _call(name: str, function: _Function, values: Sequence[Number]) -> Number:
 
 
 def shown(value: Number) -> str:
-    """The number as people write it; ``≈`` before one that is rounded."""
+    """Format the number as people write it, with ``≈`` before a rounded one."""
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
@@ -556,7 +556,7 @@ def shown(value: Number) -> str:
 
 
 def _decimal(value: Fraction) -> str | None:
-    """All digits, if there is an end to them and those behind the point are not too many."""
+    """Return all decimal digits, or None if they do not end or are too many."""
     for places in range(1, _EXACT_DIGITS):
         if 10**places % value.denominator == 0:
             break

@@ -1,12 +1,11 @@
-"""current_time: what time it is, in a time zone of the model's choice.
+"""current_time: returns the time in a time zone that the model chooses.
 
-The time comes from a `clark_agent.clock.Clock`, the system's unless another is given. It is not the
-clock of the run: what a tool gives is in the run log as its result, and a replay takes it from
-there without asking any clock.
+The time comes from a `clark_agent.clock.Clock`, the system clock by default. It is not the clock of
+the run: the run log records the tool's result, and a replay uses that result without a clock.
 
-Zones are IANA names, in any case and with blanks for underscores, or offsets such as ``+05:30``.
-The names come with the operating system, or with the package ``tzdata`` where it has none, as on
-Windows; UTC, offsets and the local zone work without.
+Zones are IANA names, in any case and with spaces for underscores, or offsets such as ``+05:30``.
+The names come from the operating system, or from the package ``tzdata`` where it has none, as on
+Windows. UTC, offsets and the local zone work without either.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ _SUGGESTIONS = 5
 def current_time_tool(
     clock: Clock | None = None, *, default_timezone: str | None = None
 ) -> AgentTool:
-    """The tool ``current_time``. Without ``default_timezone`` that is the zone of the machine.
+    """Make the tool ``current_time``. ``default_timezone`` defaults to the zone of the machine.
 
-    Raises `ConfigError` for a default zone that is not known.
+    Raises `ConfigError` if the default zone is unknown.
     """
     source = SystemClock() if clock is None else clock
     if default_timezone is not None and not isinstance(_zone(default_timezone), tzinfo):
         raise ConfigError(f"current_time_tool: {_unknown(default_timezone)}")
 
-    # Not async: zones are read from files.
+    # Not async, because time zones are read from files.
     @tool(idempotent=True, reads_only=True)
     def current_time(timezone: str | None = None) -> ToolResult:
         """Tell the current date and time, with the day of the week.
@@ -65,12 +64,12 @@ def _told(moment: datetime) -> str:
     return f"{stamp}, {_DAYS[moment.weekday()]} ({', '.join(names)})"
 
 
-# Not strftime, which speaks the language of the machine.
+# Not strftime, which uses the locale of the machine.
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
 def _zone(name: str) -> tzinfo | None:
-    """The zone that is meant, or None."""
+    """Return the zone with this name, or None."""
     name = name.strip()
     if name.lower() in _UTC_NAMES:
         return UTC
@@ -78,7 +77,7 @@ def _zone(name: str) -> tzinfo | None:
         return _fixed(*offset.groups(default="0"))
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):  # not there; not a name; a folder, or unreadable
+    except (KeyError, ValueError, OSError):  # unknown; not a name; a folder, or unreadable
         pass
     wanted = name.lower().replace(" ", "_")
     exact = [known for known in available_timezones() if known.lower() == wanted]
@@ -87,7 +86,7 @@ def _zone(name: str) -> tzinfo | None:
 
 def _fixed(sign: str, hours: str, minutes: str) -> tzinfo | None:
     offset = timedelta(hours=int(hours), minutes=int(minutes))
-    if offset > timedelta(hours=14):  # the furthest that any place on earth is ahead
+    if offset > timedelta(hours=14):  # no place on earth has a larger offset
         return None
     return timezone(-offset if sign == "-" else offset)
 
@@ -105,8 +104,8 @@ def _unknown(name: str) -> str:
 
 
 def _near(name: str, zones: Iterable[str]) -> list[str]:
-    """The zones whose place has such a name, then those that are spelt alike."""
-    from difflib import get_close_matches  # only mistakes need it
+    """Return the zones with this place name, then those with a similar spelling."""
+    from difflib import get_close_matches  # only needed for mistakes
 
     wanted = name.lower().replace(" ", "_")
     place = wanted.rpartition("/")[2]

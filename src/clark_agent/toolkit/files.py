@@ -1,19 +1,20 @@
 """The file tools: read_file, write_file, edit_file, list_files and search_files.
 
-All of them work in a `Workspace` and refuse what it refuses, in plain words: no exception of theirs
-reaches the model by its Python name. Paths in results are relative to the workspace's root, so that
-they can be given to the next call as they are.
+All of them work in a `Workspace` and refuse what it refuses, with a plain message: the model never
+sees the name of a Python exception. Paths in results are relative to the root of the workspace, so
+that the next call can use them unchanged.
 
-- A result is never longer than some 40,000 characters. What was left out is said in square brackets
-  at the end, with how to get it.
-- Files are read piece by piece, and no further than is told, so that a file may be of any size. To
-  find a line, read_file goes through the first 67 million characters and no more.
-- Nothing holds up the event loop: all of it runs in threads, and a regular expression, which could
-  stop the whole process for as long as it likes, in a process of its own.
-- All look at the call's signal between one piece and the next.
-- Before a sensitive path is read or written (:mod:`clark_agent.toolkit.sensitive`) a person is
-  asked, and without one it is refused. A search of a folder leaves out files that may hold secrets.
-- ``details`` has what the text says as data, ``edit_file`` also the difference.
+- A result has at most about 40,000 characters. A note in square brackets at the end says what was
+  left out and how to get it.
+- Files are read in pieces, and no further than needed, so that a file may have any size. To find a
+  line, read_file reads at most the first 67 million characters.
+- Nothing blocks the event loop: the work runs in threads. A regular expression, which could block
+  the whole process, runs in a separate process.
+- All tools check the call's signal between pieces.
+- Before a sensitive path (:mod:`clark_agent.toolkit.sensitive`) is read or written, a person is
+  asked. Without an ``ask`` function the path is refused. A search of a folder skips files that may
+  hold secrets.
+- ``details`` holds the content of the text as data; for ``edit_file`` also the diff.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ _MOST_ENTRIES = 500
 _MOST_MATCHES = 200
 _MOST_MATCHES_OF_FILE = 50
 _MOST_CHARS_READ = 1 << 26
-"""How far read_file goes into a file to find its lines."""
+"""How far read_file reads into a file to find its lines."""
 _BLOCK = 1 << 18
 
 _NOT_ENTERED = frozenset({".git", ".hg", ".svn", ".jj", "node_modules", "__pycache__", ".venv"})
-"""Folders that are told but not entered, unless by their name: full of what nobody has written."""
+"""Folders that are listed but not entered unless named: their content is generated."""
 
 _STOPPED = "stopped before it was done"
 
@@ -69,12 +70,12 @@ _STOPPED = "stopped before it was done"
 def file_tools(
     workspace: Workspace, *, max_seconds: float = 20.0, ask: AskApproval | None = None
 ) -> list[AgentTool]:
-    """The tools to work in a workspace with; those that only read, if it is read-only.
+    """Make the file tools for a workspace; only the reading ones if it is read-only.
 
-    ``max_seconds`` is how long a listing or a search may take. It then ends with what it has.
-    ``ask`` puts a question to a person about the paths that the workspace calls sensitive; an
-    answer for good is for that path in that conversation. Without it such paths are refused. With
-    an `ApprovalGate` give its ``ask``: then a call is asked about once.
+    ``max_seconds`` is how long a listing or a search may take. It then returns what it has found.
+    ``ask`` asks a person about the paths that the workspace calls sensitive; ``always`` and
+    ``never`` apply to that path in that conversation. Without it such paths are refused. With an
+    `ApprovalGate` pass its ``ask``: then each call is asked about only once.
     """
     permission = Permission(workspace, ask)
     reading: list[AgentTool] = [
@@ -88,11 +89,11 @@ def file_tools(
 
 
 class _FileTool(TypedTool):
-    """What the file tools have in common."""
+    """The base of the file tools."""
 
     history_policy = ToolHistoryPolicy(summary_arg="path")
     access: tuple[Access, ...] = ()
-    """What it does to the file at ``path``."""
+    """What the tool does to the file at ``path``."""
 
     def __init__(self, workspace: Workspace, permission: Permission | None = None) -> None:
         self.workspace = workspace
@@ -100,7 +101,9 @@ class _FileTool(TypedTool):
         super().__init__()
 
     async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
-        """Ask if need be, and call `run`; what is refused is told in its own words."""
+        """Ask if necessary, then call `run`. A refusal becomes an error result with its own
+        message.
+        """
         if not isinstance(args, Struct):
             args = self.validate(args)
         try:
@@ -110,11 +113,11 @@ class _FileTool(TypedTool):
             return ToolResult.error(str(error), details={"error": error.kind})
         except ToolExecutionError as error:
             return ToolResult.error(str(error))
-        except OSError as error:  # a disk that fails in the middle of a file
+        except OSError as error:  # for example, the disk fails in the middle of a file
             return ToolResult.error(f"reading failed: {error.strerror}")
 
     def preview(self, args: Any) -> str | None:
-        """Why a person should look at this call, and what it would change."""
+        """Return why a person should look at this call, and what it would change."""
         given: Any = self.validate(args)
         lines: list[str] = []
         try:
@@ -129,12 +132,12 @@ class _FileTool(TypedTool):
         return "\n".join([line for line in lines if line]) or None
 
     def _diff(self, name: str, given: Any) -> str:
-        """What would change, as a unified diff."""
+        """Return what would change, as a unified diff."""
         return ""
 
 
 class _ReadingTool(_FileTool):
-    """A tool that changes nothing, so that its results can be had again."""
+    """A tool that changes nothing, so it can be called again for the same result."""
 
     idempotent = True
     reads_only = True
@@ -170,27 +173,27 @@ class ReadFile(_ReadingTool):
                 return ToolResult.text(told, details={**about, "binary": str(error)})
             with text:
                 part = _Part(max(offset, 1), max(limit, 1))
-                # To know the number of lines is worth reading on, but not for ever.
+                # Reading on to count the lines is worth it, but only up to a limit.
                 part.read(text, ctx.signal, count=size <= self.workspace.max_read_bytes)
         return part.result(about).with_narration(f"Read {name}")
 
 
 class _Part:
-    """Some lines of a text, and what there is to say about the rest."""
+    """Some lines of a text, and notes about the rest."""
 
     def __init__(self, offset: int, limit: int) -> None:
         self._offset = offset
         self._limit = limit
         self._lines: list[str] = []
         self._total = 0
-        """How many lines were seen."""
+        """The number of lines seen."""
         self._is_all_seen = False
         self._has_crlf = False
         self._cut: list[int] = []
         """The numbers of the lines that were too long."""
 
     def read(self, text: TextIOWrapper, signal: CancellationToken, *, count: bool) -> None:
-        """Read the lines; the others after them only to ``count`` them."""
+        """Read the lines. Read those after them only if ``count`` asks for their number."""
         chars = 0
         is_full = False
         lines = _Lines(text, signal)
@@ -253,14 +256,14 @@ class _Part:
 
 
 class _Lines:
-    """The lines of a text without their ends, and whether each was too long to be told."""
+    """The lines of a text without their ends, and whether each was cut because of its length."""
 
     def __init__(self, text: TextIOWrapper, signal: CancellationToken) -> None:
         self._text = text
         self._signal = signal
         self._left = _MOST_CHARS_READ
         self.is_cut = False
-        """Whether there was more than is read."""
+        """Whether there is more than was read."""
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
         while line := self._read(_MOST_CHARS_OF_LINE):
@@ -375,7 +378,7 @@ class EditFile(_FileTool):
 
 def _edited(name: str, edit: Edit) -> ToolResult:
     places = "1 place" if edit.count == 1 else f"{edit.count:,} places, the first"
-    diff = re.sub("[\ud800-\udfff]", "\ufffd", edit.diff)  # was no valid text in the file either
+    diff = re.sub("[\ud800-\udfff]", "\ufffd", edit.diff)  # was invalid text in the file too
     details = {
         "path": name,
         "replaced": edit.count,
@@ -434,7 +437,7 @@ class ListFiles(_ReadingTool):
 
 
 class _Listing:
-    """What has been found of a tree so far."""
+    """The entries of a tree found so far."""
 
     def __init__(self, wanted: _Filter) -> None:
         self.entries: list[Entry] = []
@@ -442,9 +445,9 @@ class _Listing:
         self._chars = 0
         self._entered: set[str] = set()
         self._folders: list[str] = []
-        """All that should be entered."""
+        """All folders that should be entered."""
         self._cut: list[str] = []
-        """Those of which not everything is told."""
+        """The folders whose entries are incomplete."""
         self._problems: list[WorkspaceError] = []
 
     @property
@@ -522,7 +525,7 @@ def _some(names: list[str]) -> str:
 
 
 class _Filter:
-    """Which paths are asked for: those of a pattern, from the root or from where a walk begins."""
+    """Selects paths by a pattern, relative to the root or to the start of a walk."""
 
     def __init__(self, pattern: str | None, start: str) -> None:
         self.pattern = pattern
@@ -539,7 +542,7 @@ class _Filter:
 
 
 class _Patience:
-    """How long a call may go on: until the time is up, or somebody says stop."""
+    """How long a call may go on: until its time is up or its signal is cancelled."""
 
     def __init__(self, signal: CancellationToken, seconds: float) -> None:
         self._signal = signal
@@ -548,7 +551,7 @@ class _Patience:
         self.ran_out = False
 
     def is_over(self) -> bool:
-        """Whether the time is up. Raises if the call was stopped."""
+        """Return whether the time is up. Raises if the call was cancelled."""
         _check(self._signal)
         self.ran_out = self.ran_out or monotonic() > self._end
         return self.ran_out
@@ -622,7 +625,7 @@ class SearchFiles(_ReadingTool):
     def _searching(
         self, pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken
     ) -> AbstractContextManager[Search]:
-        """How to search. What has no special character in it is found without another process."""
+        """Choose the search. A pattern without special characters needs no other process."""
         if not regex or not _SPECIAL.intersection(pattern):
             return nullcontext(PlainSearch(pattern, ignore_case=ignore_case, limit=_MOST_MATCHES))
         return RegexSearch(
@@ -636,7 +639,7 @@ class SearchFiles(_ReadingTool):
 
     def _files(self, start: Entry, wanted: _Filter) -> Iterator[str]:
         if start.kind != "folder":
-            self.workspace.open(start.path).close()  # it was named, so what is wrong is told
+            self.workspace.open(start.path).close()  # the path was named, so report its errors
             yield start.path
             return
         for folder in self.workspace.walk(start.path, enter=_is_entered):
@@ -646,7 +649,7 @@ class SearchFiles(_ReadingTool):
 
 
 class _Matches:
-    """What has been found so far."""
+    """The matches found so far."""
 
     def __init__(self, workspace: Workspace, patience: _Patience, *, is_one_file: bool) -> None:
         self._workspace = workspace
@@ -667,7 +670,7 @@ class _Matches:
         return len(self._found) >= _MOST_MATCHES or self._chars >= _MOST_CHARS
 
     def search(self, path: str, search: Search) -> None:
-        """Look through a file."""
+        """Search one file."""
         self._current = path
         try:
             with self._workspace.open(path) as file, open_text(file) as text:
@@ -681,7 +684,7 @@ class _Matches:
             self._problems.append(f"{path}: {error.strerror}")
 
     def leave_out(self, path: str) -> None:
-        """A file that a person has to be asked about."""
+        """Record a file that was skipped because a person would have to be asked."""
         self._left_out.append(path)
 
     def _search_text(self, text: TextIOWrapper, search: Search) -> None:
@@ -707,7 +710,7 @@ class _Matches:
         self._chars += len(self._current) + len(text) + 10
 
     def was_interrupted(self, signal: CancellationToken) -> None:
-        """The process that looks for a regular expression has ended."""
+        """Record that the worker process for the regular expression has ended."""
         _check(signal)
         took_long = self._patience.is_over()
         reason = "it took too long" if took_long else "the process that searches was killed"
@@ -762,7 +765,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def _excerpt(line: str, place: int) -> str:
-    """The line, or the part of it where the match is."""
+    """Return the line, or the part of it around the match."""
     line = line.removesuffix("\r")
     if len(line) <= _MOST_CHARS_OF_MATCH:
         return line

@@ -1,9 +1,10 @@
-"""finish: ends the run with an answer in words.
+"""finish: ends the run with a text answer.
 
-The answer is ``RunResult.output``, a `str`; ``RunResult.text`` is what the model wrote beside the
+The answer is ``RunResult.output``, a `str`. ``RunResult.text`` is what the model wrote beside the
 call, which is often nothing. For an answer of another type make a tool with
-`clark_agent.finish_tool`. Like every tool of that kind it must be the only call of its message, so
-that no other call is cut short by the end; with others beside it it is refused and the run goes on.
+`clark_agent.finish_tool`. Like every tool of that kind, it must be the only call of its message, so
+that the end of the run does not interrupt another call. Otherwise the call is refused and the run
+goes on.
 """
 
 from __future__ import annotations

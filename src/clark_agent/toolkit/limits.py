@@ -1,4 +1,4 @@
-"""What a command of the shell tool may use up."""
+"""Resource limits for commands of the shell tool."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ __all__ = ["CommandLimits"]
 
 
 class CommandLimits(Struct, frozen=True, kw_only=True):
-    """What a command may use up; None lifts a limit. The defaults leave room for builds and tests.
+    """What a command may use; None lifts a limit. The defaults leave room for builds and tests.
 
-    The kernel holds these limits for each process, not for the command as a whole, which can have
-    many processes. The number of processes is counted by the supervisor four times a second, and in
-    the sandbox, unless the host is root, by the kernel too. None of this limits the processor or
-    the disk.
+    The kernel enforces these limits for each process, not for the command as a whole, which can
+    have many processes. The supervisor counts the processes four times a second. In the sandbox the
+    kernel limits them too, unless the host is root. The processor and the disk are not limited.
 
-    Raises `ConfigError` for a limit that is no number above 0.
+    Raises `ConfigError` for a limit that is not a number above 0.
     """
 
     memory: int | None = 8 << 30
-    """Bytes of its own that a process may write to (``RLIMIT_DATA``); what it shares with others
-    does not count. Address sanitizers reserve terabytes of them, and need None.
+    """Bytes of private writable memory per process (``RLIMIT_DATA``). Memory that it shares with
+    other processes does not count. Address sanitizers reserve terabytes, and need None.
     """
     processes: int | None = 4_096
-    """How many processes there may be at once, with their threads."""
+    """The maximum number of processes and threads at once."""
     open_files: int | None = 16_384
     """In each process."""
     file_size: int | None = 8 << 30
@@ -48,7 +47,7 @@ class CommandLimits(Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> str:
-        """For the supervisor."""
+        """The limits in the format of the supervisor's arguments."""
         for_kernel = {"DATA": self.memory, "NOFILE": self.open_files, "FSIZE": self.file_size}
         kept = [f"{name}={value}" for name, value in for_kernel.items() if value is not None]
         return ",".join([str(self.processes or 0), *kept])

@@ -1,29 +1,28 @@
-"""The sandbox that commands run in: bubblewrap, where there is one that works.
+"""The sandbox that commands run in: bubblewrap, where it works.
 
-Inside, the root is where it always was and can be written. Of the rest of the machine there is only
-what programs need to run, read-only: no home folder with its keys, none of the host's processes, no
-capabilities, an empty ``/tmp`` that is gone with the command, and unless asked for, no network.
+Inside, the root keeps its path and is writable. The rest of the machine is visible only as far as
+programs need it to run, read-only: no home folder with its keys, no processes of the host, no
+capabilities, an empty ``/tmp`` that is deleted with the command, and no network unless requested.
 
-- A path that is not listed here is not there. Of two that are, one inside the other, the inner one
-  counts: a root below ``/tmp`` or ``/usr`` can be written.
-- Everything inside lives in its own process namespace and dies with the first process of it.
-- A filter refuses the system calls that nothing inside should need: keys, the memory of other
-  processes, mounts, new user namespaces, kernel programs (:mod:`clark_agent.toolkit._seccomp`).
-- What the host itself runs from is read-only, also where it lies in the root: a command could
-  otherwise leave code there for the host to import.
-- Bubblewrap gets its options and the command's environment through a file, and has no environment
-  itself: a ``LD_LIBRARY_PATH`` that is meant for the command must not load anything outside.
-- Whether bubblewrap works is not guessed but tried, once for each program: kernels and containers
-  may forbid what it needs, and say so only then.
+- A path that is not listed here does not exist inside. If one listed path lies in another, the
+  inner one applies: a root below ``/tmp`` or ``/usr`` is writable.
+- Everything inside lives in its own process namespace and dies with its first process.
+- A filter refuses system calls that commands should not need: keys, the memory of other processes,
+  mounts, new user namespaces, kernel programs (:mod:`clark_agent.toolkit._seccomp`).
+- The host's own code is read-only, even if it lies in the root. Otherwise a command could leave
+  code there for the host to import.
+- Bubblewrap gets its options and the command's environment through a file, and its own environment
+  is empty: a ``LD_LIBRARY_PATH`` for the command must not load anything outside.
+- Whether bubblewrap works is tested once for each program, not guessed: kernels and containers may
+  forbid what it needs, and only an attempt shows that.
 
-It is a wall around what a command can reach. What it can use up is limited by
-:class:`~clark_agent.toolkit.shell.CommandLimits`, but not the disk as a whole, nor the processor.
-What may be written in the root may be run by others later (a git hook, a build script). With the
-network comes the host's own loopback. If the host is root, so is the command, if without any
-rights: it cannot write to what belongs to other users, and it can change the mode of ``/dev/null``,
-which is the host's.
+The sandbox limits what a command can reach. :class:`~clark_agent.toolkit.shell.CommandLimits` limit
+what it can use, but not the disk as a whole, nor the processor. Files written in the root may be
+run by others later (a git hook, a build script). With the network, a command also reaches the
+host's own loopback. If the host is root, so is the command, but without capabilities: it cannot
+write to files of other users, but it can change the mode of ``/dev/null``, which is the host's.
 
-This module knows nothing of the shell tool, which decides what to do when there is no sandbox.
+This module does not know the shell tool, which decides what to do without a sandbox.
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 SandboxMode: TypeAlias = Literal["auto", "require", "off"]
-"""``auto``: where it works; ``require``: or not at all; ``off``: never."""
+"""``auto``: use it if it works; ``require``: fail without it; ``off``: do not use it."""
 
 HOME = "/sandbox"
-"""The home folder inside: empty at first, and gone with the command."""
+"""The home folder inside: empty at first, and deleted with the command."""
 
 _PROBE_SECONDS = 20.0
 
@@ -72,7 +71,7 @@ _SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/nix/store", "/run/current-system", "/gnu/store"),
 )
-# Of /etc only what programs look up: there are passwords and private keys beside it.
+# Only the parts of /etc that programs look up: it also holds passwords and private keys.
 _ETC = (
     *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d"),
     *("passwd", "group", "nsswitch.conf", "hosts", "host.conf", "hostname", "gai.conf"),
@@ -84,18 +83,18 @@ _ETC = (
 )
 
 # Root may write to these without any capability. Bubblewrap covers them only if the folders
-# themselves can be written, which says nothing about the files in them.
+# themselves are writable, but the files in them may be writable anyway.
 _KERNEL_SETTINGS = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi")
-# These tell of the whole machine, whichever namespace reads them.
+# These reveal data of the whole machine, in every namespace.
 _KERNEL_SECRETS = ("kcore", "keys", "key-users", "kmsg", "timer_list", "sched_debug")
 
-# The command runs below a shell that stays, because all else dies as soon as it ends: it gives what
-# the command has left running a moment to end by itself, tells on its stdin how many have not, and
-# a little time to those to clean up. In a process namespace there are two besides: the reaper of
-# bubblewrap, and itself, always as number 2. Anywhere else its "kill -1" would be everybody's end,
-# and so it does nothing there. It outlives a SIGTERM, for the command to have the time it is given.
-# Processes are counted for each user namespace, so their limit is set inside; shells disagree on
-# the letter for it.
+# A shell that keeps running starts the command, because everything dies when the first process
+# ends. It gives the processes that the command leaves behind a moment to end, writes the number of
+# the remaining ones to its stdin, sends them SIGTERM and gives them a little time to clean up. Two
+# processes always exist in the namespace: bubblewrap's reaper, and this shell, as number 2.
+# Elsewhere its "kill -1" would end every process of the user, so it exits unless it is number 2. It
+# survives SIGTERM, so that the command gets its grace period. The kernel counts processes per user
+# namespace, so their limit is set inside. Shells disagree on the ulimit option for it.
 _KEEPER = """
 [ $$ -eq 2 ] || exit 125
 exec 3>&0 4>&2 </dev/null 2>/dev/null
@@ -114,27 +113,27 @@ exit $code
 
 
 class SandboxStatus(Struct, frozen=True, kw_only=True):
-    """Whether there is a sandbox here: str() is a sentence for people."""
+    """Whether there is a working sandbox; str() gives a sentence for people."""
 
     program: str | None = None
-    """Where bubblewrap is."""
+    """The path of bubblewrap."""
     options: tuple[str, ...] = ()
-    """What it needs to be told to work here."""
+    """Additional options that it needs here."""
     filters: bool = False
     """Whether system calls are filtered."""
     limits_scratch: bool = False
     """Whether the size of ``/tmp`` and the home folder can be limited."""
     problem: str | None = None
-    """Why there is no sandbox, and how to get one. None: there is one."""
+    """Why there is no sandbox, and how to get one; None if there is one."""
 
     @property
     def works(self) -> bool:
-        """Whether commands can be run in it."""
+        """Whether commands can run in the sandbox."""
         return self.problem is None
 
     @property
     def counts_processes(self) -> bool:
-        """Whether the kernel counts the processes of the sandbox apart from the user's others."""
+        """Whether the kernel counts the sandbox's processes separately from the user's others."""
         found = re.match(r"(\d+)\.(\d+)", os.uname().release)
         is_new = found is not None and (int(found[1]), int(found[2])) >= (5, 14)
         return is_new and "--unshare-user" in self.options
@@ -147,7 +146,7 @@ class SandboxStatus(Struct, frozen=True, kw_only=True):
 
 
 def sandbox_status() -> SandboxStatus:
-    """Whether bubblewrap is here and works. It is tried once; what it said is remembered."""
+    """Return whether bubblewrap is installed and works. The result of the test is cached."""
     if not sys.platform.startswith("linux"):
         return SandboxStatus(
             problem="bubblewrap is for Linux only. Run the agent in a Linux container or machine."
@@ -162,7 +161,7 @@ def sandbox_status() -> SandboxStatus:
 
 
 def choose_sandbox(mode: SandboxMode) -> SandboxStatus:
-    """The sandbox to use. Raises `ConfigError` if one is required and there is none."""
+    """Return the sandbox to use. Raises `ConfigError` if one is required and there is none."""
     if mode not in get_args(SandboxMode):
         raise ConfigError(f"sandbox must be 'auto', 'require' or 'off', not {mode!r}")
     if mode == "off":
@@ -189,12 +188,13 @@ def sandboxed(
     scratch: int | None = None,
     session: bool = True,
 ) -> tuple[list[str], list[int]]:
-    """The arguments that run a program in the sandbox, and the descriptors that go with them.
+    """Return the arguments that run a program in the sandbox, and the descriptors to pass with
+    them.
 
-    The descriptors are closed with ``files``. They are for one process: it reads them to their
-    end. ``scratch`` is how many bytes each of the folders in memory may hold. Without a ``root``
-    there is nothing that can be written but those. Without a ``session`` of its own the program
-    stays in the process group of whoever starts it.
+    ``files`` closes the descriptors. They are for one process, which reads them to their end.
+    ``scratch`` is the size limit in bytes of each in-memory folder. Without a ``root`` only these
+    folders are writable. Without a ``session`` of its own, the program stays in the process group
+    of its parent.
     """
     if status.program is None or not status.works:
         raise ConfigError(f"there is no sandbox: {status.problem}")
@@ -217,7 +217,7 @@ def sandboxed(
 
 
 def kept(status: SandboxStatus, shell: str, command: str, processes: int | None) -> list[str]:
-    """The program to run in the sandbox for a command of the shell."""
+    """Return the program that runs a shell command inside the sandbox."""
     limit = str(processes) if processes is not None and status.counts_processes else ""
     return ["/bin/sh", "-c", _KEEPER, shell, command, limit]
 
@@ -265,8 +265,8 @@ def _mounts(
 
 
 def _between(root: str | None, path: str) -> list[str]:
-    """The folders between the root and what is read-only in it. Mounted, they cannot be renamed,
-    which would let something else take the place of what is below them.
+    """Return the folders between the root and a read-only path in it. As mount points they cannot
+    be renamed. Renaming one would let a command replace what is below it.
     """
     if root is None or not is_below(path, root) or path == root:
         return []
@@ -276,8 +276,9 @@ def _between(root: str | None, path: str) -> list[str]:
 
 @lru_cache
 def _try(program: str) -> SandboxStatus:
-    """Try it with all that is used later, then without what older ones or containers lack. A user
-    namespace of its own is one wall more. In some containers root can do without and not with one.
+    """Try bubblewrap with everything that is used later, then without features that older versions
+    or containers lack. A user namespace of its own adds protection. In some containers, root can
+    use the sandbox only without one.
     """
     said = ""
     has_filter = filter_program() is not None
@@ -300,7 +301,7 @@ def _try(program: str) -> SandboxStatus:
 
 
 def _problem(status: SandboxStatus) -> str | None:
-    """What bubblewrap says if it does not work with these settings."""
+    """Return bubblewrap's error if it does not work with these settings."""
     with ExitStack() as files:
         argv, descriptors = sandboxed(
             status,

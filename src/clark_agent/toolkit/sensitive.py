@@ -1,16 +1,16 @@
-"""Which paths in a workspace a person should be asked about: data, which its owner can change.
+"""Rules for paths in a workspace that need a person's approval. The host can replace them.
 
-Two things inside of a workspace are worth a question: to read what looks like a secret, because
-whatever a model reads may end up anywhere, and to write what somebody else runs without having
-looked at it. A `SensitivePath` is a rule for one of these:
+Two kinds of access need a question: reading a file that looks like a secret, because whatever a
+model reads may end up anywhere, and writing a file that other people or programs run without
+looking at it. A `SensitivePath` is a rule for one of these:
 
     rules = [*SENSITIVE_PATHS, SensitivePath("deploy/**", "write", "it is deployed at once")]
     workspace = Workspace(root, sensitive=rules)
 
-What a project's own build runs (``Makefile``, ``package.json``, ``setup.py``, ``conftest.py``) is
-not among the rules: it is source code like any other, which an agent is there to change, and runs
-when somebody runs the project. The rules are about names alone. They do not hold a shell, which can
-read and write all of the root.
+Files that a project's own build runs (``Makefile``, ``package.json``, ``setup.py``,
+``conftest.py``) have no rule: they are source code, which an agent is meant to change, and run only
+when the project is run. The rules look only at names. They do not restrict a shell, which can read
+and write everything in the root.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ Access: TypeAlias = Literal["read", "write"]
 
 
 class SensitivePath(Struct, frozen=True):
-    """A rule: who wants to read or write such a path is asked about.
+    """A rule: reading or writing such a path needs a person's approval.
 
-    ``pattern`` is one name or several with ``/`` between them, and stands for the end of a path,
-    wherever it begins. ``*`` is any part of a name; a last ``**`` is all that is below. Capital and
-    small letters are the same. The first rule that fits decides; one without a ``reason`` lets the
-    path through.
+    ``pattern`` is one name, or several with ``/`` between them, and matches the end of a path.
+    ``*`` matches any part of a name; a final ``**`` matches everything below. Case is ignored. The
+    first rule that matches decides; a rule without a ``reason`` allows the path.
     """
 
     pattern: str
@@ -118,11 +117,11 @@ SENSITIVE_PATHS: tuple[SensitivePath, ...] = (
         """,
     ),
 )
-"""The rules that a `Workspace` has unless it is given others."""
+"""The default rules of a `Workspace`."""
 
 
 class SensitiveRules:
-    """Rules, ready to be asked: one look at a path for each kind of access."""
+    """Compiled rules: one regular expression search for each kind of access."""
 
     def __init__(self, rules: Iterable[SensitivePath]) -> None:
         given = tuple(rules)
@@ -135,7 +134,9 @@ class SensitiveRules:
         }
 
     def reason(self, path: str, access: Access) -> str | None:
-        """Why to ask before a path, relative to the root, is read or written."""
+        """Return why a person should approve this access, or None. The path is relative to the
+        root.
+        """
         rules = self._rules[access]
         found = _pattern(rules).match("/" + folded(path)) if rules else None
         if found is None or found.lastindex is None:
@@ -145,7 +146,7 @@ class SensitiveRules:
 
 @lru_cache(maxsize=64)
 def _pattern(rules: tuple[SensitivePath, ...]) -> re.Pattern[str]:
-    """A pattern with a group for each rule: the first of them that fits, wherever it begins."""
+    """Return a pattern with one group for each rule; the first rule that matches wins."""
     return re.compile("(?:" + "|".join([_group(rule) for rule in rules]) + r")\Z", re.DOTALL)
 
 

@@ -1,25 +1,24 @@
-"""The shell tool: one command, its output, and nothing left of it afterwards.
+"""The shell tool: runs one command, returns its output, and leaves no process behind.
 
-- A command runs in the root, in a shell of its own: nothing but files carries over to the next. It
-  reads nothing (its input is empty) and has no terminal.
-- However it ends, everything that it has started ends with it: when the shell exits, when its time
-  is up, when the call or the run is cancelled, and when this process is killed. First comes
-  SIGTERM, after a second SIGKILL. A supervisor sees to that (``_supervisor.py``), which needs
-  neither our event loop nor our process. In the sandbox nothing escapes it. On Linux without one,
-  two processes escape: what another service was asked to run (``systemd-run``, ``docker run``,
-  ``at``), and what has left its process group before the command kills the supervisor and the
-  supervisor's guardian at the same moment. On other systems there is only the process group, which
-  a process can leave.
-- The environment has only the variables that are listed here, none of which holds a secret, and
-  those that the host adds. Nothing that runs outside of the sandbox sees them.
+- A command runs in the root, in a shell of its own: only files carry over to the next command. Its
+  input is empty, and it has no terminal.
+- However the command ends, everything that it has started ends with it: when the shell exits, when
+  its time is up, when the call or the run is cancelled, and when this process is killed. First
+  comes SIGTERM, after a second SIGKILL. A supervisor (``_supervisor.py``) does this, independent of
+  our event loop and our process. In the sandbox no process escapes it. On Linux without a sandbox,
+  two kinds of process escape: one that another service was asked to run (``systemd-run``, ``docker
+  run``, ``at``), and one that left its process group before the command killed the supervisor and
+  its guardian at the same moment. On other systems the supervisor can only signal the process
+  group, which a process can leave.
+- The environment has only the variables listed here, none of which holds a secret, and those that
+  the host adds. Programs outside of the sandbox do not see them.
 - `CommandLimits` bound what each process may use, with or without a sandbox.
-- Where bubblewrap works (:mod:`clark_agent.toolkit.sandbox`) the command sees and changes only what
-  it may. Without it a command can do what the user can who runs us: also read the environment of
-  this very process, and replace the programs that we run. It is then told to the model, to the
-  log, and in every result's details.
+- Where bubblewrap works (:mod:`clark_agent.toolkit.sandbox`), the command sees and changes only
+  what it may. Without it, a command has all rights of the current user: it can even read the
+  environment of this process, and replace the programs that we run. The tool's description, the log
+  and the details of every result then say that there is no sandbox.
 
-A command that fails is an error result, with its output: what to make of it is for the model to
-decide.
+A command that fails gives an error result with its output. The model decides what to do next.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ __all__ = ["CommandLimits", "Rooted", "shell_tool"]
 logger = logging.getLogger(__name__)
 
 _LONGEST_COMMAND = 100_000
-"""In bytes. Linux takes 128 KiB in one argument."""
+"""In bytes. Linux limits one argument to 128 KiB."""
 
 _INHERITED = frozenset(
     {
@@ -78,11 +77,11 @@ _LOCALE = "LC_"
 
 
 class Rooted(Protocol):
-    """What has a root, as a workspace does."""
+    """An object with a root, such as a workspace."""
 
     @property
     def root(self) -> Path:
-        """The folder."""
+        """The root folder."""
         ...
 
 
@@ -144,16 +143,16 @@ def shell_tool(
     readable: Iterable[str | Path] = (),
     limits: CommandLimits | None = None,
 ) -> AgentTool:
-    """A tool named ``shell`` that runs commands in a folder, which it may change.
+    """Make the tool ``shell``, which runs commands in a folder that they may change.
 
-    ``timeout`` is the most seconds that a command may take, ``max_output`` the most characters of
-    its output that are kept, half from its beginning and half from its end. ``environment`` is
-    added to the few variables that are passed on. ``shell`` is bash where there is one. In the
-    sandbox there is a ``network`` only if asked for, and of the rest of the machine only the system
-    and what is ``readable``; what is readable and in the root cannot be changed. ``limits`` is what
-    a command may use up.
+    ``timeout`` is the maximum number of seconds for a command. ``max_output`` is how many
+    characters of its output are kept, half from the beginning and half from the end.
+    ``environment`` is added to the few inherited variables. ``shell`` defaults to bash if it is
+    installed. In the sandbox there is no ``network`` unless it is enabled, and only the system and
+    the ``readable`` paths are visible; a readable path in the root cannot be changed. ``limits`` is
+    what a command may use.
 
-    Raises `ConfigError` for what makes no sense, and if a sandbox is required and there is none.
+    Raises `ConfigError` for invalid settings, and if a sandbox is required and there is none.
     """
     if os.name != "posix":
         raise ConfigError("the shell tool is for Linux and macOS: it needs sessions and signals")
@@ -182,7 +181,7 @@ def shell_tool(
     async def run(
         command: str,
         ctx: ToolContext,
-        timeout: float | None = None,  # noqa: ASYNC109 - the model's word for it
+        timeout: float | None = None,  # noqa: ASYNC109 - the model's name for it
     ) -> ToolResult:
         """Run a command.
 
@@ -193,8 +192,8 @@ def shell_tool(
         return await _run(settings, command, timeout, ctx)
 
     made = FunctionTool(run, name="shell", description=_description(settings))
-    made.timeout = timeout + 2 * PATIENCE_SECONDS  # only if all else fails
-    # A batch may write a file and then run it: the order counts.
+    made.timeout = timeout + 2 * PATIENCE_SECONDS  # the last resort
+    # A batch may write a file and then run it, so the order matters.
     made.requires_exclusive_sandbox = True
     made.history_policy = ToolHistoryPolicy(summary_arg="command")
     return made
@@ -215,7 +214,7 @@ def _limits(given: CommandLimits | None) -> CommandLimits:
 
 
 def _folder(given: str | Path | Rooted) -> str:
-    # A path has a root too, and it is another one.
+    # A Path also has an attribute ``root``, with another meaning.
     path = given if isinstance(given, (str, Path)) else getattr(given, "root", None)
     if not isinstance(path, (str, Path)):
         raise ConfigError(f"shell_tool: root must be a path or a Workspace, not {given!r}")
@@ -226,7 +225,7 @@ def _folder(given: str | Path | Rooted) -> str:
 
 
 def _sandbox_note(status: SandboxStatus, root: str) -> str:
-    """What to tell people about the sandbox."""
+    """Describe the sandbox for people."""
     home = os.path.realpath(os.path.expanduser("~"))
     if not status.works or os.path.commonpath([home, root]) != root:
         return str(status)
@@ -235,7 +234,7 @@ def _sandbox_note(status: SandboxStatus, root: str) -> str:
 
 
 def _names(given: str | Path) -> list[str]:
-    """A path that should be there inside, also as what it is a link to."""
+    """Return a path that should be visible inside, and what it links to."""
     path = os.path.abspath(os.fspath(given))
     if not os.path.exists(path):
         raise ConfigError(f"shell_tool: {path}, which should be readable, is not there")
@@ -254,7 +253,7 @@ def _shell(given: str | None) -> str:
 
 
 def _supervisor_command(root: str | None) -> list[str]:
-    """What supervises commands, from outside of the root that they can change, if there is one."""
+    """Return the supervisor's command, with an interpreter outside of the root if one is given."""
     interpreter = find_interpreter(root)
     if interpreter is None:
         where = "" if root is None else f" outside of {root}, where commands could replace it"
@@ -336,7 +335,7 @@ async def _run(
 
 
 def _refusal(settings: _Settings, command: str, seconds: float | None) -> str | None:
-    """Why the command is not run, if it is not."""
+    """Return why the command is refused, or None."""
     if not command.strip():
         return "The command is empty: say what to run."
     if "\0" in command:
@@ -386,7 +385,7 @@ def _result(settings: _Settings, command: RunningCommand, timeout: float) -> Too
 
 
 def _notes(outcome: Outcome, timeout: float, settings: _Settings) -> list[str]:
-    """What there is to say about the end of a command."""
+    """Describe how a command ended."""
     notes: list[str] = []
     if not outcome.supervised:
         notes.append("its supervisor was killed; so was everything that the command had started")
@@ -417,7 +416,7 @@ def _notes(outcome: Outcome, timeout: float, settings: _Settings) -> list[str]:
 def _ending(code: int) -> str:
     if code < 0:
         return f"killed by {_signal_name(-code)}"
-    # A shell says so of what it has run, and the sandbox of the shell.
+    # A shell reports a signal of its child this way, and so does the sandbox for the shell.
     name = _signal_name(code - 128) if code > 128 else None
     return f"exit code {code}" + (f": killed by {name}, it seems" if name else "")
 

@@ -1,17 +1,18 @@
-"""fetch_url: a page of the web as text.
+"""fetch_url: fetches a web page as text.
 
-GET only, http and https only, without cookies, credentials or proxies. What it reaches:
+GET only, http and https only, without cookies, credentials or proxies. What it can reach:
 
-- Public addresses, and none of the machine's own or its network's, unless the host names such
-  networks. A name is resolved once, all its addresses are checked, and the connection goes to the
-  very address that was checked, so that a name cannot be made to mean another one in between.
-- Each redirect is a URL like any other and is checked anew.
-- With ``allow``, only the hosts that are named.
+- Public addresses only, unless the host names private networks. A name is resolved once, all its
+  addresses are checked, and the connection uses a checked address, so that the name cannot resolve
+  to another one in between.
+- Each redirect is checked like a new URL.
+- With ``allow``, only the named hosts.
 
-What it gives back: HTML as readable text with its links, other text as it is, and of everything
-else what it is. Size, time and redirects are bounded. The page is the word of strangers. All of it,
-the title too, stands between marks that it cannot forge (:mod:`clark_agent.toolkit.untrusted`).
-Whether an agent that can also act should read it is for the host to decide.
+What it returns: HTML as readable text with its links, other text unchanged, and for anything else
+its type. Size, time and number of redirects are bounded. The page is untrusted. All of it,
+including the title, is put between marks that it cannot forge
+(:mod:`clark_agent.toolkit.untrusted`). The host decides whether an agent that can also act should
+read it.
 
 It needs the extra ``web``.
 """
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["FetchError", "Resolve", "fetch_url_tool"]
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host, for a port. Contract: raises `OSError` when there are none."""
+"""Returns the addresses of a host for a port. Contract: raises `OSError` if there are none."""
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _ERROR_CHARS = 2_000
@@ -68,15 +69,15 @@ def fetch_url_tool(
     tls: ssl.SSLContext | None = None,
     resolve: Resolve | None = None,
 ) -> AgentTool:
-    """The tool ``fetch_url``.
+    """Make the tool ``fetch_url``.
 
-    ``allow`` are the hosts that may be reached (``*.example.com`` for all below one), or a function
-    of a host's name; None is all. ``private_networks`` are those that may be reached although they
-    are not public, such as ``10.20.0.0/16``. ``timeout`` is in seconds for all redirects together,
-    ``max_bytes`` for what is read of a page, ``max_chars`` for what the model sees of it at a time.
-    ``tls`` is for certificates of one's own, ``resolve`` for names of one's own.
+    ``allow`` lists the hosts that may be reached (``*.example.com`` for all subdomains), or is a
+    function of a host name; None allows all. ``private_networks`` may be reached although they are
+    not public, for example ``10.20.0.0/16``. ``timeout`` is in seconds for all redirects together.
+    ``max_bytes`` limits what is read of a page, ``max_chars`` what the model sees at a time.
+    ``tls`` and ``resolve`` replace the default certificates and name resolution.
 
-    Raises `ConfigError` for settings that make no sense, and without the extra ``web``.
+    Raises `ConfigError` for invalid settings, and without the extra ``web``.
     """
     if find_spec("httpx2") is None:
         raise ConfigError("fetch_url_tool needs the package httpx2: pip install 'clark-agent[web]'")
@@ -163,7 +164,7 @@ def _user_agent(text: Any) -> str:
 
 
 class _Tls:
-    """The TLS settings, made when first needed: the certificates take a while to load."""
+    """The TLS settings, created when first needed: loading the certificates takes a while."""
 
     def __init__(self, given: ssl.SSLContext | None) -> None:
         self._context = given
@@ -175,7 +176,7 @@ class _Tls:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    # In a thread of ours: the event loop would wait for its own when it is closed.
+    # In a thread of ours: a closing event loop would wait for a thread of its own.
     found = await run_in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
@@ -187,10 +188,10 @@ class _Page(Struct, frozen=True):
     url: Url
     response: Response
     kind: str
-    """The media type; empty if the server has not said."""
+    """The media type; empty if the server sent none."""
     title: str
     text: str | None
-    """None: it is no text."""
+    """None if it is not text."""
 
 
 class _Fetcher(Struct, frozen=True):
@@ -203,7 +204,7 @@ class _Fetcher(Struct, frozen=True):
     resolve: Resolve
 
     async def fetch(self, text: str) -> _Page:
-        """The page, wherever it has moved to. Raises `FetchError`."""
+        """Fetch the page and follow its redirects. Raises `FetchError`."""
         from clark_agent.toolkit._http import get  # httpx2 takes a while to import
 
         url = Url.parse(text)
@@ -223,7 +224,7 @@ class _Fetcher(Struct, frozen=True):
         raise FetchError(f"The page was moved more than {self.max_redirects} times, last to {url}.")
 
     async def _addresses(self, url: Url) -> list[Address]:
-        """The addresses to connect to, all of them checked."""
+        """Return the checked addresses to connect to."""
         if not self.allows(url.host):
             raise FetchError(f"The host {url.host} is not among those that may be fetched from.")
         try:
@@ -241,7 +242,7 @@ class _Fetcher(Struct, frozen=True):
     async def _resolved(self, url: Url) -> list[Address]:
         try:
             found = await self.resolve(url.host, url.port)
-            # What stands behind a % is the network card, which the address does not depend on.
+            # The part after a % is the network interface, which does not affect the check.
             addresses = [ip_address(text.partition("%")[0]) for text in dict.fromkeys(found)]
         except (OSError, UnicodeError, ValueError) as error:
             raise FetchError(f"There is no host {url.host}: {error}.") from error
@@ -273,12 +274,12 @@ _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 
 
 def _content_type(headers: httpx2.Headers) -> str:
-    """The first, if there are several."""
+    """Return the first header, if there are several."""
     return next(iter(headers.get_list("Content-Type")), "")
 
 
 def _kind(headers: httpx2.Headers) -> str:
-    """The media type; empty for what looks like none."""
+    """Return the media type; empty if it is not valid."""
     kind = _content_type(headers).partition(";")[0].strip().lower()
     return kind if re.fullmatch(r"[a-z0-9.+_-]+/[a-z0-9.+_-]+", kind) else ""
 
@@ -317,7 +318,7 @@ def _looks_text(response: Response) -> bool:
 
 
 def _decoded(response: Response, kind: str) -> str:
-    """The text in the first of the encodings that it is said to have, and does have."""
+    """Decode the body with the first declared encoding that fits."""
     body = response.body
     meta = _META.search(body[:2_048]) if kind in _HTML else None
     told = _CHARSET.search(_content_type(response.headers))
@@ -336,7 +337,7 @@ def _decoded(response: Response, kind: str) -> str:
 
 
 def _codec(name: object) -> str | None:
-    """The codec of an encoding that pages have; Python knows some that are something else."""
+    """Return the codec for a character set. Other Python codecs are not accepted."""
     text = str(name or "").strip().strip("'\"").lower()
     try:
         return codecs.lookup(text).name if _CHARSETS.match(text) else None
@@ -371,7 +372,7 @@ def _result(page: _Page, start: int, most: int) -> ToolResult:
 
 
 def _status(number: int) -> str:
-    """In our words: what the server calls it stands outside of the marks."""
+    """Use our own phrase: the server's text must not appear outside of the marks."""
     try:
         return f"{number} {HTTPStatus(number).phrase}"
     except ValueError:
@@ -379,7 +380,7 @@ def _status(number: int) -> str:
 
 
 def _part(page: _Page, start: int, most: int) -> str:
-    """What is shown of the text, between marks that say where it begins and ends."""
+    """Return a part of the text, with notes that say where it begins and ends."""
     text, title = page.text or "", page.title[:300]
     if not text.strip() and not title:
         return "The page has no text."

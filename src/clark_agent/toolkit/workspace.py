@@ -1,34 +1,33 @@
 """Workspace: a folder that the tools of an agent cannot leave.
 
-A path comes from a model, so nothing about it is believed. It is never compared with the root and
-then opened by its name, because what stands behind a name may change in between. Instead the root
-is opened once, and every path is walked from there name by name, each opened relative to the folder
-before it. What was opened is then looked at, and that is what is used:
+A path comes from a model, so it is not trusted. It is never compared with the root and then opened
+by name, because the file behind a name may change in between. Instead the root is opened once, and
+every path is walked from there name by name, each opened relative to the folder before it. The
+checks apply to what was opened, and that is what is used:
 
-- There is no way up: ``..`` is refused wherever it stands, and so is an absolute path that does not
-  begin with the root. One that does is taken as relative to it.
-- A symbolic link is not followed, wherever it points, neither on the way nor at its end.
-- Only regular files are read or replaced: no pipe, device or socket, and none of them is waited
-  for. Other file systems may be mounted below the root, but not those that the kernel makes up,
-  such as ``/proc``, through which a process could read its own secrets.
-- A file with several hard links may have one of its names elsewhere. It is neither read nor
+- ``..`` is refused anywhere in a path, and so is an absolute path outside of the root. An absolute
+  path below the root is taken as relative to it.
+- A symbolic link is never followed, neither on the way nor at the end of a path.
+- Only regular files are read or replaced. A pipe, device or socket is refused without waiting for
+  it. Other file systems may be mounted below the root, except those of the kernel, such as
+  ``/proc``, where a process could read its own secrets.
+- A file with several hard links may also have a name outside of the root. It is neither read nor
   replaced unless ``hard_links`` is set.
-- What is ``protected`` cannot be read, written or listed, nor can anything below it: not by its
-  name, also before it exists, and not by another name (a hard link) of the same file; of what is
-  below a protected folder, other names are kept out only while ``hard_links`` is not set. A
-  relative path among ``protected`` is relative to the root.
-- What is ``sensitive`` is not refused here. `Workspace.sensitive` says what a person should be
-  asked about, by the rules of :mod:`clark_agent.toolkit.sensitive`, and the tools ask.
-- The root is the folder that was opened, also when it is renamed or something else takes its name.
+- A ``protected`` path, and everything below it, cannot be read, written or listed: not by its name,
+  even before it exists, and not by another name (a hard link) of the same file. For files below a
+  protected folder, other names are refused only while ``hard_links`` is not set. A relative path in
+  ``protected`` is relative to the root.
+- A ``sensitive`` path is not refused here. `Workspace.sensitive` says whether a person should be
+  asked, by the rules of :mod:`clark_agent.toolkit.sensitive`, and the tools ask.
+- The root is the folder that was opened, even if it is renamed or its name is reused.
 
-A file is written as a whole beside the old one and then put in its place, so that there is always
-either the one or the other. Its mode stays, and its owner where that is allowed. If the process is
-killed in the middle, a file named ``.clark-agent-….tmp`` may stay behind; listings leave such files
-out. Two changes of one file wait for each other, also when they come through two workspaces of one
-process.
+A file is written completely beside the old one and then renamed over it, so that there is always
+either the old or the new file. It keeps its mode, and its owner if that is permitted. If the
+process is killed during a write, a file named ``.clark-agent-….tmp`` may remain; listings omit such
+files. Two changes of one file wait for each other, even through two workspaces of one process.
 
-A `Workspace` may be used from any number of threads. It knows nothing of tools: what it refuses it
-raises as a `WorkspaceError`, in words that a model can act on.
+A `Workspace` may be used from any number of threads. It knows nothing about tools: it raises a
+`WorkspaceError` for a refusal, with a message that a model can act on.
 """
 
 from __future__ import annotations
@@ -77,23 +76,24 @@ _LONGEST_NAME = 255
 
 
 class Folder(Struct, frozen=True):
-    """What is in a folder, sorted by name."""
+    """The content of a folder, sorted by name."""
 
     path: str
     entries: tuple[Entry, ...]
     is_cut: bool = False
-    """Whether there is more in it than anybody should read."""
+    """Whether the list is incomplete because the folder is too large."""
     problem: WorkspaceError | None = None
-    """Why there is nothing to tell of it."""
+    """Why the folder could not be read."""
 
 
 class Workspace:
-    """A root for the tools of an agent; see the module for what it refuses.
+    """A root for the tools of an agent; see the module docstring for what it refuses.
 
-    ``max_read_bytes`` is the size of the largest file that is held in memory as a whole, to be
-    edited for example. Close it when no tool uses it any more, or leave that to the interpreter.
+    ``max_read_bytes`` is the size of the largest file that may be read into memory as a whole, for
+    example to edit it. Close the workspace when no tool uses it any more; otherwise the interpreter
+    does.
 
-    Raises `ConfigError` for a root that is no folder, or is ``/``, where nothing would be outside.
+    Raises `ConfigError` if the root is not a folder, or is ``/``, because nothing is outside of it.
     """
 
     def __init__(
@@ -113,12 +113,12 @@ class Workspace:
         self._lock = Lock()
         self._close = finalize(self, os.close, fd)
         self.root = Path(os.path.realpath(given))
-        """Where the root was when the workspace was made."""
+        """The path of the root when the workspace was made."""
         self.hard_links = hard_links
         self.read_only = read_only
         self.max_read_bytes = max_read_bytes
         self._sensitive = SensitiveRules([*sensitive, *_host_rules(str(self.root))])
-        # The longer first: a root that is reached through a link may lie below itself.
+        # Longer ones first: a root that is reached through a link may lie below itself.
         self._spellings = sorted([names_in(given), names_in(str(self.root))], key=len)[::-1]
         try:
             _check_settings(protected, max_read_bytes)
@@ -133,15 +133,17 @@ class Workspace:
     # --- reading ------------------------------------------------------------------------------
 
     def name_of(self, path: str) -> str:
-        """The path relative to the root, in the form of `Entry.path`. Nothing is opened."""
+        """Return the path relative to the root, in the form of `Entry.path`, without opening
+        anything.
+        """
         return "/".join(self._names(path)) or "."
 
     def sensitive(self, path: str, access: Access) -> str | None:
-        """Why a person should be asked before this is read or written; None: no reason."""
+        """Return why a person should approve reading or writing this path, or None."""
         return self._sensitive.reason(self.name_of(path), access)
 
     def look(self, path: str) -> Entry:
-        """What there is at a path, without opening it."""
+        """Return the entry at a path, without opening it."""
         names = self._names(path)
         if not names:
             return Entry(".", "folder", 0)
@@ -152,12 +154,12 @@ class Workspace:
             return entry_of("/".join(names), found)
 
     def open(self, path: str) -> BufferedReader:
-        """Open a file for reading. Whoever asks for it closes it."""
+        """Open a file for reading. The caller closes it."""
         with self._descend_to_file(path) as (descent, name):
             return os.fdopen(descent.open(name, hard_links=self.hard_links), "rb")
 
     def read(self, path: str) -> bytes:
-        """The whole file, if it is not larger than ``max_read_bytes``."""
+        """Return the whole file, if it is not larger than ``max_read_bytes``."""
         with self._descend_to_file(path) as (descent, name):
             return self._read(descent, name)
 
@@ -176,7 +178,7 @@ class Workspace:
         return data
 
     def scan(self, path: str = ".") -> Folder:
-        """What is in a folder. Links are told as such, and what is protected is not told."""
+        """Return the content of a folder. Links are listed as such; protected paths are omitted."""
         names = self._names(path)
         with self._descend(names) as descent:
             entries, is_cut = descent.scan("".join([f"{name}/" for name in names]))
@@ -185,10 +187,12 @@ class Workspace:
     def walk(
         self, path: str = ".", *, enter: Callable[[Entry], bool] = lambda entry: True
     ) -> Iterator[Folder]:
-        """A folder and the folders below it, level by level, those that ``enter`` agrees to.
+        """Yield a folder and the folders below it, level by level, if ``enter`` returns true for
+        them.
 
-        Each is opened anew from the root, so that a walk holds nothing open while it waits. One
-        that cannot be read is told with its ``problem``; only for the first it is raised.
+        Each folder is opened anew from the root, so that a walk holds nothing open between steps.
+        If the first folder cannot be read, the error is raised. A later one has it as its
+        ``problem``.
         """
         waiting = deque([self.name_of(path)])
         first = True
@@ -207,7 +211,7 @@ class Workspace:
     # --- writing ------------------------------------------------------------------------------
 
     def write(self, path: str, data: bytes) -> bool:
-        """Make or replace a file, and the folders on the way to it; whether the file is new."""
+        """Create or replace a file, with missing parent folders. Return whether the file is new."""
         self._check_writable()
         with self._descend_to_file(path, make=True) as (descent, name), descent.lock(name):
             old = descent.target(name, hard_links=self.hard_links)
@@ -215,10 +219,10 @@ class Workspace:
         return old is None
 
     def update(self, path: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a file by what ``change`` makes of its content.
+        """Replace the content of a file by ``change(content)``.
 
-        Nobody else in this process writes the file in between. What ``change`` raises comes out
-        here, and the file stays as it was.
+        No other thread of this process changes the file in between. If ``change`` raises, the
+        exception propagates and the file stays unchanged.
         """
         self._check_writable()
         with self._descend_to_file(path) as (descent, name), descent.lock(name):
@@ -230,11 +234,11 @@ class Workspace:
         if self.read_only:
             raise WorkspaceError("the workspace is read-only", kind="read_only")
 
-    # --- the way from a path to what is there -------------------------------------------------
+    # --- from a path to an open folder --------------------------------------------------------
 
     @contextmanager
     def _descend(self, names: Iterable[str], *, make: bool = False) -> Generator[Descent]:
-        with self._lock:  # or the number might be another file's by the time it is used
+        with self._lock:  # otherwise the descriptor might be reused in between
             if not self._close.alive:
                 raise WorkspaceError("the workspace is closed", kind="failed")
             root = os.dup(self._fd)
@@ -258,7 +262,7 @@ class Workspace:
             yield descent, names[-1]
 
     def _names(self, path: str) -> tuple[str, ...]:
-        """The names that lead from the root to a path."""
+        """Return the names that lead from the root to a path."""
         _check_text(path)
         names = names_in(path)
         if ".." in names or path == "~" or path.startswith("~/"):
@@ -301,10 +305,10 @@ class Workspace:
         folder, name = os.path.split(given)
         return Protected(given, folder or ".", folded(name), is_inside)
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- closing ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the root. What is under way goes on, anything else is refused."""
+        """Close the root. Operations in progress continue; new ones are refused."""
         with self._lock:
             self._close()
 
@@ -334,7 +338,7 @@ def _check_settings(protected: object, max_read_bytes: object) -> None:
 
 
 def _host_rules(root: str) -> list[SensitivePath]:
-    """What this program runs from may lie in the root."""
+    """Return rules for the folders in the root that this program imports from."""
     folders = [os.path.relpath(folder, root) for folder in host_folders(root)]
     reason = "the program that runs this tool imports it"
     return [SensitivePath(f"{folder}/**", "write", reason) for folder in folders]
@@ -355,7 +359,7 @@ def _open_root(root: str) -> int:
 
 
 def _check_text(path: str) -> None:
-    """Refuse what is no path in any folder."""
+    """Refuse a text that is never a valid path."""
     problem: str | None = None
     try:
         encoded = path.encode()

@@ -1,7 +1,7 @@
-"""Trajectory records: the durable vocabulary that clark-agent's implementations share.
+"""Trajectory records: the persistent format that all implementations of clark-agent share.
 
 `TrajectoryRecorder` writes them during a run; `to_trajectory` and `from_trajectory` convert a run
-log. What this package records itself, and can resume and replay, is `clark_agent.run_log`.
+log. The format that this package itself records, resumes and replays is `clark_agent.run_log`.
 """
 
 from clark_agent.trajectory.convert import from_trajectory, to_trajectory

@@ -1,7 +1,7 @@
-"""Between the run log and the records that other implementations share.
+"""Converts between the run log and the records that other implementations share.
 
-A trajectory has no deltas, no requests and no steering, so a log that comes from one cannot be
-replayed to the letter; it can be read, forked, exported and compared.
+A trajectory has no deltas, no requests and no steering, so a log made from one cannot be replayed
+exactly; it can be read, forked, exported and compared.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["from_trajectory", "to_trajectory"]
 
 
 def to_trajectory(loaded: LoadedRun) -> list[TrajectoryRecord]:
-    """The log of a run as trajectory records. Raises what `fold` raises for one that is damaged."""
+    """Convert the log of a run to trajectory records. Raises like `fold` for a damaged log."""
     fold(loaded)
     writer = _Writer()
     records: list[TrajectoryRecord] = []
@@ -84,7 +84,7 @@ class _Writer:
                 if entry.source == "turn":
                     yield from self._begin_turn()
                 yield from self._append(entry.messages)
-                # Only a text that was taken for the final answer.
+                # Only a text that was accepted as the final answer.
                 self._told += [m for m in entry.messages if isinstance(m, ToolResultMessage)]
             case Asked():
                 if entry.turn > self._turn and self._turn:
@@ -154,7 +154,7 @@ class _Writer:
 
 
 def from_trajectory(records: Iterable[TrajectoryRecord]) -> LoadedRun:
-    """A log of one run from trajectory records. Raises `DecodeError` when they tell of none."""
+    """Convert trajectory records to the log of a run. Raises `DecodeError` if there is none."""
     given = list(records)
     identity = next(
         (r.payload.identity for r in given if isinstance(r.payload, rec.RunStarted)), None
@@ -165,7 +165,7 @@ def from_trajectory(records: Iterable[TrajectoryRecord]) -> LoadedRun:
     entries: list[tuple[int, Entry]] = [(given[0].recorded_at_unix_ms, RunBegan(identity=identity))]
     for record in given:
         if record.run_id not in (None, identity.run_id):
-            continue  # of another run
+            continue  # another run's record
         entries += [(record.recorded_at_unix_ms, entry) for entry in reader.entries(record.payload)]
     return LoadedRun(
         identity.run_id,
@@ -212,7 +212,7 @@ class _Reader:
                 pass
 
     def _result(self, message: ToolResultMessage) -> Iterator[Entry]:
-        """The result of one call; with the last of them the batch has ended."""
+        """Yield the result of one call, and after the last one the end of the batch."""
         position = next(
             (
                 index

@@ -1,4 +1,4 @@
-"""TrajectoryRecorder: an observer that writes what a run does as durable records."""
+"""TrajectoryRecorder: an observer that writes the events of a run as persistent records."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class TrajectorySink(Protocol):
-    """Where records go.
+    """Receives the records.
 
-    Contract: keeps their order. An exception is logged by the recorder, and the run goes on.
+    Contract: keeps their order. The recorder logs an exception, and the run goes on.
     """
 
     def record(self, record: TrajectoryRecord, /) -> Awaitable[None] | None:
-        """Take a record; plain or async."""
+        """Store a record; plain or async."""
         ...
 
 
@@ -37,7 +37,7 @@ class InMemoryTrajectorySink:
         self.records: list[TrajectoryRecord] = []
 
     def record(self, record: TrajectoryRecord) -> None:
-        """Keep the record."""
+        """Store the record."""
         self.records.append(record)
 
 
@@ -60,7 +60,7 @@ class TrajectoryRecorder:
         """The newest answer, until it is known whether it enters the transcript."""
 
     def for_run(self) -> TrajectoryRecorder:
-        """A fresh one that writes to the same sink."""
+        """Return a new recorder with the same sink."""
         return TrajectoryRecorder(self._sink, clock=self._clock)
 
     async def on_event(self, event: AgentEvent) -> None:
@@ -102,7 +102,7 @@ class TrajectoryRecorder:
 
 
 def payload_of(event: AgentEvent) -> TrajectoryPayload | None:
-    """The payload that records an event; None for those that are not recorded."""
+    """Return the payload for an event; None for events that are not recorded."""
     match event:
         case ev.RunIdentified():
             return rec.RunStarted(event.identity)

@@ -1,7 +1,8 @@
 """The records of a trajectory, and their JSON.
 
-A record says what happened in a run, without deltas: who, when, in which order, and a payload told
-apart by ``kind``. A row from before there were versions has none and reads as version 0.
+A record says what happened in a run, without deltas: the run, the time, the number, and a payload
+distinguished by ``kind``. A row from before the introduction of versions has none and is read as
+version 0.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Payload(Struct, frozen=True, tag_field="kind"):
 
 
 class RunStarted(_Payload, frozen=True, tag="run_started"):
-    """The run said who it is."""
+    """The run has its identity."""
 
     identity: RunIdentity
 
@@ -59,14 +60,14 @@ class TurnStarted(_Payload, frozen=True, tag="turn_started"):
 
 
 class TurnEnded(_Payload, frozen=True, tag="turn_ended"):
-    """A turn is over."""
+    """A turn ended."""
 
     assistant: AgentMessage
     tool_results: tuple[AgentMessage, ...]
 
 
 class MessageAppended(_Payload, frozen=True, tag="message_appended"):
-    """A message is whole."""
+    """A message is complete."""
 
     message: AgentMessage
 
@@ -109,7 +110,7 @@ class ContextTransformApplied(_Payload, frozen=True, tag="context_transform_appl
 
 
 class ToolGateApplied(_Payload, frozen=True, tag="tool_gate_applied", omit_defaults=True):
-    """What one gate allowed; None: it did not narrow."""
+    """What one gate allowed; None if it did not restrict."""
 
     iteration: NonNegativeInt
     plugin: str
@@ -119,7 +120,7 @@ class ToolGateApplied(_Payload, frozen=True, tag="tool_gate_applied", omit_defau
 class ToolGateConflictResolved(
     _Payload, frozen=True, tag="tool_gate_conflict_resolved", kw_only=True, omit_defaults=True
 ):
-    """The gates left no tool, and this is what was chosen instead."""
+    """The gates left no tool; this allowlist was used instead."""
 
     iteration: NonNegativeInt
     plugins: tuple[str, ...]
@@ -129,7 +130,7 @@ class ToolGateConflictResolved(
 
 
 class OutputTokensEscalation(_Payload, frozen=True, tag="output_tokens_escalation"):
-    """A cut-off answer was thrown away for one with a larger cap."""
+    """A cut-off answer was discarded and requested again with a larger cap."""
 
     attempt: NonNegativeInt
     prev_cap: NonNegativeInt
@@ -153,7 +154,7 @@ TrajectoryPayload: TypeAlias = (
 
 
 class TrajectoryRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that happened. ``seq`` counts from 0 within a run."""
+    """One event of a run. ``seq`` counts from 0 within the run."""
 
     schema_version: NonNegativeInt = field(default_factory=int)
     seq: NonNegativeInt
@@ -203,12 +204,12 @@ _STAMPS: dict[type, Any] = {
 
 
 def encode_record(record: TrajectoryRecord) -> bytes:
-    """The record's JSON."""
+    """Return the record's JSON."""
     return encode_json(record)
 
 
 def decode_record(data: bytes | str) -> TrajectoryRecord:
-    """The record that the JSON holds.
+    """Decode a record.
 
     Raises `clark_agent.errors.DecodeError`, which names the path and the reason.
     """
