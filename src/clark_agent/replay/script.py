@@ -11,7 +11,7 @@ more, and the replay ends as it may.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -20,34 +20,36 @@ from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
 from clark_agent.cancellation import CancellationToken
-from clark_agent.clock import Clock
 from clark_agent.config import LoopConfig
 from clark_agent.effects import Child, Effects
 from clark_agent.engine.arguments import prompt_messages
 from clark_agent.engine.call import CallAnswered, Siblings
-from clark_agent.engine.journal import Emit
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
-from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal, ToolValidationError
-from clark_agent.events import AgentEvent
+from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
 from clark_agent.plugin import (
     HOOK_OF,
     Answer,
-    BeforeToolCallContext,
     BeforeToolDecision,
     Block,
     Rewrite,
     channels_among,
     plugin_name,
 )
+from clark_agent.replay.stand_ins import (
+    RecordedDecisions,
+    RecordedSource,
+    ScriptedClock,
+    ScriptedLog,
+    UntimedTool,
+)
 from clark_agent.result import RunResult
 from clark_agent.run_log.chunking import joined
-from clark_agent.run_log.fold import changed_tools, fold
+from clark_agent.run_log.fold import fold
 from clark_agent.run_log.fork import usage_of
 from clark_agent.run_log.records import (
     Answered,
     Asked,
-    BatchEnded,
     Entry,
     Interrupt,
     Record,
@@ -64,7 +66,7 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.resume import spent_by, taken_up
 from clark_agent.run_log.store import LoadedRun, RunStore
-from clark_agent.run_log.writer import Continuation, RunLog, RunWriter
+from clark_agent.run_log.writer import RunWriter
 from clark_agent.steering import SteeringHandle, SteerWhen
 from clark_agent.stream import (
     Chunk,
@@ -77,7 +79,6 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.sub_agents import ChildRun
-from clark_agent.tool_source import ToolSourceContext
 from clark_agent.tools import ToolRegistry
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, StopReason
@@ -166,7 +167,7 @@ class Script(Effects):
             each.why == "cancelled" for n in part for each in records[n].interrupts
         )
         requests = any(isinstance(r.entry, Asked) and r.entry.request is not None for r in records)
-        self._log = _ScriptedLog(self, copy, full_requests=requests, notes=began.host_notes)
+        self._log = ScriptedLog(self, copy, full_requests=requests, notes=began.host_notes)
 
     def beginning(self) -> tuple[AgentContext, Resumption | None]:
         """Return the context, and the resumption if this part continues a run."""
@@ -189,10 +190,10 @@ class Script(Effects):
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
         source = config.tool_source
         if source is not None or self.began.tool_source is not None:
-            source = _RecordedSource(self, self.began.tool_source or plugin_name(source))
+            source = RecordedSource(self, self.began.tool_source or plugin_name(source))
         return config.replace(
             tool_source=source,
-            tools=ToolRegistry([_Untimed(tool) for tool in tools]),
+            tools=ToolRegistry([UntimedTool(tool) for tool in tools]),
             plugins=[
                 channels.get(id(plugin)) or self._decided(plugin) for plugin in config.plugins
             ],
@@ -206,7 +207,7 @@ class Script(Effects):
         """Return the plugin; one with ``asks_outside`` gets its decisions from the log."""
         asks = getattr(plugin, "asks_outside", False) is True
         return (
-            _Decided(plugin, self)
+            RecordedDecisions(plugin, self)
             if asks and hasattr(plugin, HOOK_OF["before_tool_call"])
             else plugin
         )
@@ -817,209 +818,3 @@ def _calls(records: Sequence[Record]) -> dict[tuple[int, int], _Call]:
             case _:
                 pass
     return calls
-
-
-class _Timer:
-    """A timer that rings only when the script says so."""
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self._callback: Callable[[], object] | None = callback
-
-    def cancel(self) -> None:
-        """Prevent it from ringing."""
-        self._callback = None
-
-    def ring(self) -> None:
-        if self._callback is not None:
-            self._callback()
-
-
-class ScriptedClock:
-    """Returns the recorded readings and ids, record by record."""
-
-    def __init__(self, records: Sequence[Record], part: range) -> None:
-        self._records = records
-        self._part = part
-        self._last = records[part.start].at
-        self._readings: list[int] = []
-        self._ids: list[str] = []
-        self._timers: list[_Timer] = []
-        self.move(part.start)
-
-    def move(self, at: int) -> None:
-        """Continue with the values of this record."""
-        if at < self._part.stop:
-            record = self._records[at]
-            self._readings = [*record.now]
-            if isinstance(record.entry, BatchEnded):
-                time = record.entry.time  # if it is one number, it is repeated
-                self._readings += time if isinstance(time, tuple) else (time,)
-            self._readings.reverse()
-            self._ids = [*record.ids]
-
-    def now_ms(self) -> int:
-        """Return the next recorded reading."""
-        if self._readings:
-            self._last = self._readings.pop()
-        return self._last
-
-    def peek_ms(self) -> int:
-        """Return the last reading."""
-        return self._last
-
-    async def sleep(self, seconds: float) -> None:
-        """Let other tasks run."""
-        await asyncio.sleep(0)
-
-    def call_later(self, seconds: float, callback: Callable[[], object]) -> _Timer:
-        """Return a timer that rings when the log says so."""
-        timer = _Timer(callback)
-        self._timers.append(timer)
-        return timer
-
-    def ring(self) -> None:
-        """Ring all timers: the time is up, as in the recorded run."""
-        for timer in self._timers:
-            timer.ring()
-
-    def new_id(self) -> str:
-        """Return the next recorded id."""
-        return self._ids.pop(0) if self._ids else "no further id in the log"
-
-
-class _ScriptedLog(RunLog):
-    """A log that keeps the script informed of the replay's position."""
-
-    def __init__(self, script: Script, store: RunStore, **settings: Any) -> None:
-        super().__init__(store, **settings)
-        self._script = script
-
-    def journal(
-        self,
-        run_id: str,
-        clock: Clock,
-        *,
-        checks_calls: bool = False,
-        after: Continuation | None = None,
-    ) -> RunWriter:
-        writer = _ScriptedWriter(self, run_id, clock, checks_calls=checks_calls, after=after)
-        writer.script = self._script
-        return writer
-
-
-class _ScriptedWriter(RunWriter):
-    """Writes the log, and lets the script repeat steering and interrupts at each step."""
-
-    script: Script
-
-    def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
-        self.script.run, self.script.writer = run, self
-        super().began(run, prompts)
-
-    def resumed(self, run: Run, resumption: Resumption) -> None:
-        self.script.run, self.script.writer = run, self
-        super().resumed(run, resumption)
-
-    def barrier(self) -> Awaitable[None]:
-        return self.script.begun(super().barrier())
-
-    def write(self, entry: Entry, **more: Any) -> None:
-        super().write(entry, **more)
-        self.script.written(entry)
-
-    def emitting(self, emit: Emit) -> Emit:
-        counted, script = super().emitting(emit), self.script
-
-        def emit_and_step(event: AgentEvent) -> Awaitable[None]:
-            return script.stepped(counted(event))
-
-        return emit_and_step
-
-    def hook_asked(self) -> Awaitable[None]:
-        return self.script.stepped(super().hook_asked())
-
-    def hook_answered(self) -> Awaitable[None]:
-        self.noted.asked += 1
-        return self.script.answered()
-
-    def decided(self) -> None:
-        super().decided()
-        self.script.passed()
-
-
-class _Untimed(AgentTool):
-    """Wraps a tool of the config without its timeout: the script says when it ends."""
-
-    def __init__(self, tool: AgentTool) -> None:
-        self._tool = tool
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("_tool", "__class__", "runs_in_thread", "timeout"):
-            return object.__getattribute__(self, name)
-        return getattr(object.__getattribute__(self, "_tool"), name)
-
-    runs_in_thread = False
-    timeout = None
-
-
-class _RecordedSource:
-    """Returns the tools of the recorded tool source. Their results are in the log."""
-
-    def __init__(self, script: Script, name: str) -> None:
-        self.name = name
-        self._script = script
-        self._declared = script.sourced_before()
-        self._tools: list[AgentTool] = self._made()
-
-    def tools_for_turn(self, ctx: ToolSourceContext) -> list[AgentTool]:
-        changed = self._script.changed_tools()
-        if changed is not None:
-            self._declared = changed_tools(self._declared, changed)
-            self._tools = self._made()
-        return self._tools
-
-    def _made(self) -> list[AgentTool]:
-        return [_RecordedTool(n, told, self._script) for n, told in self._declared.items()]
-
-
-class _RecordedTool(AgentTool):
-    """A tool that is known only from the log."""
-
-    def __init__(self, name: str, declared: dict[str, Any], script: Script) -> None:
-        self.name = name
-        self.description = declared["description"]
-        self.parameters_schema = declared["parameters"]
-        for flag, value in declared.get("flags", {}).items():
-            setattr(self, flag, value)
-        self.runs_agent = False  # its config is unknown, so its run is not replayed
-        self._script = script
-
-    def validate(self, args: Any) -> None:
-        refused = self._script.refusal(self.name, args)
-        if refused is not None:
-            raise ToolValidationError(refused)
-
-    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
-        raise NotImplementedError  # the script answers
-
-
-class _Decided:
-    """Wraps a plugin of the config, and repeats its recorded decisions about calls."""
-
-    def __init__(self, plugin: Any, script: Script) -> None:
-        self._plugin = plugin
-        self._script = script
-        self.name = plugin_name(plugin)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._plugin, name)
-
-    def for_run(self) -> _Decided:
-        fresh = self._plugin.for_run() if hasattr(self._plugin, "for_run") else self._plugin
-        return _Decided(fresh, self._script)
-
-    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
-        calls = ctx.assistant_message.tool_calls
-        same = [n for n, call in enumerate(calls) if call is ctx.tool_call]
-        same = same or [n for n, call in enumerate(calls) if call.id == ctx.tool_call.id]
-        return self._script.decision(self.name, same[0])
