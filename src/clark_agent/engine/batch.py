@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from clark_agent.config import ExecutionMode
 from clark_agent.engine import runtime_results as results
-from clark_agent.engine.call import Call, CallState, Siblings, end_call, end_event, run_call
+from clark_agent.engine.call import Call, CallState, Siblings, end_call, close_call, run_call
 from clark_agent.engine.prepare import accept, prepare
 from clark_agent.engine.resumption import EarlierResults
 from clark_agent.engine.run import Run
@@ -58,7 +58,7 @@ class BatchOutcome(Struct, frozen=True):
     calls: Sequence[Call]
     """The call that each result answers."""
     is_recorded: bool
-    """Whether the journal may say how all calls have ended."""
+    """Whether the end of every call could be recorded. If not, neither is the end of the batch."""
     ends_run: bool = False
     """Whether all results that count vote so."""
     output: Any = None
@@ -132,7 +132,7 @@ class Batch:
             self._restore(self._earlier)
         for call in (*self._ready, *self._over_cap):
             if call.state is not _ENDED:
-                await emit(end_event(self._run, call))
+                await emit(close_call(self._run, call))
         return self._outcome(votes=False)
 
     def recall_vote(self) -> BatchOutcome:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from clark_agent.engine.interrupts import Why
     from clark_agent.engine.run import Run
 
-__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "end_call", "end_event", "run_call"]
+__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "end_call", "close_call", "run_call"]
 
 logger = logging.getLogger(__name__)
 
@@ -392,7 +392,7 @@ def end_call(
     """Let the hooks see the result, and tell that the call is over."""
     if run.hooks.after_tool_call and call.state not in _NOT_OURS:
         return _check_and_end(run, siblings, asked_by, call)
-    return run.emit(end_event(run, call))
+    return run.emit(close_call(run, call))
 
 
 async def _check_and_end(
@@ -400,7 +400,7 @@ async def _check_and_end(
 ) -> None:
     if not siblings.is_over(call):
         await _ask_hooks(run, asked_by, call)
-    await run.emit(end_event(run, call))
+    await run.emit(close_call(run, call))
 
 
 async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
@@ -453,8 +453,8 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
     return changed
 
 
-def end_event(run: Run, call: Call) -> ToolExecutionEnd:
-    """The call is over: its result stays as it is from now on. The event that says so."""
+def close_call(run: Run, call: Call) -> ToolExecutionEnd:
+    """Give the call its final result, and return the event that says so."""
     if call.result is None:
         begun = call.state is CallState.INTERRUPTED
         call.answer(results.uncertain() if begun else results.aborted())

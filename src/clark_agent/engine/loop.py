@@ -144,7 +144,7 @@ async def _loop(
     if step is not _END and hooks.steering:
         await poll(run, hooks.steering, inbox.pending)
     while True:
-        while step is _ASK or inbox.pending:
+        while step is _ASK or inbox.pending:  # messages that wait get a turn, whatever the step
             await pace.pause_if_due()
             interrupts.check()
             if run.is_capped and run.at_cap():
@@ -169,23 +169,25 @@ async def _loop(
 
 
 async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> NextStep:
-    """Go on where another process has stopped. `begin` has restored the transcript and opened a
-    turn.
+    """Go on where another process has stopped.
+
+    `begin` has restored the transcript and opened a turn, the first of this process: the next one
+    to run uses it, and a run that is over ends it.
     """
     match where:
-        case NewTurn():  # all that was asked for is done
+        case NewTurn():  # no answer is outstanding
             return _ASK
         case FinalAnswer():  # there was only the end left to write
             return _END
-        case AfterBatch(message, calls):  # the results are in the transcript: only the vote is left
-            outcome = Batch(run, message, message.tool_calls, calls).recall_vote()
+        case AfterBatch(message, earlier):  # the results are in the transcript: only vote
+            outcome = Batch(run, message, message.tool_calls, earlier).recall_vote()
             run.output = outcome.output
             return _END if outcome.ends_run else _ASK
-        case AfterAnswer(message, offered, calls):  # the journal has the answer, not all results
+        case AfterAnswer(message, offered, earlier):  # not all its calls have results
             if message.tool_calls:
-                run.batch = Batch(run, message, message.tool_calls, calls)
+                run.batch = Batch(run, message, message.tool_calls, earlier)
             run.brackets.answer = message
-            run.transcript.add_answer(message)
+            run.transcript.add_answer(message)  # the journal has it
             await run.brackets.announce([message])
             gate_context = ToolGateContext(
                 run.turns - 1,
@@ -234,7 +236,7 @@ async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) ->
     message = answer.message
     if message.stop_reason in _FAILED:
         raise _reported_failure(message)
-    batch = run.batch
+    batch = run.batch  # there is one if the run was resumed inside it
     if batch is None and (calls := message.tool_calls):
         batch = run.batch = Batch(run, message, calls)
     if batch is not None:

@@ -122,7 +122,7 @@ async def ask_model(run: Run) -> ModelAnswer | None:
                     continue
             await run.answer.keep(outcome)
             return ModelAnswer(outcome, gate_context, allowlist)
-        if outcome is None:
+        if outcome is None:  # the user steered, or time ran out
             await _discard_partial(run)
             return None
         again = await _recover(run, iteration, outcome, attempts)
