@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from clark_agent.config import ExecutionMode
 from clark_agent.engine import runtime_results as results
-from clark_agent.engine.call import Call, CallState, Siblings, end_call, close_call, run_call
+from clark_agent.engine.call import Call, CallState, Siblings, close_call, end_call, run_call
 from clark_agent.engine.prepare import accept, prepare
 from clark_agent.engine.resumption import EarlierResults
 from clark_agent.engine.run import Run

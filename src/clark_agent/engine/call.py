@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from clark_agent.engine.interrupts import Why
     from clark_agent.engine.run import Run
 
-__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "end_call", "close_call", "run_call"]
+__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "close_call", "end_call", "run_call"]
 
 logger = logging.getLogger(__name__)
 
