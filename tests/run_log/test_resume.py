@@ -27,6 +27,7 @@ from clark_agent import (
     RunAborted,
     RunIdentity,
     RunResult,
+    StopReason,
     ToolContext,
     ToolResult,
     ToolResultMessage,
@@ -35,6 +36,7 @@ from clark_agent import (
     check_events,
     repair_history,
     run,
+    tool,
 )
 from clark_agent.events import MessageEnd
 from clark_agent.messages.wire import encode_json
@@ -683,3 +685,36 @@ async def test_a_run_below_that_its_parent_did_not_live_to_tell_of_is_counted() 
     assert usage_tree(cut, loaded.run_id).tree_usage == played.tree_usage
     report = await replay(cut, loaded.run_id, make().config())
     assert report.is_identical, str(report)
+
+
+@pytest.mark.parametrize("why", [StopReason.ERROR, StopReason.ABORTED])
+async def test_the_calls_of_an_answer_that_ended_with_an_error_are_not_run(
+    why: StopReason,
+) -> None:
+    ran: list[str] = []
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        ran.append("work")
+        return "done"
+
+    store = MemoryStore()
+    log = RunLog(store)
+
+    def config(*steps: Any) -> LoopConfig:
+        return LoopConfig(stream=ScriptedStream(steps), tools=[work], run_log=log)
+
+    broken = replace(
+        AssistantMessage.from_calls([call("work", call_id="c")]),
+        stop_reason=why,
+        error_message="the line broke",
+    )
+    with pytest.raises(LoopError, match="the line broke"):
+        await run("go", AgentContext(), config(broken))
+    (summary,) = store.runs()
+    kinds = [type(r.entry).__name__ for r in store.load(summary.run_id).records]
+    store.cut(summary.run_id, kinds.index("Answered") + 1)  # the process died there
+    with pytest.raises(LoopError, match="the line broke"):
+        await resume(store, summary.run_id, config("Never asked."))
+    assert ran == []
