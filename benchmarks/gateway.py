@@ -28,8 +28,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from clark_agent import AssistantMessage, CancellationToken, StopReason, StreamEvent, StreamRequest
+from clark_agent.gateway import gateway
 from clark_agent.stream import Chunk, Done, Start, TextChunk
-from clark_agent.transports.gateway import gateway
 
 TOKEN = "benchmark"
 VANISHES = 10  # every so many clients, one

@@ -10,8 +10,8 @@ import socket
 import uvicorn
 
 from clark_agent import AgentContext, LoopConfig, StreamError, run, tool
+from clark_agent.gateway import gateway
 from clark_agent.testing import ScriptedStream, call
-from clark_agent.transports.gateway import gateway
 from clark_agent.transports.proxy import ProxyStream
 
 

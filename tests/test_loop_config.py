@@ -21,8 +21,13 @@ from clark_agent import (
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import HOOK_OF, Capability, FunctionPlugin, TransformContext
 from clark_agent.plugins import GracefulTurnLimit
+from clark_agent.plugins.base import (
+    HOOK_OF,
+    Capability,
+    FunctionPlugin,
+    TransformContext,
+)
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.writer import RunLog

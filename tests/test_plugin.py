@@ -13,7 +13,7 @@ import pytest
 from clark_agent import AgentEvent, AgentMessage
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentStart, TurnEnd
-from clark_agent.plugin import (
+from clark_agent.plugins.base import (
     HOOK_OF,
     AfterToolCall,
     BeforeToolCall,
@@ -22,12 +22,12 @@ from clark_agent.plugin import (
     EventObserver,
     FollowUpSource,
     FunctionPlugin,
-    Hooks,
     SteeringSource,
     ToolGate,
     ToolGateClass,
     plugin_name,
 )
+from clark_agent.plugins.hooks import Hooks
 
 CAPABILITIES = list(HOOK_OF)
 

@@ -6,15 +6,18 @@ The layers, each knowing only those before it and its neighbours:
 - ``stream``, ``errors``: the seam to a model, and what can go wrong
 - ``tools``: what the model may call, its schema and its arguments
 - ``events``, ``messages``, ``history``, ``gates``, ``intake``: events, and work on messages
-- ``steering``, ``plugin``, ``protocol``, ``recovery``, ``audience``: where a host joins in
+- ``steering``, ``protocol``: messages to a run under way, and the rules for the model's answers
+- ``plugins``: the seven hooks, and the built-in plugins
+- ``recovery``, ``audience``: what to do after an overflow, and who receives the events
 - ``budget``, ``result``: what a run may spend, and what it returns
 - ``effects``, ``tool_source``: what a run does to the world, and tools that come and go
-- ``plugins``, ``config``: the built-in plugins, and the settings of a run
+- ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
 - ``running``, ``conversation``, ``sub_agents``: what people do with the loop
 - ``run_log``: everything that comes into a run, recorded as it happens
 - ``toolkit``: tools that most agents need
-- ``transports``: ways to models, none of them loaded before it is asked for
+- ``transports``: connections to models, each loading its SDK when it is created
+- ``gateway``: a server between clients and models
 - ``trajectory``, ``export``, ``replay``: durable records, other formats, and a logged run again
 - ``testing``: the order of events as code, and what to test agents, transports and stores with
 - ``cli``: the command line
@@ -96,7 +99,16 @@ from clark_agent.messages.wire import (
     encode_message,
     load_transcript,
 )
-from clark_agent.plugin import (
+from clark_agent.plugins import (
+    ChannelSteering,
+    GracefulTurnLimit,
+    LoopDetector,
+    OpeningGate,
+    TokenBudget,
+    ToolResultBudget,
+    UniqueToolCallIds,
+)
+from clark_agent.plugins.base import (
     AfterToolCall,
     AfterToolCallContext,
     AfterToolDecision,
@@ -117,15 +129,6 @@ from clark_agent.plugin import (
     ToolGateClass,
     ToolGateContext,
     TransformContext,
-)
-from clark_agent.plugins import (
-    ChannelSteering,
-    GracefulTurnLimit,
-    LoopDetector,
-    OpeningGate,
-    TokenBudget,
-    ToolResultBudget,
-    UniqueToolCallIds,
 )
 from clark_agent.protocol import (
     HiddenToolContext,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from clark_agent.events import AgentEvent, EventSink
-from clark_agent.plugin import ObserverHook
+from clark_agent.plugins.hooks import ObserverHook
 
 __all__ = ["Audience", "Listener", "Listeners"]
 

@@ -1,7 +1,7 @@
 """LoopConfig: everything that a run is assembled from, checked once and never changed.
 
 One config serves any number of runs, also at once. What a run changes it keeps to itself; plugins
-with state give each run a fresh object (see `clark_agent.plugin.Plugin`).
+with state give each run a fresh object (see `clark_agent.plugins.base.Plugin`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.messages.tokens import JsonSizeEstimator, TokenEstimator
-from clark_agent.plugin import (
+from clark_agent.plugins.base import (
     HOOK_OF,
     AfterToolCall,
     AfterToolCallContext,
@@ -36,17 +36,19 @@ from clark_agent.plugin import (
     EventObserver,
     FollowUpSource,
     FunctionPlugin,
-    Hook,
-    Hooks,
     MaybeAsync,
     Plugin,
     SteeringSource,
     ToolGate,
     ToolGateContext,
     TransformContext,
-    hook_of,
 )
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
+from clark_agent.plugins.hooks import (
+    Hook,
+    Hooks,
+    hook_of,
+)
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
 from clark_agent.stream import ReasoningEffort, StreamFn

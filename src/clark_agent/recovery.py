@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias, assert_never
 
 from msgspec import Struct
 
-from clark_agent.plugin import TransformContext
+from clark_agent.plugins.base import TransformContext
 from clark_agent.types import AgentMessage
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from clark_agent.cancellation import CancellationToken
-from clark_agent.plugin import MaybeAsync
+from clark_agent.plugins.base import MaybeAsync
 from clark_agent.tools import ToolLike
 from clark_agent.types import AgentMessage, RunIdentity
 

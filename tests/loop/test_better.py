@@ -58,7 +58,7 @@ from clark_agent import events as ev
 from clark_agent.audience import Audience
 from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.run import Run
-from clark_agent.plugin import Hooks
+from clark_agent.plugins.hooks import Hooks
 from clark_agent.stream import Chunk, Done, Start, TextChunk
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call
 from tests.loop.support import (

@@ -22,7 +22,10 @@ from clark_agent import (
     UserMessage,
 )
 from clark_agent.messages.transcript import MessageLog, MessageView
-from clark_agent.plugin import ToolGateContext, TransformContext
+from clark_agent.plugins.base import (
+    ToolGateContext,
+    TransformContext,
+)
 from clark_agent.tools import AgentTool, ToolContext, ToolRegistry, ToolResult
 
 

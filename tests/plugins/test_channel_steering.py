@@ -8,8 +8,8 @@ from threading import Barrier, Thread
 import pytest
 
 from clark_agent import AgentMessage, SteeringReceipt, SteerWhen, SystemMessage, UserMessage
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import ChannelSteering
+from clark_agent.plugins.hooks import Hooks
 
 
 def begun(steering: ChannelSteering) -> ChannelSteering:

@@ -16,8 +16,8 @@ from clark_agent.events import (
     TurnEnd,
     TurnStart,
 )
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import GracefulTurnLimit
+from clark_agent.plugins.hooks import Hooks
 from clark_agent.protocol import WRAP_UP
 
 TURN_END = TurnEnd(AssistantMessage.from_text("so"), ())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import OpeningGate
+from clark_agent.plugins.hooks import Hooks
 from tests.plugins.support import at_turn
 
 

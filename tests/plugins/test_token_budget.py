@@ -26,8 +26,8 @@ from clark_agent import (
 )
 from clark_agent.errors import ConfigError
 from clark_agent.messages.transcript import MessageLog, MessageView
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import TokenBudget
+from clark_agent.plugins.hooks import Hooks
 from tests.plugins.support import (
     CharacterEstimator,
     before_call,

@@ -21,8 +21,8 @@ from clark_agent import (
 )
 from clark_agent.errors import ConfigError
 from clark_agent.messages.transcript import MessageLog, MessageView
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import ToolResultBudget
+from clark_agent.plugins.hooks import Hooks
 from clark_agent.plugins.tool_result_budget import clip
 from tests.plugins.support import (
     Capped,

@@ -15,8 +15,8 @@ from clark_agent import (
     unique_tool_call_ids,
 )
 from clark_agent.messages.transcript import MessageLog
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import TokenBudget, ToolResultBudget, UniqueToolCallIds
+from clark_agent.plugins.hooks import Hooks
 from clark_agent.plugins.tool_result_budget import clip
 from tests.plugins.support import (
     TEXTS,

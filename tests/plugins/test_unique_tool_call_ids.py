@@ -17,8 +17,8 @@ from clark_agent import (
     unique_tool_call_ids,
 )
 from clark_agent.messages.transcript import MessageLog, MessageView
-from clark_agent.plugin import Hooks
 from clark_agent.plugins import UniqueToolCallIds
+from clark_agent.plugins.hooks import Hooks
 from tests.plugins.support import (
     FEW_IDS,
     NOTES,

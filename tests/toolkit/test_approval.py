@@ -34,7 +34,7 @@ from clark_agent import (
     tool,
 )
 from clark_agent.errors import ToolFatal
-from clark_agent.plugin import Block
+from clark_agent.plugins.base import Block
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import (

@@ -54,22 +54,21 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.gateway import SAFE_EXTRAS, gateway
+from clark_agent.gateway.server import server_config
 from clark_agent.reasoning import ReasoningFormat
 from clark_agent.stream import Chunk, Done, Error, ReasoningEffort, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import (
-    SAFE_EXTRAS,
     OpenAIChat,
     RecordingStream,
     ReplayStream,
     RetryPolicy,
     Timeouts,
 )
-from clark_agent.transports.gateway import gateway
-from clark_agent.transports.gateway_server import server_config
 from clark_agent.transports.proxy import ProxyStream
-from clark_agent.transports.stream_wire import decode_event, encode_event
+from clark_agent.transports.stream_json import decode_event, encode_event
 from tests import strategies
 from tests.sizes import requests_made_up
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -1140,7 +1139,7 @@ class TestFaults:
         assert last.partial.stop_reason is StopReason.ERROR
         assert "inner secrets" not in repr(last)
         [incident] = re.findall(r"incident (\w{8})$", last.message)
-        [record] = [r for r in caplog.records if r.name == "clark_agent.transports.gateway"]
+        [record] = [r for r in caplog.records if r.name == "clark_agent.gateway.app"]
         assert record.levelno == logging.ERROR
         assert record.getMessage().startswith(f"incident {incident}\n")
         if model is raising:
@@ -1263,7 +1262,7 @@ import asyncio, sys
 import uvicorn
 from clark_agent import AssistantMessage, StopReason
 from clark_agent.stream import Chunk, Done, Start, TextChunk
-from clark_agent.transports.gateway import gateway
+from clark_agent.gateway import gateway
 
 async def model(request, signal):
     try:
@@ -1667,7 +1666,7 @@ class TestSettings:
 
     def test_importing_loads_nothing(self) -> None:
         code = (
-            "import sys; import clark_agent.transports.gateway, clark_agent.transports.proxy; "
+            "import sys; import clark_agent.gateway.app, clark_agent.transports.proxy; "
             "print([m for m in ('starlette', 'uvicorn', 'httpx2') if m in sys.modules])"
         )
         ran = subprocess.run(

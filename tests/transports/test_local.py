@@ -54,7 +54,8 @@ from clark_agent.stream import Chunk, Done, Error, TextChunk, ToolCallChunk
 from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
 from clark_agent.toolkit import mark_untrusted
 from clark_agent.transports import LocalModel, RetryPolicy, Timeouts, connect
-from clark_agent.transports.local_engine import Engine, packaged_weights
+from clark_agent.transports.local.engine import Engine
+from clark_agent.transports.local.packaged import weights as packaged_weights
 from tests.transports.servers.child import ROOT
 from tests.transports.servers.llama import CHAT_TEMPLATE, SHORT
 from tests.transports.wires_chat import ONCE, ask, asking

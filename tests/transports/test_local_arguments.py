@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clark_agent.stream import ToolSchema
-from clark_agent.transports.local_arguments import (
+from clark_agent.transports.local.packaged.arguments import (
     copying,
     is_said,
     with_choices_said,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from clark_agent import ToolSchema, portable_schema, tool
-from clark_agent.transports.local_prompts import (
+from clark_agent.transports.local.packaged.prompts import (
     COMMON_WORDS,
     Step,
     Turn,

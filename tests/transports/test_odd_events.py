@@ -25,7 +25,7 @@ from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.transports import Transport
 from clark_agent.transports.http.response import Answer as Heard
 from clark_agent.transports.http.response import Failure, ProviderFailure
-from clark_agent.transports.stream_wire import decode_event, encode_event
+from clark_agent.transports.stream_json import decode_event, encode_event
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import ByteServer
 from tests.transports.wires_chat import ask, stream

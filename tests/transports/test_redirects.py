@@ -18,7 +18,7 @@ from clark_agent.testing import FakeClock
 from clark_agent.testing.misbehaviours import MISBEHAVIOURS
 from clark_agent.transports import Anthropic, OpenAIChat, OpenAIResponses, ProxyStream, RetryPolicy
 from clark_agent.transports.http.redirects import redirect_target
-from clark_agent.transports.stream_wire import encode_event
+from clark_agent.transports.stream_json import encode_event
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request
 from tests.transports.wires_chat import ask, stream

@@ -51,7 +51,7 @@ from clark_agent.transports import (
     connect,
 )
 from clark_agent.transports.http.redaction import Address, Redactor
-from clark_agent.transports.stream_wire import encode_event
+from clark_agent.transports.stream_json import encode_event
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request
 from tests.transports.test_odd_events import TRANSPORTS, written
 from tests.transports.wires_chat import ask, stream

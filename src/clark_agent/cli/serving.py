@@ -9,10 +9,9 @@ import click
 from clark_agent.cli.app import examples
 from clark_agent.cli.setup import open_model, without_password
 from clark_agent.errors import ConfigError
+from clark_agent.gateway import SAFE_EXTRAS, serve_gateway
+from clark_agent.gateway import gateway as make_gateway
 from clark_agent.stream import StreamFn
-from clark_agent.transports.gateway import SAFE_EXTRAS
-from clark_agent.transports.gateway import gateway as make_gateway
-from clark_agent.transports.gateway_server import serve_gateway
 from clark_agent.transports.http.sdk import load_sdk
 
 __all__ = ["gateway"]

@@ -39,7 +39,10 @@ from clark_agent.errors import (
 )
 from clark_agent.events import ToolExecutionEnd, note_exception
 from clark_agent.intake import accept_result, is_plain_result
-from clark_agent.plugin import AfterToolCallContext, AfterToolDecision
+from clark_agent.plugins.base import (
+    AfterToolCallContext,
+    AfterToolDecision,
+)
 from clark_agent.steering import SteerWhen
 from clark_agent.tools import AgentTool, ToolContext, ToolResult
 from clark_agent.types import AssistantMessage, ToolCall

@@ -11,7 +11,7 @@ from clark_agent.engine.run import Run
 from clark_agent.engine.supervised import Supervised, as_coroutine, is_cancelled
 from clark_agent.errors import HookError
 from clark_agent.intake import accept_messages
-from clark_agent.plugin import Hook
+from clark_agent.plugins.hooks import Hook
 from clark_agent.types import AgentMessage
 
 __all__ = ["call_hook", "poll"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from clark_agent.engine.journal import Journal
-from clark_agent.plugin import Hook, SteeringChannel
+from clark_agent.plugins.base import SteeringChannel
+from clark_agent.plugins.hooks import Hook
 from clark_agent.steering import SteeringReceipt, SteerWhen
 from clark_agent.types import AgentMessage
 

@@ -39,7 +39,7 @@ from clark_agent.engine.tool_refresh import check_waiting_calls, refresh_tools
 from clark_agent.engine.turn import ModelAnswer, ask_model
 from clark_agent.errors import EmptyOutcomeError, LoopError, RunAborted, StreamError
 from clark_agent.events import EventSink
-from clark_agent.plugin import ToolGateContext
+from clark_agent.plugins.base import ToolGateContext
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.stream import StreamErrorKind

@@ -18,7 +18,13 @@ from clark_agent.engine.run import Run
 from clark_agent.engine.turn import ModelAnswer
 from clark_agent.errors import HookError, ToolValidationError
 from clark_agent.intake import accept_json, accept_result
-from clark_agent.plugin import Answer, BeforeToolCallContext, Block, Hook, Rewrite
+from clark_agent.plugins.base import (
+    Answer,
+    BeforeToolCallContext,
+    Block,
+    Rewrite,
+)
+from clark_agent.plugins.hooks import Hook
 from clark_agent.protocol import (
     HiddenToolContext,
     HiddenToolError,

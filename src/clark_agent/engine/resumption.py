@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from clark_agent.engine.spending import RunCost
-from clark_agent.plugin import EarlierCall
+from clark_agent.plugins.base import EarlierCall
 from clark_agent.steering import SteeringReceipt
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, Usage

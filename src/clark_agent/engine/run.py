@@ -24,7 +24,11 @@ from clark_agent.engine.transcript import Transcript
 from clark_agent.errors import RunAborted
 from clark_agent.events import EventSink, MessageUpdate, ToolExecutionUpdate
 from clark_agent.intake import accept_messages, accept_result
-from clark_agent.plugin import RestoreContext, TransformContext, channels_among
+from clark_agent.plugins.base import (
+    RestoreContext,
+    TransformContext,
+    channels_among,
+)
 from clark_agent.tools.base import ToolContext, ToolResult
 from clark_agent.types import AgentContext, AssistantMessage, RunIdentity, StopReason
 

@@ -10,7 +10,7 @@ from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.resumption import AfterAnswer, Resumption
 from clark_agent.engine.run import Run
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import Hook
+from clark_agent.plugins.hooks import Hook
 from clark_agent.tool_source import ToolSourceContext
 from clark_agent.tools import ToolRegistry
 

@@ -39,7 +39,8 @@ from clark_agent.gates import GateDecision, compose_gates
 from clark_agent.history import repair_history
 from clark_agent.intake import accept_messages
 from clark_agent.messages.tokens import estimate_messages
-from clark_agent.plugin import GateHook, ToolGateContext
+from clark_agent.plugins.base import ToolGateContext
+from clark_agent.plugins.hooks import GateHook
 from clark_agent.steering import SteerWhen
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason

@@ -1,5 +1,31 @@
-"""The built-in plugins, one per file. They do not depend on any product's tools."""
+"""Plugins: the seven hooks, and the built-in plugins, one per file.
 
+The hooks are protocols; a plugin is any object with at least one of their methods. The built-in
+plugins do not depend on any product's tools.
+"""
+
+from clark_agent.plugins.base import (
+    AfterToolCall,
+    AfterToolCallContext,
+    AfterToolDecision,
+    Answer,
+    BeforeToolCall,
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    Block,
+    ContextTransform,
+    EventObserver,
+    FollowUpSource,
+    FunctionPlugin,
+    Plugin,
+    RestoreContext,
+    Rewrite,
+    SteeringSource,
+    ToolGate,
+    ToolGateClass,
+    ToolGateContext,
+    TransformContext,
+)
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.plugins.loop_detector import LoopDetector
@@ -9,11 +35,31 @@ from clark_agent.plugins.tool_result_budget import ToolResultBudget
 from clark_agent.plugins.unique_tool_call_ids import UniqueToolCallIds
 
 __all__ = [
+    "AfterToolCall",
+    "AfterToolCallContext",
+    "AfterToolDecision",
+    "Answer",
+    "BeforeToolCall",
+    "BeforeToolCallContext",
+    "BeforeToolDecision",
+    "Block",
     "ChannelSteering",
+    "ContextTransform",
+    "EventObserver",
+    "FollowUpSource",
+    "FunctionPlugin",
     "GracefulTurnLimit",
     "LoopDetector",
     "OpeningGate",
+    "Plugin",
+    "RestoreContext",
+    "Rewrite",
+    "SteeringSource",
     "TokenBudget",
+    "ToolGate",
+    "ToolGateClass",
+    "ToolGateContext",
     "ToolResultBudget",
+    "TransformContext",
     "UniqueToolCallIds",
 ]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.events import AgentEvent, TurnEnd
-from clark_agent.plugin import RestoreContext
+from clark_agent.plugins.base import RestoreContext
 from clark_agent.protocol import WRAP_UP
 from clark_agent.types import SystemMessage
 

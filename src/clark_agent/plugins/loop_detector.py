@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import (
+from clark_agent.plugins.base import (
     AfterToolCallContext,
     BeforeToolCallContext,
     Block,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import ToolGateContext
+from clark_agent.plugins.base import ToolGateContext
 
 __all__ = ["OpeningGate"]
 

@@ -10,7 +10,10 @@ from msgspec.structs import replace
 from clark_agent.errors import ConfigError, ContextOverflowError
 from clark_agent.messages.tokens import TokenEstimator, estimate_messages
 from clark_agent.messages.transcript import MessageLog, MessageView, view_of
-from clark_agent.plugin import RestoreContext, TransformContext
+from clark_agent.plugins.base import (
+    RestoreContext,
+    TransformContext,
+)
 from clark_agent.tools import AgentTool
 from clark_agent.types import (
     AgentMessage,

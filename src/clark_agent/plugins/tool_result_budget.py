@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from clark_agent.errors import ConfigError
 from clark_agent.messages.transcript import MessageLog, MessageView, view_of
-from clark_agent.plugin import TransformContext
+from clark_agent.plugins.base import TransformContext
 from clark_agent.tools import NEVER_CLIP, AgentTool
 from clark_agent.types import AgentMessage, AssistantMessage, TextContent, ToolResultMessage
 

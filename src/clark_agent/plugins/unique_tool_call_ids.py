@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from clark_agent.history import IdRenamer
 from clark_agent.messages.transcript import MessageLog, MessageView, view_of
-from clark_agent.plugin import TransformContext
+from clark_agent.plugins.base import TransformContext
 from clark_agent.types import AgentMessage
 
 __all__ = ["UniqueToolCallIds"]

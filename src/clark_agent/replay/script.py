@@ -27,7 +27,7 @@ from clark_agent.engine.call import CallAnswered, Siblings
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
 from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
-from clark_agent.plugin import (
+from clark_agent.plugins.base import (
     HOOK_OF,
     Answer,
     BeforeToolDecision,

@@ -15,7 +15,11 @@ from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
 from clark_agent.errors import ToolValidationError
 from clark_agent.events import AgentEvent
-from clark_agent.plugin import BeforeToolCallContext, BeforeToolDecision, plugin_name
+from clark_agent.plugins.base import (
+    BeforeToolCallContext,
+    BeforeToolDecision,
+    plugin_name,
+)
 from clark_agent.run_log.fold import changed_tools
 from clark_agent.run_log.records import BatchEnded, Entry, Record
 from clark_agent.run_log.store import RunStore

@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent.errors import DecodeError, LogDamaged
-from clark_agent.plugin import EarlierCall
+from clark_agent.plugins.base import EarlierCall
 from clark_agent.run_log.records import (
     Answered,
     Asked,

@@ -37,7 +37,7 @@ from clark_agent.errors import (
 from clark_agent.events import AgentEvent
 from clark_agent.messages.transcript import MessageView
 from clark_agent.messages.wire import to_json_value
-from clark_agent.plugin import plugin_name
+from clark_agent.plugins.base import plugin_name
 from clark_agent.run_log._checksums import SEALED
 from clark_agent.run_log.chunking import cut
 from clark_agent.run_log.records import (

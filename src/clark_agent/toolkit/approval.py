@@ -45,7 +45,10 @@ from msgspec import Struct
 
 from clark_agent._threads import run_in_thread
 from clark_agent.errors import ConfigError
-from clark_agent.plugin import BeforeToolCallContext, Block
+from clark_agent.plugins.base import (
+    BeforeToolCallContext,
+    Block,
+)
 from clark_agent.toolkit._visible import call_block, call_line, visible
 from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to
 from clark_agent.tools.base import AgentTool

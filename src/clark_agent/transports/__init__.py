@@ -11,8 +11,6 @@ from clark_agent.transports.anthropic import Anthropic
 from clark_agent.transports.connect import connect
 from clark_agent.transports.dialects import ChatDialect
 from clark_agent.transports.failover import FirstOf
-from clark_agent.transports.gateway import SAFE_EXTRAS, gateway
-from clark_agent.transports.gateway_server import serve_gateway
 from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
@@ -24,7 +22,6 @@ from clark_agent.transports.proxy import ProxyStream
 from clark_agent.transports.recording import RecordingStream, ReplayMismatch, ReplayStream
 
 __all__ = [
-    "SAFE_EXTRAS",
     "Anthropic",
     "ChatDialect",
     "FirstOf",
@@ -42,6 +39,4 @@ __all__ = [
     "Transport",
     "connect",
     "convert_history",
-    "gateway",
-    "serve_gateway",
 ]

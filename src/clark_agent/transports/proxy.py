@@ -57,7 +57,7 @@ from clark_agent.transports.http.response import Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.http.sdk import LoopLocal, load_sdk
 from clark_agent.transports.http.sse import SseDecoder
-from clark_agent.transports.stream_wire import decode_event, encode_call
+from clark_agent.transports.stream_json import decode_event, encode_call
 from clark_agent.types import AssistantMessage, StopReason
 
 __all__ = ["ProxyStream"]

@@ -38,7 +38,7 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.transports.http.redaction import is_secret
-from clark_agent.transports.stream_wire import EventRecord, from_record, to_record
+from clark_agent.transports.stream_json import EventRecord, from_record, to_record
 from clark_agent.types import AssistantMessage, CustomMessage, StopReason
 
 __all__ = ["RecordingStream", "ReplayMismatch", "ReplayStream"]

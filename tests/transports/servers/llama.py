@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from clark_agent.transports.local_engine import packaged_weights
+from clark_agent.transports.local.packaged import weights as packaged_weights
 from tests.transports.servers.child import CACHE, Child
 
 MODEL = "gemma-3-270m"

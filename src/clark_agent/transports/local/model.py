@@ -5,9 +5,8 @@
 
 The model runs in llama.cpp, from the package xllamacpp. Weights with a chat template were trained
 to chat, and often to call tools: llama.cpp applies the template and parses the calls. Weights
-without one only continue text, and are guided step by step (see
-`clark_agent.transports.local_thinking`). The packaged model, Gemma 3 with 270 million weights, has
-no template. It is licensed under the Gemma terms of use.
+without one only continue text, and are guided step by step, as the packaged model is (see
+`clark_agent.transports.local.packaged`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -25,25 +24,19 @@ from msgspec.structs import replace
 from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
 from clark_agent.stream import StreamErrorKind, StreamRequest
-from clark_agent.toolkit.untrusted import without_marks
-from clark_agent.tools.schema import portable_schema
 from clark_agent.transports.dialects import COMPATIBLE
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.request import arguments_object, sendable, with_extras
+from clark_agent.transports.http.request import sendable, with_extras
 from clark_agent.transports.http.response import Answer, Failure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
-from clark_agent.transports.local_engine import (
-    PACKAGED,
+from clark_agent.transports.local import packaged
+from clark_agent.transports.local.engine import (
     Engine,
     EngineSettings,
     has_chat_template,
     load_engine,
-    packaged_weights,
 )
-from clark_agent.transports.local_prompts import Step, Turn
-from clark_agent.transports.local_thinking import Case, Stopped, Thinker
 from clark_agent.transports.openai_chat import ChatDecoder, chat_messages, chat_tool
-from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage, UserMessage
 
 __all__ = ["LocalModel"]
 
@@ -52,6 +45,8 @@ _DIALECT = replace(COMPATIBLE, name="local model", takes_files=(), takes_extra_c
 _SMALLEST_WINDOW = 512
 _LARGEST_WINDOW = 16 * 1024 * 1024
 _MOST_THREADS = 512  # llama.cpp's limit; with more threads it ends the process
+
+_Body: TypeAlias = dict[str, Any] | packaged.Case
 
 
 class LocalModel(Transport[bytes]):
@@ -79,8 +74,8 @@ class LocalModel(Transport[bytes]):
         template: Any = chat_template
         if template is not None and not (isinstance(template, str) and template.strip()):
             raise ConfigError(f"chat_template must be a Jinja template, not {template!r}")
-        weights = packaged_weights() if path is None else _weights_at(path)
-        name = PACKAGED if path is None else weights.stem
+        weights = packaged.weights() if path is None else _weights_at(path)
+        name = packaged.NAME if path is None else weights.stem
         super().__init__(name, provider="local model", retry=retry, timeouts=timeouts, clock=clock)
         self.path = weights
         self.is_taught = chat_template is not None or has_chat_template(weights)
@@ -88,12 +83,12 @@ class LocalModel(Transport[bytes]):
         self._settings = EngineSettings(weights, window, threads, chat_template)
         self._engine: Engine | None = load_engine(self._settings)
 
-    def encode(self, request: StreamRequest) -> dict[str, Any] | Case:
-        """Return a conversation for the model's template, or a `Case` for a model without one."""
+    def encode(self, request: StreamRequest) -> _Body:
+        """Return a conversation for the model's template, or the input of the guide without one."""
         if self.is_taught:
             return self._conversation(request)
         messages = sendable(request.messages, self.target, provider=self.provider)
-        return _case(messages, request)
+        return packaged.case_of(messages, request)
 
     def _conversation(self, request: StreamRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -113,7 +108,7 @@ class LocalModel(Transport[bytes]):
         return with_extras(body, request.provider_extras)
 
     @asynccontextmanager
-    async def _open(self, body: dict[str, Any] | Case) -> AsyncGenerator[AsyncIterator[bytes]]:
+    async def _open(self, body: _Body) -> AsyncGenerator[AsyncIterator[bytes]]:
         if self._engine is None:
             self._engine = load_engine(self._settings)
         work = _Work(self._engine, body)
@@ -142,7 +137,7 @@ class _Work:
     After a cancelled call, nothing waits for the thread. It stops at the next token.
     """
 
-    def __init__(self, engine: Engine, body: dict[str, Any] | Case) -> None:
+    def __init__(self, engine: Engine, body: _Body) -> None:
         self.is_wanted = True
         self._engine = engine
         self._body = body
@@ -159,12 +154,10 @@ class _Work:
 
     def _run(self) -> None:
         try:
-            if isinstance(self._body, Case):
-                Thinker(self._engine, self._tell, lambda: self.is_wanted).think(self._body)
+            if isinstance(self._body, packaged.Case):
+                packaged.guide(self._engine, self._body, self._tell, lambda: self.is_wanted)
             else:
                 self._engine.chat(self._body, self._pass_on)
-        except Stopped:
-            pass
         except Exception as error:
             self._send(error)
         self._send(None)
@@ -185,50 +178,6 @@ class _Work:
             self.is_wanted = False
 
 
-# --- a request, as a case -----------------------------------------------------------------------
-
-
-def _case(messages: Any, request: StreamRequest) -> Case:
-    turns = _turns(messages)
-    return Case(
-        request.system_prompt,
-        tuple(turns[:-1]),
-        turns[-1],
-        tuple(
-            [replace(tool, parameters=portable_schema(tool.parameters)) for tool in request.tools]
-        ),
-        must_call=request.force_tool_call,
-        cap=request.max_output_tokens,
-        temperature=request.temperature or 0.0,
-    )
-
-
-def _turns(messages: Any) -> list[Turn]:
-    """Group the conversation into turns, one for each user message."""
-    turns: list[Turn] = []
-    steps: list[Step] = []
-    question = answer = ""
-    pending: dict[str, Any] = {}
-    message: AgentMessage
-    for message in messages:
-        match message:
-            case UserMessage():
-                if question or steps or answer:
-                    turns.append(Turn(question, tuple(steps), answer))
-                question, steps, answer = message.plain_text, [], ""
-            case AssistantMessage():
-                answer = message.plain_text
-                pending = {call.id: arguments_object(call) for call in message.tool_calls}
-            case ToolResultMessage():
-                arguments = pending.get(message.tool_call_id, {})
-                text = without_marks(message.plain_text)  # the model would only repeat the marks
-                steps.append(Step(message.tool_name, arguments, text, message.is_error))
-                answer = ""
-            case _:
-                pass
-    return [*turns, Turn(question, tuple(steps), "")]
-
-
 # --- settings -----------------------------------------------------------------------------------
 
 
@@ -240,7 +189,7 @@ def _weights_at(given: str | Path) -> Path:
     if not path.is_file():
         raise ConfigError(
             f"there is no file {str(given)!r}: name the path of a GGUF file, or nothing for the "
-            f"packaged model ({PACKAGED})"
+            f"packaged model ({packaged.NAME})"
         )
     return path.resolve()
 

@@ -22,7 +22,7 @@ __all__ = ["serve_gateway", "server_config"]
 def serve_gateway(
     app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, header_timeout: float = 10.0
 ) -> None:
-    """Serve an app made by `clark_agent.transports.gateway` until SIGTERM or Ctrl-C.
+    """Serve an app made by `clark_agent.gateway.app` until SIGTERM or Ctrl-C.
 
     ``header_timeout`` is how many seconds a connection may take to send the headers of a request.
     """

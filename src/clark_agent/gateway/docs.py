@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent._version import __version__
-from clark_agent.transports.stream_wire import EventRecord, StreamCall
+from clark_agent.transports.stream_json import EventRecord, StreamCall
 
 __all__ = ["ErrorDetail", "ErrorReply", "Health", "Models", "describe"]
 

