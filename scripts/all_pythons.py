@@ -29,11 +29,15 @@ OLDEST = (3, 11)
 
 CORE = (
     *(f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py"))),
-    "tests/loop",
+    "tests/engine",
     "tests/plugins",
     "tests/model",
     "tests/conformance",
+    "tests/messages",
+    "tests/replay",
     "tests/run_log",
+    "tests/testing/test_script.py",
+    "tests/tools",
     "tests/trajectory",
 )
 """All that needs neither an extra nor a server."""
@@ -43,7 +47,7 @@ SWEEPS = tuple(
     for name in ("two tools at once", "one by one", "a fatal tool beside one that hangs")
 )
 LOOP = (
-    "tests/loop",
+    "tests/engine",
     "tests/model",
     "tests/plugins",
     "tests/conformance/test_loop.py",
@@ -56,32 +60,32 @@ LOOP = (
 """What depends on the event loop."""
 
 FAST_CORE = (
-    "tests/loop",
+    "tests/engine",
     "tests/plugins",
     "tests/conformance",
     "tests/model/test_random.py",
     *SWEEPS,
-    "tests/test_agent_tools.py",
+    "tests/tools/test_agent_tools.py",
     "tests/test_budget.py",
     "tests/test_cancellation.py",
-    "tests/test_docstrings.py",
+    "tests/tools/test_docstrings.py",
     "tests/test_errors.py",
     "tests/test_event_loops.py::TestInForce",
     "tests/test_events.py",
     "tests/test_public_api.py",
     "tests/test_running.py",
-    "tests/test_schema.py",
+    "tests/tools/test_schema.py",
     "tests/test_sub_agents.py",
-    "tests/test_testing.py",
+    "tests/testing/test_script.py",
     "tests/test_threads.py",
     "tests/test_types.py",
 )
 FAST_LOOP = (
-    "tests/loop/test_batch.py",
-    "tests/loop/test_eager_tasks.py",
-    "tests/loop/test_failing_hosts.py",
-    "tests/loop/test_hooks.py",
-    "tests/loop/test_stopping.py",
+    "tests/engine/test_batch.py",
+    "tests/engine/test_eager_tasks.py",
+    "tests/engine/test_failing_hosts.py",
+    "tests/engine/test_hooks.py",
+    "tests/engine/test_stopping.py",
     "tests/model/test_random.py",
     *SWEEPS,
     "tests/plugins/test_channel_steering.py",
@@ -93,8 +97,8 @@ FAST_LOOP = (
 
 BEYOND_CORE = (
     "tests/run_log/test_crash.py",  # kills processes, for minutes
-    "tests/run_log/test_replay.py::test_the_runs_of_the_examples_are_replayed[demo]",
-    "tests/run_log/test_replay.py::test_the_runs_of_the_examples_are_replayed[gateway]",
+    "tests/replay/test_replay.py::test_the_runs_of_the_examples_are_replayed[demo]",
+    "tests/replay/test_replay.py::test_the_runs_of_the_examples_are_replayed[gateway]",
     "tests/test_examples.py::test_an_example_runs_and_prints_what_it_promises[demo.py]",
     "tests/test_examples.py::test_an_example_runs_and_prints_what_it_promises[gateway.py]",
     "tests/test_examples.py::test_importing_an_example_does_nothing[gateway.py]",
@@ -103,9 +107,9 @@ BEYOND_CORE = (
     "tests/test_typing.py",  # type checkers, which know every version themselves
 )
 SLOW = (
-    "tests/loop/test_many_runs.py",
-    "tests/loop/test_steering.py::test_a_listener_may_steer_at_every_event_and_is_never_cancelled",
-    "tests/loop/test_steering.py::test_another_thread_may_steer_at_every_event",
+    "tests/engine/test_many_runs.py",
+    "tests/engine/test_steering.py::test_a_listener_may_steer_at_every_event_and_is_never_cancelled",
+    "tests/engine/test_steering.py::test_another_thread_may_steer_at_every_event",
     "tests/test_budget.py::test_no_run_asks_its_model_once_a_limit_is_reached",
     "tests/test_running.py::test_a_second_ctrl_c_does_not_wait",
     "tests/test_running.py::test_a_stream_can_be_left_at_every_event",

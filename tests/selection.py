@@ -16,18 +16,19 @@ __all__ = ["OUTSIDE", "SOAK", "UNCOUNTED"]
 
 OUTSIDE = (
     "cli",
+    "gateway",
     "model/test_many.py",
     "model/test_random.py",
     "model/test_steering.py",
     "model/test_sweep.py",
+    "replay",
     "run_log/test_barrier.py",
     "run_log/test_crash.py",
     "run_log/test_growth.py",
-    "run_log/test_interventions.py",
-    "run_log/test_replay.py",
     "run_log/test_resume.py",
     "run_log/test_sqlite.py",
     "run_log/test_stores.py",
+    "testing/test_transport_kit.py",
     "toolkit",
     "transports",
     "test_all_pythons.py",
@@ -49,19 +50,19 @@ INSIDE = (
     "toolkit/test_ask.py",
     "toolkit/test_calculator.py",
     "toolkit/test_finish.py",
-    "transports/test_response.py",
-    "transports/test_local_arguments.py",
-    "transports/test_local_prompts.py",
-    "transports/test_request.py",
-    "transports/test_retry.py",
+    "transports/http/test_response.py",
+    "transports/local/test_arguments.py",
+    "transports/local/test_prompts.py",
+    "transports/http/test_request.py",
+    "transports/http/test_retry.py",
 )
 """Exceptions to these."""
 
 UNCOUNTED = (
     "model",
-    "transports/test_gateway_load.py",
-    "transports/test_local.py",
-    "transports/test_local_end_to_end.py",
+    "gateway/test_load.py",
+    "transports/local/test_local.py",
+    "transports/local/test_end_to_end.py",
     "transports/test_misbehaviours.py",
     "transports/test_moving.py",
     "transports/test_odd_events.py",
@@ -73,9 +74,9 @@ SOAK = (
     "model/test_steering.py",
     "run_log/test_crash.py",
     "toolkit/test_escapes.py",
-    "transports/test_gateway.py",
-    "transports/test_gateway_load.py",
-    "transports/test_sse.py",
+    "gateway/test_gateway.py",
+    "gateway/test_load.py",
+    "transports/http/test_sse.py",
 )
 """Files whose sizes stand in `tests.sizes`, besides all that hypothesis makes up."""
 

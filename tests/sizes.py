@@ -48,7 +48,7 @@ KILLS = _times(60)
 DISK_STEPS = _times(9)
 """Sizes of a disk at which it is full, for each store."""
 INTERVENTIONS = _times(150)
-"""Runs in which somebody cancels or steers three times (tests/run_log/test_interventions.py)."""
+"""Runs in which somebody cancels or steers three times (tests/replay/test_interventions.py)."""
 GATEWAY_STREAMS = _times(150)
 GATEWAY_DELTAS = _times(60)
 GATEWAY_ROUNDS = 3
@@ -56,9 +56,9 @@ GATEWAY_ROUNDS = 3
 RACES_WON = _times(150)
 """Races with a process that swaps links, won by each side (tests/toolkit/test_escapes.py)."""
 CONFUSING_BYTES = _times(250_000)
-"""Bytes of one line of an event stream that come one by one (tests/transports/test_sse.py)."""
+"""Bytes of one line of an event stream that come one by one (tests/transports/http/test_sse.py)."""
 
 
 def requests_made_up(floor: int) -> int:
-    """Requests that schemathesis makes up (tests/transports/test_gateway.py)."""
+    """Requests that schemathesis makes up (tests/gateway/test_gateway.py)."""
     return _times(floor)

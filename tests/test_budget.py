@@ -53,8 +53,7 @@ from clark_agent import events as ev
 from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from tests.event_loops import timers
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
     Waiting,
@@ -72,6 +71,7 @@ from tests.loop.support import (
     texts,
     truncated,
 )
+from tests.event_loops import timers
 from tests.sizes import EXAMPLES
 
 MODEL = "m"

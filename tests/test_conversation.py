@@ -70,7 +70,7 @@ from clark_agent.stream import (
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.transports import ReplayTarget
 from clark_agent.transports.http.request import sendable
-from tests.loop.support import Waiting, Work, failing, outline
+from tests.engine.support import Waiting, Work, failing, outline
 from tests.strategies import IDENTITIES, TEXT, transcripts
 
 

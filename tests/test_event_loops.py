@@ -13,7 +13,7 @@ import pytest
 from clark_agent import AgentContext, LoopConfig, run_sync, tool
 from clark_agent.testing import ScriptedStream, call
 from tests import event_loops
-from tests.loop.support import hurry, let_others_run
+from tests.engine.support import hurry, let_others_run
 
 ROOT = Path(__file__).resolve().parent.parent
 

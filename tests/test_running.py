@@ -57,8 +57,7 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from tests.event_loops import starts_tasks_at_once
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     Waiting,
     Work,
@@ -68,6 +67,7 @@ from tests.loop.support import (
     outline,
     results,
 )
+from tests.event_loops import starts_tasks_at_once
 
 
 class Model(ScriptedStream):

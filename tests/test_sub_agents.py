@@ -64,8 +64,7 @@ from clark_agent.engine.supervised import left_behind
 from clark_agent.errors import failure_of
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from tests.event_loops import timers
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
     Stubborn,
@@ -82,6 +81,7 @@ from tests.loop.support import (
     texts,
     truncated,
 )
+from tests.event_loops import timers
 from tests.sizes import FELLED_TREES
 
 ROOT = RunIdentity.root("root", conversation_id="talk")

@@ -49,7 +49,7 @@ SEAMS = {
     # Internal names: a refactoring may move these.
     "channel is over": "clark_agent.steering:Channel.is_over",
     "budget warns": "clark_agent.budget:Meter.nearly_reached",
-    "plugins for a run": "clark_agent.plugins.base:Hooks.for_run",
+    "plugins for a run": "clark_agent.plugins.hooks:Hooks.for_run",
     "spending of a run": "clark_agent.engine.spending:Spending.__init__",
     "event": "clark_agent.engine.emitter:Emitter.emit",
     "listener works": "clark_agent.engine.emitter:Emitter.is_sending",
@@ -64,7 +64,7 @@ SEAMS = {
 # Tests that notice a fault.
 CANCELLED = "tests/model/test_sweep.py::test_every_suspension_point[{}]"
 STEERED = "tests/model/test_steering.py::test_a_message_at_every_suspension_point[{}]"
-STEERING = "tests/loop/test_steering.py::{}"
+STEERING = "tests/engine/test_steering.py::{}"
 
 
 class SeamGoneError(Exception):

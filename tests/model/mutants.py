@@ -34,7 +34,7 @@ TESTS = (
     "tests/model/test_sweep.py",
     "tests/model/test_random.py",
     "tests/model/test_steering.py",
-    "tests/loop/test_steering.py",
+    "tests/engine/test_steering.py",
     "tests/conformance/test_loop.py",
     "tests/test_sub_agents.py",
     "tests/test_budget.py",

@@ -14,7 +14,7 @@ import pytest
 import clark_agent as ca
 from clark_agent import events as ev
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call
-from tests.loop.support import CONTEXT, Stubborn, Waiting, Work, hurry, let_others_run, paid
+from tests.engine.support import CONTEXT, Stubborn, Waiting, Work, hurry, let_others_run, paid
 from tests.model.faults import PROMISES, SEAMS, SeamGoneError, Verdict, broken, find
 from tests.model.mutants import judge
 from tests.model.scenarios import SCENARIOS

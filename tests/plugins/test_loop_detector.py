@@ -34,7 +34,7 @@ from clark_agent import (
     run,
 )
 from clark_agent.testing import ScriptedStream, Step, call, say
-from tests.loop.support import CONTEXT, Work, completed, outline, results
+from tests.engine.support import CONTEXT, Work, completed, outline, results
 
 
 def notes(messages: Sequence[AgentMessage]) -> list[str]:

@@ -33,7 +33,7 @@ from clark_agent.events import ContextTransformApplied
 from clark_agent.messages.tokens import JsonSizeEstimator
 from clark_agent.messages.transcript import MessageLog
 from clark_agent.testing import ScriptedStream, call
-from tests.loop.support import Work, completed, failed, failing
+from tests.engine.support import Work, completed, failed, failing
 from tests.plugins.support import (
     Capped,
     CharacterEstimator,

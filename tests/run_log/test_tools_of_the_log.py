@@ -104,7 +104,7 @@ from clark_agent.trajectory import (
 )
 from clark_agent.trajectory import records as rec
 from clark_agent.transports import OpenAIChat
-from tests.loop.support import let_others_run
+from tests.engine.support import let_others_run
 from tests.run_log.stories import (
     EMPTY,
     FAILURES,

@@ -50,7 +50,7 @@ from clark_agent.toolkit._visible import call_line, visible
 from clark_agent.toolkit.approval import Approval, ApprovalGate, ApprovalRequest, Denied
 from clark_agent.toolkit.ask import OneAtATime
 from clark_agent.toolkit.workspace import Workspace
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     Waiting,
     Work,

@@ -29,7 +29,7 @@ from clark_agent.replay import assert_replays, replay
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, resume
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit.approval import Approval, ApprovalGate, Denied
-from tests.loop.support import CONTEXT, Work, completed, decided, results
+from tests.engine.support import CONTEXT, Work, completed, decided, results
 from tests.toolkit.test_approval import Gone, Person, cancel_when_asked, cut_behind
 
 

@@ -19,7 +19,7 @@ from clark_agent import (
 )
 from clark_agent.testing import call
 from clark_agent.toolkit.ask import AskUser, OneAtATime, ask_user_tool
-from tests.loop.support import completed, failed, let_others_run, results, texts
+from tests.engine.support import completed, failed, let_others_run, results, texts
 
 GO_ON = "Go on by yourself: take the most sensible assumption, and say in the end what it was."
 

@@ -13,7 +13,7 @@ from hypothesis.strategies import DrawFn
 from clark_agent import ToolContext
 from clark_agent.testing import call
 from clark_agent.toolkit.calculator import CalculationError, calculator, evaluate, shown
-from tests.loop.support import completed, results
+from tests.engine.support import completed, results
 
 # --- values -------------------------------------------------------------------------------------
 

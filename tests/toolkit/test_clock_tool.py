@@ -20,7 +20,7 @@ from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from clark_agent.toolkit.clock_tool import current_time_tool
-from tests.loop.support import results, texts
+from tests.engine.support import results, texts
 
 NOON = FakeClock(1_770_811_200_999)  # 2026-02-11, 12:00 in Greenwich
 SUMMER = FakeClock(1_784_116_800_000)  # 2026-07-15, 12:00

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clark_agent import LoopOutcome
 from clark_agent.testing import ScriptedStream, call, say
 from clark_agent.toolkit.finish import finish
-from tests.loop.support import Work, completed, results
+from tests.engine.support import Work, completed, results
 
 
 async def test_it_ends_the_run_and_its_answer_is_the_output() -> None:

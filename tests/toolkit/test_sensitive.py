@@ -28,7 +28,7 @@ from clark_agent import (
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import SENSITIVE_PATHS, Approval, SensitivePath, Workspace, file_tools
 from clark_agent.toolkit.approval import ApprovalGate, ApprovalRequest, AskApproval, Denied
-from tests.loop.support import Work, completed, failed, let_others_run, results, texts
+from tests.engine.support import Work, completed, failed, let_others_run, results, texts
 from tests.toolkit.commands import unmarked
 
 SECRETS = """

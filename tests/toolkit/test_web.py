@@ -31,7 +31,7 @@ from clark_agent.toolkit._html import readable
 from clark_agent.toolkit._http import _unpacker
 from clark_agent.toolkit._url import FetchError, Url
 from clark_agent.toolkit.web import fetch_url_tool
-from tests.loop.support import completed, failed, results
+from tests.engine.support import completed, failed, results
 
 HERE = ("127.0.0.1/32",)
 """The network of the servers below; 127.0.0.2, for example, is not in it."""

@@ -19,7 +19,7 @@ from clark_agent import (
 from clark_agent.stream import Chunk, Error, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, Step
 from clark_agent.transports import OpenAIChat, RetryPolicy, Timeouts
-from tests.loop.support import PLACEHOLDER, completed, failed, hurry
+from tests.engine.support import PLACEHOLDER, completed, failed, hurry
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request
 
 LATE = StreamTimeout("idle", 30)

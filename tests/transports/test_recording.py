@@ -76,7 +76,7 @@ from clark_agent.transports import (
     Timeouts,
 )
 from tests import strategies
-from tests.loop.support import (
+from tests.engine.support import (
     PLACEHOLDER,
     Waiting,
     Work,

@@ -17,7 +17,7 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent.testing import call
-from tests.loop.support import completed, observed_run, results, texts
+from tests.engine.support import completed, observed_run, results, texts
 
 
 @tool

@@ -61,7 +61,7 @@ from clark_agent.engine.run import Run
 from clark_agent.plugins.hooks import Hooks
 from clark_agent.stream import Chunk, Done, Start, TextChunk
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     FINISH,
     PLACEHOLDER,

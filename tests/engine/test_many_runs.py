@@ -38,7 +38,7 @@ from clark_agent import events as ev
 from clark_agent.stream import Chunk, Done, Start, TextChunk
 from clark_agent.testing import call
 from clark_agent.trajectory import InMemoryTrajectorySink, TrajectoryRecorder
-from tests.loop.support import CONTEXT, PLACEHOLDER, Waiting, Work
+from tests.engine.support import CONTEXT, PLACEHOLDER, Waiting, Work
 
 RUNS = 1_000
 

@@ -38,7 +38,7 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent.testing import ScriptedStream, Step, call, say
-from tests.loop.support import (
+from tests.engine.support import (
     FINISH,
     Stubborn,
     Waiting,

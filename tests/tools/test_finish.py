@@ -35,7 +35,7 @@ from clark_agent import (
     run,
 )
 from clark_agent.testing import ScriptedStream, Step, call, say
-from tests.loop.support import CONTEXT, Work, completed, outline, results, texts
+from tests.engine.support import CONTEXT, Work, completed, outline, results, texts
 
 
 class Verdict(msgspec.Struct):

@@ -41,7 +41,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, Step, call
-from tests.loop.support import (
+from tests.engine.support import (
     PLACEHOLDER,
     Work,
     completed,

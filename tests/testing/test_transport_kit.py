@@ -56,7 +56,7 @@ from clark_agent.testing.transport_kit import (
 )
 from clark_agent.transports import OpenAIChat, RecordingStream, ReplayStream, RetryPolicy
 from tests import strategies
-from tests.loop.support import PLACEHOLDER, hurry, let_others_run
+from tests.engine.support import PLACEHOLDER, hurry, let_others_run
 from tests.transports.servers.bytes_server import Answer, ByteServer
 
 Events = Sequence[StreamEvent]

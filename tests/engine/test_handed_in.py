@@ -32,7 +32,7 @@ from clark_agent.replay import replay
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
     Work,

@@ -50,8 +50,7 @@ from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.supervised import left_behind
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
-from tests.event_loops import task_for_later
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     FINISH,
     PLACEHOLDER,
@@ -69,6 +68,7 @@ from tests.loop.support import (
     texts,
     truncated,
 )
+from tests.event_loops import task_for_later
 
 Outcome = tuple[RunResult | BaseException, RecordingSink]
 SOON = 0.01

@@ -42,7 +42,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, WRAP_UP
 from clark_agent.testing import FakeClock, ScriptedStream, Step, call, say
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     FALLBACK_ID,
     FINISH,

@@ -38,8 +38,8 @@ from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.run_log.records import ToolEnded
 from clark_agent.testing import ScriptedStream, call
+from tests.replay.test_replay import assert_same_events
 from tests.run_log.stories import Deed, Story, copy_of, root_of
-from tests.run_log.test_replay import assert_same_events
 from tests.sizes import FACTOR, INTERVENTIONS
 
 

@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 ROWS = msgspec.json.Decoder(Row).decode_lines(
-    Path(__file__).with_name("data").joinpath("responses.jsonl").read_bytes()
+    Path(__file__).parents[1].joinpath("data", "responses.jsonl").read_bytes()
 )
 NAMES = [f"{number}-{row.provider}-{row.status}" for number, row in enumerate(ROWS, start=1)]
 

@@ -50,7 +50,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import ScriptedStream, call, say
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
     Work,

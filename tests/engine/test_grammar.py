@@ -37,7 +37,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.stream import TextChunk
 from clark_agent.testing import RecordingSink, ScriptedStream, call
-from tests.loop.support import (
+from tests.engine.support import (
     FINISH,
     PLACEHOLDER,
     Waiting,

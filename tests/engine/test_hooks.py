@@ -37,7 +37,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.messages.tokens import JsonSizeEstimator
 from clark_agent.testing import ScriptedStream, call, say
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     Work,
     completed,

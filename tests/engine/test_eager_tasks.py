@@ -21,7 +21,7 @@ from clark_agent import (
 )
 from clark_agent.testing import ScriptedStream, call
 from tests import event_loops
-from tests.loop.support import (
+from tests.engine.support import (
     CONTEXT,
     Waiting,
     Work,
