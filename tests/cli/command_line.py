@@ -73,7 +73,7 @@ class CommandLine:
         self, *words: str, stdin: int = subprocess.DEVNULL
     ) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "clark_agent.cli", *words),
+            *(sys.executable, "-m", "clark_agent", *words),
             cwd=self.root,
             env=self.env,
             stdin=stdin,
@@ -94,7 +94,7 @@ class CommandLine:
         """Start it by a shell, with streams as in ``2>/dev/full``."""
         return await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", f'exec "$@" {how}', "sh"),
-            *(sys.executable, "-m", "clark_agent.cli", *words),
+            *(sys.executable, "-m", "clark_agent", *words),
             cwd=self.root,
             env=self.env,
             stdin=subprocess.DEVNULL,
@@ -128,7 +128,7 @@ class CommandLine:
         """The command on a terminal of its own."""
         here, there = pty.openpty()
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "clark_agent.cli", *words),
+            *(sys.executable, "-m", "clark_agent", *words),
             cwd=self.root,
             env={**self.env, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"},
             stdin=there,

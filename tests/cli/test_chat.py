@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from clark_agent.cli.chat_session import Chat
-from clark_agent.cli.setup import Approvals, Settings
+from clark_agent.cli.options import Approvals, Settings
 from clark_agent.cli.view import Style
 from clark_agent.run_log import JsonlStore
 from clark_agent.types import AgentContext
@@ -63,7 +63,7 @@ class Terminal:
         await self.sees("· ready")  # the line above it may be broken anywhere
 
     async def command(self, *words: str) -> None:
-        line = subprocess.list2cmdline([sys.executable, "-m", "clark_agent.cli", *words])
+        line = subprocess.list2cmdline([sys.executable, "-m", "clark_agent", *words])
         then = "echo left: $? $(stty -a | grep -o '.icanon')"
         await self.tmux("respawn-pane", "-k", f"{line}; {then}")
 
@@ -142,7 +142,7 @@ async def chatting(
 
 
 def test_without_a_terminal_it_refuses_and_says_what_to_use() -> None:
-    command = [sys.executable, "-m", "clark_agent.cli", "chat"]
+    command = [sys.executable, "-m", "clark_agent", "chat"]
     done = subprocess.run(command, input="hi\n", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert "chat needs a terminal" in done.stderr

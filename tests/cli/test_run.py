@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clark_agent.cli.setup import DEFAULT_TOOLS
+from clark_agent.cli.options import DEFAULT_TOOLS
 from tests.cli.command_line import PATIENCE, CommandLine, Said, calls, command_line, hangs, says
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import bodies

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from clark_agent.cli.setup import state_folder
+from clark_agent.cli.options import state_folder
 from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import Record
@@ -232,7 +232,7 @@ async def test_a_list_that_nobody_reads_ends_quietly(tmp_path: Path) -> None:
     there, here = os.pipe()
     os.close(there)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "clark_agent.cli", "models"),
+        *(sys.executable, "-m", "clark_agent", "models"),
         env=CommandLine(tmp_path).env,
         stdout=here,
         stderr=subprocess.PIPE,

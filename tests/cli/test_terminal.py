@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import chop_cells
 
-from clark_agent.cli.asking import CHOICES, pages
+from clark_agent.cli.approval_prompt import CHOICES, pages
 from tests.cli.command_line import calls, calls_all, command_line, hangs, says
 from tests.transports.wires_chat import bodies
 

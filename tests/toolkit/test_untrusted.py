@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clark_agent import AgentTool, TextContent, ToolContext, ToolResult
-from clark_agent.cli.setup import DEFAULT_SYSTEM
+from clark_agent.cli.options import DEFAULT_SYSTEM
 from clark_agent.toolkit import (
     UNTRUSTED_TEXT,
     Workspace,

@@ -2,8 +2,8 @@
 
 A command is imported when it is used, so that ``--help`` is quick and a missing package affects
 only the commands that need it. Exit codes: 0 done, 1 an error, 2 wrong usage or settings, 3 a limit
-was hit (`clark_agent.cli.running`), 130 interrupted, 141 the output pipe was closed. An error is
-one sentence on stderr; ``--debug`` shows the traceback.
+was hit (`clark_agent.cli.commands.run`), 130 interrupted, 141 the output pipe was closed. An error
+is one sentence on stderr; ``--debug`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ __all__ = ["PROGRAM", "can_go_on", "cli", "examples", "is_debugging", "run_comma
 PROGRAM = "clark-agent"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("running", "Give an agent something to do."),
-    "chat": ("chatting", "Talk with an agent in the terminal."),
-    "resume": ("running", "Go on with a run that was interrupted or has failed."),
-    "fork": ("running", "Begin another run from the middle of one."),
-    "runs": ("runs", "List the runs that were logged."),
-    "show": ("runs", "Show what was said and done in a run."),
-    "replay": ("runs", "Run a logged run again, offline, and say what differs."),
-    "diff": ("runs", "Say where two runs part."),
-    "export": ("runs", "Write a run in a form that others read."),
+    "run": ("run", "Give an agent something to do."),
+    "chat": ("chat", "Talk with an agent in the terminal."),
+    "resume": ("run", "Go on with a run that was interrupted or has failed."),
+    "fork": ("run", "Begin another run from the middle of one."),
+    "runs": ("log", "List the runs that were logged."),
+    "show": ("log", "Show what was said and done in a run."),
+    "replay": ("log", "Run a logged run again, offline, and say what differs."),
+    "diff": ("log", "Say where two runs part."),
+    "export": ("log", "Write a run in a form that others read."),
     "models": ("doctor", "List the kinds of models, or the models of a provider."),
     "doctor": ("doctor", "Say what is there, what is missing, and how to get it."),
-    "gateway": ("serving", "Serve models to other machines; the keys stay here."),
+    "gateway": ("gateway", "Serve models to other machines; the keys stay here."),
     "completion": ("doctor", "Print the completion script for a shell."),
 }
 
@@ -85,7 +85,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"clark_agent.cli.{COMMANDS[cmd_name][0]}")
+        module = import_module(f"clark_agent.cli.commands.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, cmd_name)
         if _DEBUG not in command.params:
             command.params.append(_DEBUG)

@@ -5,8 +5,8 @@ came too late for a run that ended by itself starts the next run. After a run th
 failed it does not, and a note says that it was not delivered. An open question (of an approval, or
 of the agent) takes the next line. Each run has its own log, with the id of the conversation.
 
-This module does not handle keys or slash commands: see `clark_agent.cli.chatting` and
-`clark_agent.cli.commands`.
+This module does not handle keys or slash commands: see `clark_agent.cli.commands.chat` and
+`clark_agent.cli.slash`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.cli.app import can_go_on
-from clark_agent.cli.asking import ask_approval
-from clark_agent.cli.setup import Agent, Approvals, Log, Settings, make_agent, make_gate
+from clark_agent.cli.approval_prompt import ask_approval
+from clark_agent.cli.options import Agent, Approvals, Log, Settings, make_agent, make_gate
 from clark_agent.cli.view import Screen, View, one_line, safe
 from clark_agent.config import LoopConfig
 from clark_agent.conversation import Conversation, extended

@@ -7,7 +7,7 @@ import os
 import click
 
 from clark_agent.cli.app import examples
-from clark_agent.cli.setup import open_model, without_password
+from clark_agent.cli.options import open_model, without_password
 from clark_agent.errors import ConfigError
 from clark_agent.gateway import SAFE_EXTRAS, serve_gateway
 from clark_agent.gateway import gateway as make_gateway

@@ -19,8 +19,8 @@ import click
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.cli.app import PROGRAM, can_go_on, examples, is_debugging
-from clark_agent.cli.asking import find_person
-from clark_agent.cli.setup import (
+from clark_agent.cli.approval_prompt import find_person
+from clark_agent.cli.options import (
     DEFAULT_MODEL,
     LOG_INSIDE,
     TOO_SMALL,

@@ -10,9 +10,8 @@ from rich.console import RenderableType
 
 from clark_agent.cli.app import PROGRAM, examples, is_debugging
 from clark_agent.cli.chat_session import Chat
-from clark_agent.cli.commands import complete, is_command, obey
-from clark_agent.cli.prompting import ChatPrompt
-from clark_agent.cli.setup import (
+from clark_agent.cli.input_line import ChatPrompt
+from clark_agent.cli.options import (
     DEFAULT_MODEL,
     TOO_SMALL,
     Approvals,
@@ -28,6 +27,7 @@ from clark_agent.cli.setup import (
     state_folder,
     system_option,
 )
+from clark_agent.cli.slash import complete, is_command, obey
 from clark_agent.cli.view import RichScreen, has_terminal, one_line, show_log_messages, usage_text
 from clark_agent.errors import ClarkAgentError, ConfigError
 from clark_agent.types import AgentContext

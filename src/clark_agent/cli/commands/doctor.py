@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from clark_agent._version import __version__
 from clark_agent.cli.app import PROGRAM, cli, examples
-from clark_agent.cli.setup import (
+from clark_agent.cli.options import (
     DEFAULT_MODEL,
     Log,
     log_options,
@@ -31,7 +31,7 @@ from clark_agent.cli.setup import (
     settings_from,
     without_password,
 )
-from clark_agent.cli.setup import Given as NothingGiven
+from clark_agent.cli.options import Given as NothingGiven
 from clark_agent.cli.view import one_line
 from clark_agent.config import LoopConfig
 from clark_agent.engine.loop import run

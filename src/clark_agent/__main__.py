@@ -1,4 +1,4 @@
-"""``python -m clark_agent.cli``."""
+"""``python -m clark_agent``, the same as ``clark-agent``."""
 
 from clark_agent.cli import main
 

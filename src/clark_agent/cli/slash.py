@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent.cli.chat_session import Chat
-from clark_agent.cli.setup import TOOLS, find_run, tool_names
+from clark_agent.cli.options import TOOLS, find_run, tool_names
 from clark_agent.cli.view import one_line, usage_text
 from clark_agent.conversation import Conversation
 from clark_agent.errors import ConfigError

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from clark_agent.budget import Price
 from clark_agent.cli.app import examples
-from clark_agent.cli.setup import (
+from clark_agent.cli.options import (
     Given,
     Log,
     agent_options,
