@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 
-from clark_agent import MessageAssembler, StreamChunk, ThinkingTagStreamFilter
-from clark_agent.stream import TextChunk, ToolCallChunk
+from clark_agent.messages import ThinkingTagStreamFilter
+from clark_agent.stream import MessageAssembler, StreamChunk, TextChunk, ToolCallChunk
 
 MEGABYTE = 1_000_000
 

@@ -8,7 +8,6 @@ import asyncio
 from clark_agent import (
     AgentContext,
     BeforeToolCallContext,
-    BeforeToolDecision,
     Block,
     LoopConfig,
     Rewrite,
@@ -16,6 +15,7 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.plugins.base import BeforeToolDecision
 from clark_agent.testing import ScriptedStream, call
 
 

@@ -14,8 +14,6 @@ from msgspec.structs import replace
 
 from clark_agent import (
     AgentMessage,
-    Annotation,
-    AssistantBlock,
     AssistantMessage,
     CustomMessage,
     FileContent,
@@ -23,14 +21,8 @@ from clark_agent import (
     ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
-    ReasoningEncrypted,
-    ReasoningFormat,
-    ReasoningItem,
-    ReasoningSummary,
-    ReasoningText,
     RunIdentity,
     StopReason,
-    StreamChunk,
     SystemMessage,
     TextContent,
     ThinkingContent,
@@ -39,18 +31,26 @@ from clark_agent import (
     ToolResultMessage,
     ToolSchema,
     Usage,
-    UserBlock,
     UserMessage,
+)
+from clark_agent.reasoning import (
+    ReasoningEncrypted,
+    ReasoningFormat,
+    ReasoningItem,
+    ReasoningSummary,
+    ReasoningText,
 )
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
     ReasoningChunk,
     ReasoningDetailsChunk,
+    StreamChunk,
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
 )
+from clark_agent.types import Annotation, AssistantBlock, UserBlock
 
 # --- leaves -----------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from clark_agent import (
     AgentTool,
     AssistantMessage,
     Budget,
-    BudgetLimit,
     CancellationToken,
     ChannelSteering,
     ConfigError,
@@ -31,7 +30,6 @@ from clark_agent import (
     Price,
     RunAborted,
     RunResult,
-    Spent,
     StopReason,
     StreamError,
     StreamFn,
@@ -42,17 +40,25 @@ from clark_agent import (
     Usage,
     UserMessage,
     agent_tool,
-    check_events,
     finish_tool,
-    fold_events,
-    repair_history,
     run,
     run_child,
 )
 from clark_agent import events as ev
+from clark_agent.budget import BudgetLimit, Spent
+from clark_agent.history import repair_history
 from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from clark_agent.testing import (
+    FakeClock,
+    RecordingSink,
+    ScriptedStream,
+    Step,
+    call,
+    check_events,
+    fold_events,
+    say,
+)
 from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from clark_agent import CancellationToken, Subscription
+from clark_agent import CancellationToken
+from clark_agent.cancellation import Subscription
 
 
 def held(*tokens: CancellationToken) -> int:

@@ -8,8 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from clark_agent import Clock, SystemClock
-from clark_agent.clock import now_ms
+from clark_agent.clock import Clock, SystemClock, now_ms
 
 
 def test_now_is_in_milliseconds_of_the_unix_epoch() -> None:

@@ -12,15 +12,15 @@ from clark_agent import (
     AgentEvent,
     AgentMessage,
     Budget,
-    JsonSizeEstimator,
     MaxTokensRecovery,
     ReasoningEffort,
-    SystemClock,
     SystemMessage,
 )
+from clark_agent.clock import SystemClock
 from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
+from clark_agent.messages import JsonSizeEstimator
 from clark_agent.plugins import GracefulTurnLimit
 from clark_agent.plugins.base import (
     HOOK_OF,

@@ -25,17 +25,16 @@ from clark_agent import (
     ChannelSteering,
     Conversation,
     CustomMessage,
-    DecodeError,
     ExecutionMode,
     HookError,
     ImageContent,
-    InvalidContinuationError,
     LoopConfig,
     LoopError,
     ReasoningContent,
     ReasoningDetailsContent,
     RunAborted,
     RunIdentity,
+    RunStoppedByTool,
     StopReason,
     StreamError,
     StreamEvent,
@@ -46,16 +45,15 @@ from clark_agent import (
     ToolCall,
     ToolContext,
     ToolFatal,
-    ToolFatalError,
     ToolResult,
     ToolResultMessage,
     Usage,
     UserMessage,
-    fold_events,
-    repair_history,
 )
+from clark_agent.errors import DecodeError, InvalidContinuationError
 from clark_agent.events import MessageDiscarded, MessageEnd
 from clark_agent.export import to_openai_messages
+from clark_agent.history import repair_history
 from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.writer import RunLog
 from clark_agent.stream import (
@@ -67,8 +65,16 @@ from clark_agent.stream import (
     TextChunk,
     ToolCallChunk,
 )
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
-from clark_agent.transports import ReplayTarget
+from clark_agent.testing import (
+    FakeClock,
+    RecordingSink,
+    ScriptedStream,
+    Step,
+    call,
+    fold_events,
+    say,
+)
+from clark_agent.transports import ReasoningTarget
 from clark_agent.transports.http.request import sendable
 from tests.engine.support import Waiting, Work, failing, outline
 from tests.strategies import IDENTITIES, TEXT, transcripts
@@ -226,7 +232,7 @@ FAILURES: dict[str, tuple[list[Step], type[LoopError], list[str]]] = {
     "in the transport": ([OSError("no route")], StreamError, ["user: again"]),
     "in a tool": (
         [[call("work"), call("work")]],
-        ToolFatalError,
+        RunStoppedByTool,
         ["user: again", "assistant: ", "tool_result", "tool_result"],
     ),
     "in the second turn": (
@@ -452,7 +458,7 @@ def test_of_what_was_broken_off_only_what_was_said_is_sent() -> None:
         AssistantMessage((TextContent("said"),), StopReason.ERROR),
     ]
     history = [message for each in broken for message in (UserMessage("go"), each)]
-    sent = [m for m in sendable(history, ReplayTarget()) if isinstance(m, AssistantMessage)]
+    sent = [m for m in sendable(history, ReasoningTarget()) if isinstance(m, AssistantMessage)]
     assert sent == broken[:1]
 
 

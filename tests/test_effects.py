@@ -24,7 +24,6 @@ from clark_agent import (
     ToolResult,
     ToolResultMessage,
     agent_tool,
-    check_events,
     run,
     tool,
 )
@@ -33,7 +32,7 @@ from clark_agent.events import MessageEnd
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.stream import StreamEvent, StreamFn, StreamRequest
-from clark_agent.testing import RecordingSink, ScriptedStream, call
+from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events
 
 
 class Noted(Effects):

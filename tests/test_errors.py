@@ -6,36 +6,37 @@ import re
 
 import pytest
 
-import clark_agent
 from clark_agent import (
     AgentContext,
     AssistantMessage,
     ClarkAgentError,
-    DecodeError,
-    EmptyOutcomeError,
     HookError,
-    InvalidArgumentsError,
-    InvalidContinuationError,
     LoopError,
-    MissingFieldError,
     RunAborted,
+    RunStoppedByTool,
     StreamError,
     StreamErrorKind,
     ToolAborted,
     ToolExecutionError,
     ToolFatal,
-    ToolFatalError,
-    ToolValidationError,
     Usage,
     UserMessage,
     errors,
+)
+from clark_agent.errors import (
+    DecodeError,
+    EmptyOutcomeError,
+    InvalidArgumentsError,
+    InvalidContinuationError,
+    MissingFieldError,
+    ToolValidationError,
 )
 
 LOOP_ERRORS: list[LoopError] = [
     LoopError("over"),
     StreamError(StreamErrorKind.TRANSIENT, "reset"),
     RunAborted(),
-    ToolFatalError("deploy", "no disk"),
+    RunStoppedByTool("deploy", "no disk"),
     InvalidContinuationError("nothing to answer"),
     EmptyOutcomeError(2, 3),
     HookError("gate", "opening", KeyError("x")),
@@ -64,10 +65,10 @@ def test_the_drawing_shows_every_error() -> None:
 
 @pytest.mark.parametrize(("name", "parent"), drawn())
 def test_the_tree_is_as_drawn(name: str, parent: str | None) -> None:
-    error = getattr(clark_agent, name)
-    assert error.__bases__[0] is (Exception if parent is None else getattr(clark_agent, parent))
+    error = getattr(errors, name)
+    assert error.__bases__[0] is (Exception if parent is None else getattr(errors, parent))
     assert issubclass(error, ClarkAgentError)
-    assert name in clark_agent.__all__
+    assert name in errors.__all__
 
 
 def test_a_decode_error_is_a_value_error_with_a_path() -> None:
@@ -130,7 +131,7 @@ def test_run_aborted() -> None:
 
 
 def test_tool_fatal_error() -> None:
-    error = ToolFatalError("deploy", "no disk")
+    error = RunStoppedByTool("deploy", "no disk")
     assert (error.tool, error.reason) == ("deploy", "no disk")
     assert "'deploy'" in str(error)
     assert "no disk" in str(error)

@@ -27,12 +27,17 @@ from clark_agent import (
     ToolResultMessage,
     ToolSchema,
     UserMessage,
-    encode_json,
+)
+from clark_agent import events as ev
+from clark_agent.events import (
+    AgentEnd,
+    AgentStart,
+    MessageDiscarded,
+    TurnStart,
     public_event,
     public_events,
 )
-from clark_agent import events as ev
-from clark_agent.events import AgentEnd, AgentStart, MessageDiscarded, TurnStart
+from clark_agent.messages import encode_json
 from clark_agent.stream import ReasoningDetailsChunk, TextChunk
 
 T = TypeVar("T")

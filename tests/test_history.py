@@ -17,18 +17,20 @@ from msgspec.structs import replace
 from clark_agent import (
     AgentMessage,
     AssistantMessage,
-    HistoryChange,
-    HistoryChangeKind,
-    RepairedHistory,
     SystemMessage,
     TextContent,
     ToolCall,
     ToolResultMessage,
     UserMessage,
+)
+from clark_agent.history import (
+    HistoryChange,
+    HistoryChangeKind,
+    IdRenamer,
+    RepairedHistory,
     repair_history,
     unique_tool_call_ids,
 )
-from clark_agent.history import IdRenamer
 from tests.strategies import (
     broken_histories,
     calling,

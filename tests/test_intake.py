@@ -11,24 +11,20 @@ from hypothesis import given
 from msgspec import Struct
 
 from clark_agent import (
-    Annotation,
-    AssistantBlock,
     AssistantMessage,
     ImageContent,
     ProviderContent,
     StopReason,
     TextContent,
     ToolResult,
-    ToolResultBlock,
     ToolResultMessage,
-    UserBlock,
     UserMessage,
-    decode_json,
-    encode_json,
 )
 from clark_agent.errors import ToolContractError
 from clark_agent.intake import accept_answer, accept_chunk, accept_message, accept_result
+from clark_agent.messages import decode_json, encode_json
 from clark_agent.stream import AnnotationChunk, BlockChunk, ReasoningDetailsChunk, StreamChunk
+from clark_agent.types import Annotation, AssistantBlock, ToolResultBlock, UserBlock
 from tests.strategies import messages
 
 HALF = "a\ud83d"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clark_agent import (
+from clark_agent.messages import encode_json
+from clark_agent.reasoning import (
     OpenRouterReasoningCodec,
     ReasoningEncrypted,
     ReasoningFormat,
@@ -19,9 +20,10 @@ from clark_agent import (
     ReplayContract,
     ReplayViolation,
     audit_replay,
-    encode_json,
+    item_to_json,
+    parse_item,
+    parse_items,
 )
-from clark_agent.reasoning import item_to_json, parse_item, parse_items
 from tests.strategies import REASONING_ITEMS, open_json
 
 ANTHROPIC = ReasoningFormat.ANTHROPIC_CLAUDE_V1

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clark_agent import Double, Fixed, Linear, MaxTokensRecovery, TokenScaling
+from clark_agent import MaxTokensRecovery
+from clark_agent.recovery import Double, Fixed, Linear, TokenScaling
 
 LARGEST = 2**32 - 1
 

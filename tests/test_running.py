@@ -33,12 +33,12 @@ from clark_agent import (
     ExecutionMode,
     FunctionPlugin,
     HookError,
-    InvalidContinuationError,
     LoopConfig,
     LoopError,
     RunAborted,
     RunIdentity,
     RunResult,
+    RunStoppedByTool,
     RunStream,
     SteeringReceipt,
     StreamError,
@@ -46,17 +46,24 @@ from clark_agent import (
     StreamRequest,
     ToolContext,
     ToolFatal,
-    ToolFatalError,
     ToolResult,
     UserMessage,
-    check_events,
     run,
     run_sync,
     stream_run,
     tool,
 )
 from clark_agent import events as ev
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from clark_agent.errors import InvalidContinuationError
+from clark_agent.testing import (
+    FakeClock,
+    RecordingSink,
+    ScriptedStream,
+    Step,
+    call,
+    check_events,
+    say,
+)
 from tests.engine.support import (
     CONTEXT,
     Waiting,
@@ -291,7 +298,7 @@ FAILURES: dict[str, tuple[Callable[[], Agent], type[LoopError]]] = {
     "transport": (lambda: Agent(ConnectionError("no route")), StreamError),
     "tool": (
         lambda: Agent(call("work"), tools=[Work(does=ToolFatal("the disk is gone"))]),
-        ToolFatalError,
+        RunStoppedByTool,
     ),
     "gate": (
         lambda: Agent("ok", plugins=[FunctionPlugin("tool_gate", refuse, name="gate")]),
@@ -1092,10 +1099,10 @@ from clark_agent import (
     LoopError,
     ToolContext,
     events,
-    repair_history,
     run_sync,
     tool,
 )
+from clark_agent.history import repair_history
 from clark_agent.testing import ScriptedStream, call
 
 gate = threading.Event()
@@ -1328,7 +1335,8 @@ def test_run_sync_works_in_a_notebook(tmp_path: Path) -> None:
             """
             import asyncio
             from contextvars import ContextVar
-            from clark_agent import AgentContext, LoopConfig, repair_history, run, run_sync, tool
+            from clark_agent import AgentContext, LoopConfig, run, run_sync, tool
+            from clark_agent.history import repair_history
             from clark_agent.testing import ScriptedStream, call
 
             assert asyncio.get_running_loop().is_running()

@@ -14,29 +14,28 @@ from hypothesis.strategies import DrawFn
 
 from clark_agent import (
     AssistantMessage,
-    MessageAssembler,
     ReasoningContent,
     ReasoningDetailsContent,
     StopReason,
-    StreamChunk,
     TextContent,
     ThinkingContent,
     ToolCall,
     Usage,
-    decode_message,
-    detect_arg_parse_error,
-    encode_message,
-    parse_arguments,
 )
+from clark_agent.messages import decode_message, encode_message
 from clark_agent.stream import (
     AnnotationChunk,
     BlockChunk,
+    MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
+    StreamChunk,
     TextChunk,
     ThinkingChunk,
     ToolCallChunk,
+    parse_arguments,
 )
+from clark_agent.types import detect_arg_parse_error
 from tests.strategies import TEXT, USAGES, chunks, cuts, open_json
 
 DELTA_KINDS: tuple[tuple[type[Any], type[Any]], ...] = (

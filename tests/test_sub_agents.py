@@ -37,6 +37,7 @@ from clark_agent import (
     RunAborted,
     RunIdentity,
     RunResult,
+    RunStoppedByTool,
     StreamError,
     StreamFn,
     SystemMessage,
@@ -44,15 +45,11 @@ from clark_agent import (
     ToolContext,
     ToolExecutionError,
     ToolFatal,
-    ToolFatalError,
     ToolResult,
     Usage,
     UserMessage,
     agent_tool,
-    check_events,
     finish_tool,
-    fold_events,
-    repair_history,
     run,
     run_child,
     stream_run,
@@ -62,8 +59,18 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.engine.supervised import left_behind
 from clark_agent.errors import failure_of
+from clark_agent.history import repair_history
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
+from clark_agent.testing import (
+    FakeClock,
+    RecordingSink,
+    ScriptedStream,
+    Step,
+    call,
+    check_events,
+    fold_events,
+    say,
+)
 from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -789,7 +796,7 @@ async def test_tokens_of_a_child_that_is_stopped_by_a_fatal_tool_count() -> None
 
     child = agent("child", [paid(1, "", call("wait"))], Work("wait", waiting))
     error, _ = await tree_run([paid(2, "", ask("child"), call("burn"))], child, Work("burn", burn))
-    assert isinstance(error, ToolFatalError)
+    assert isinstance(error, RunStoppedByTool)
     assert (error.usage, error.tree_usage) == (Usage(2), Usage(3))
     assert waiting.cancelled
 

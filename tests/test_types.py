@@ -27,9 +27,6 @@ from clark_agent import (
     LoopError,
     ReasoningContent,
     ReasoningDetailsContent,
-    ReasoningEncrypted,
-    ReasoningFormat,
-    ReasoningText,
     RunIdentity,
     StopReason,
     SystemMessage,
@@ -39,10 +36,10 @@ from clark_agent import (
     ToolResultMessage,
     Usage,
     UserMessage,
-    arg_parse_error,
-    detect_arg_parse_error,
-    encode_json,
 )
+from clark_agent.messages import encode_json
+from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, ReasoningText
+from clark_agent.types import arg_parse_error, detect_arg_parse_error
 from tests.strategies import (
     IDENTITIES,
     REASONING_ITEMS,

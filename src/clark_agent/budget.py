@@ -164,7 +164,7 @@ class Meter:
         if price is not None:
             self._cost += price.of(usage)
 
-    def take_over(self, turns: int, usage: Usage, model_id: str | None) -> None:
+    def restore(self, turns: int, usage: Usage, model_id: str | None) -> None:
         """Count what another process has spent."""
         self._turns += turns
         self.spend(usage, model_id)

@@ -14,7 +14,7 @@
     │   ├── StreamError           the model could not be asked, or did not answer
     │   │   └── ContextOverflowError  what must be sent does not fit, so nothing was sent
     │   ├── RunAborted            the caller cancelled, or a tool did
-    │   ├── ToolFatalError        a tool said that the run cannot go on
+    │   ├── RunStoppedByTool        a tool said that the run cannot go on
     │   ├── HookError             a gate, a policy, a provider or a recovery raised
     │   ├── RunLogError           the run log could not be written
     │   ├── InvalidContinuationError
@@ -67,6 +67,7 @@ __all__ = [
     "RunExists",
     "RunLogError",
     "RunNotFound",
+    "RunStoppedByTool",
     "RunStoreError",
     "StreamError",
     "StreamTimeout",
@@ -76,7 +77,6 @@ __all__ = [
     "ToolError",
     "ToolExecutionError",
     "ToolFatal",
-    "ToolFatalError",
     "ToolValidationError",
     "TransportError",
 ]
@@ -302,7 +302,7 @@ class RunAborted(LoopError):
         self.reason = reason
 
 
-class ToolFatalError(LoopError):
+class RunStoppedByTool(LoopError):
     """A tool raised `ToolFatal`."""
 
     def __init__(self, tool: str, reason: str) -> None:

@@ -45,10 +45,12 @@ def to_openai_messages(
     `clark_agent.errors.TransportError` for a file that the API does not take.
     """
     from clark_agent.transports.dialects import OPENAI
-    from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+    from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
     from clark_agent.transports.openai_chat import chat_messages
 
-    return chat_messages(_request(messages, system_prompt), OPENAI, model="", target=ReplayTarget())
+    return chat_messages(
+        _request(messages, system_prompt), OPENAI, model="", target=ReasoningTarget()
+    )
 
 
 def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
@@ -61,10 +63,10 @@ def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, An
     does not take.
     """
     from clark_agent.transports.anthropic_messages import MessagesWriter
-    from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+    from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 
     writer = MessagesWriter(frozenset())
-    writer.write_all(_request(messages), ReplayTarget(), "")
+    writer.write_all(_request(messages), ReasoningTarget(), "")
     written = writer.messages
     opening = [
         {"type": "text", "text": f"<system>\n{block['text']}\n</system>"} for block in writer.system

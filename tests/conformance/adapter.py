@@ -11,6 +11,26 @@ from typing import Any
 
 import clark_agent as ca
 from clark_agent import reasoning, stream, trajectory
+from clark_agent.errors import DecodeError
+from clark_agent.messages import (
+    JsonSizeEstimator,
+    ProviderRequestSummary,
+    ThinkingTagStreamFilter,
+    decode_json,
+    decode_message,
+    encode_json,
+    encode_message,
+    strip_thinking_tags,
+)
+from clark_agent.reasoning import ReplayContract, audit_replay
+from clark_agent.recovery import Double, Fixed, Linear, TokenScaling
+from clark_agent.tools import (
+    ToolIdentityPolicy,
+    extract_args_key,
+    extract_operation_key,
+    extract_target,
+)
+from clark_agent.types import detect_arg_parse_error
 from tests.conformance.scenario import run_scenario
 
 __all__ = ["PURE", "run_pure", "run_scenario"]
@@ -28,10 +48,10 @@ def run_pure(case: dict[str, Any]) -> Any:
 
 def _message(case: dict[str, Any]) -> Any:
     try:
-        message = ca.decode_message(case["raw"])
-    except ca.DecodeError:
+        message = decode_message(case["raw"])
+    except DecodeError:
         return None
-    return _masked(ca.encode_message(message).decode(), case["raw"], message.timestamp)
+    return _masked(encode_message(message).decode(), case["raw"], message.timestamp)
 
 
 def _masked(text: str, raw: str, timestamp: int | None) -> str:
@@ -44,7 +64,7 @@ def _masked(text: str, raw: str, timestamp: int | None) -> str:
 
 
 def _plain(case: dict[str, Any]) -> Any:
-    message = ca.decode_message(case["raw"])
+    message = decode_message(case["raw"])
     assert isinstance(message, ca.AssistantMessage)
     return {
         "plain": message.plain_text,
@@ -58,10 +78,10 @@ def _plain(case: dict[str, Any]) -> Any:
 def _struct(kind: Any) -> Any:
     def run(case: dict[str, Any]) -> Any:
         try:
-            value = ca.decode_json(case["raw"], kind)
-        except ca.DecodeError:
+            value = decode_json(case["raw"], kind)
+        except DecodeError:
             return None
-        return ca.encode_json(value).decode()
+        return encode_json(value).decode()
 
     return run
 
@@ -69,7 +89,7 @@ def _struct(kind: Any) -> Any:
 def _trajectory(case: dict[str, Any]) -> Any:
     try:
         record = trajectory.decode_record(case["raw"])
-    except ca.DecodeError:
+    except DecodeError:
         return None
     return trajectory.encode_record(record).decode()
 
@@ -83,7 +103,7 @@ def _reasoning_item(case: dict[str, Any]) -> Any:
         return None
     contract = item.format.replay_contract.value
     return {
-        "wire": ca.encode_json(reasoning.item_to_json(item)).decode(),
+        "wire": encode_json(reasoning.item_to_json(item)).decode(),
         "format": item.format.value,
         "index": item.index,
         "signed": item.is_signed,
@@ -93,9 +113,9 @@ def _reasoning_item(case: dict[str, Any]) -> Any:
 
 def _audit(case: dict[str, Any]) -> Any:
     block = ca.ReasoningDetailsContent(tuple(case["items"]))
-    audit = ca.audit_replay(
+    audit = audit_replay(
         block.as_items,
-        ca.ReplayContract(case["contract"]),
+        ReplayContract(case["contract"]),
         next_turn_carries_tools=case["tools"],
     )
     return {
@@ -108,7 +128,7 @@ def _audit(case: dict[str, Any]) -> Any:
 
 
 def _think(case: dict[str, Any]) -> Any:
-    thinking = ca.ThinkingTagStreamFilter()
+    thinking = ThinkingTagStreamFilter()
     steps = []
     for delta in case["deltas"]:
         visible = thinking.feed(delta)
@@ -116,30 +136,30 @@ def _think(case: dict[str, Any]) -> Any:
         # Of several thoughts in one feed the recording has the last; here none is lost.
         steps.append([visible, thoughts[-1] if thoughts else None])
     flush = thinking.flush()
-    strip = ca.strip_thinking_tags("".join(case["deltas"]))
+    strip = strip_thinking_tags("".join(case["deltas"]))
     return {"steps": steps, "flush": flush, "strip": strip}
 
 
 def _tokens(case: dict[str, Any]) -> Any:
-    return ca.JsonSizeEstimator().estimate_message(ca.decode_message(case["raw"]))
+    return JsonSizeEstimator().estimate_message(decode_message(case["raw"]))
 
 
 def _next_cap(case: dict[str, Any]) -> Any:
-    scaling: dict[str, ca.TokenScaling] = {
-        "double": ca.Double(),
-        "linear": ca.Linear(case["step"]),
-        "fixed": ca.Fixed(tuple(case["caps"])),
+    scaling: dict[str, TokenScaling] = {
+        "double": Double(),
+        "linear": Linear(case["step"]),
+        "fixed": Fixed(tuple(case["caps"])),
     }
     recovery = ca.MaxTokensRecovery(scaling=scaling[case["scaling"]], ceiling=case["ceiling"])
     return recovery.next_cap(case["prev"], case["attempt"])
 
 
 def _tool_identity(case: dict[str, Any]) -> Any:
-    policy = ca.ToolIdentityPolicy(operation_arg=case["operation_arg"], target=case["target_arg"])
+    policy = ToolIdentityPolicy(operation_arg=case["operation_arg"], target=case["target_arg"])
     return {
-        "operation": ca.extract_operation_key(policy, case["args"]),
-        "target": ca.extract_target(policy, case["args"]),
-        "key": ca.extract_args_key(policy, "tool", case["args"]),
+        "operation": extract_operation_key(policy, case["args"]),
+        "target": extract_target(policy, case["args"]),
+        "key": extract_args_key(policy, "tool", case["args"]),
     }
 
 
@@ -148,16 +168,16 @@ def _summary(case: dict[str, Any]) -> Any:
         iteration=3,
         model_id=case["model"],
         system_prompt=case["system"],
-        messages=[ca.decode_message(json.dumps(m)) for m in case["messages"]],
+        messages=[decode_message(json.dumps(m)) for m in case["messages"]],
         tools=[ca.ToolSchema(t["name"], t["description"], t["parameters"]) for t in case["tools"]],
         temperature=None,
         max_output_tokens=5,
     )
-    return json.loads(ca.encode_json(ca.ProviderRequestSummary.from_event(event)))
+    return json.loads(encode_json(ProviderRequestSummary.from_event(event)))
 
 
 def _arg_error(case: dict[str, Any]) -> Any:
-    found = ca.detect_arg_parse_error(case["args"])
+    found = detect_arg_parse_error(case["args"])
     return None if found is None else list(found)
 
 

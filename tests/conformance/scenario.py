@@ -10,7 +10,13 @@ from typing import Any
 import clark_agent as ca
 from clark_agent import events as ev
 from clark_agent import stream as st
+from clark_agent.errors import EmptyOutcomeError, InvalidContinuationError, MissingFieldError
+from clark_agent.messages import decode_json, decode_message, encode_json
+from clark_agent.plugins.base import ToolGateClass
+from clark_agent.protocol import HiddenToolContext, HiddenToolError, PlainTextRecoveryContext
+from clark_agent.recovery import Double, Fixed, Linear, TokenScaling
 from clark_agent.testing import FakeClock, RecordingSink
+from clark_agent.tools import NEVER_CLIP
 from clark_agent.trajectory import InMemoryTrajectorySink, TrajectoryRecord, TrajectoryRecorder
 
 FLAGS = (
@@ -37,7 +43,7 @@ async def observe(
     context = ca.AgentContext(
         scenario["system_prompt"],
         tuple([message(m) for m in scenario["history"]]),
-        ca.decode_json(json.dumps(scenario["identity"]), ca.RunIdentity)
+        decode_json(json.dumps(scenario["identity"]), ca.RunIdentity)
         if scenario.get("identity")
         else None,
     )
@@ -65,14 +71,14 @@ async def observe(
 
 
 def message(value: Any) -> Any:
-    return ca.decode_message(json.dumps(value))
+    return decode_message(json.dumps(value))
 
 
 def as_json(value: Any) -> Any:
     """Plain JSON without details that the recorded version of the crate does not have: the record
     of who decided what, and that arguments were the reason.
     """
-    return without_decisions(json.loads(ca.encode_json(value)))
+    return without_decisions(json.loads(encode_json(value)))
 
 
 def without_decisions(value: Any) -> Any:
@@ -122,11 +128,11 @@ def error_json(error: ca.LoopError) -> dict[str, Any]:
             return {"error": "stream", "kind": error.kind.value, "message": error.message}
         case ca.RunAborted():
             return {"error": "aborted"}
-        case ca.ToolFatalError():
+        case ca.RunStoppedByTool():
             return {"error": "tool_fatal", "tool": error.tool, "reason": error.reason}
-        case ca.InvalidContinuationError():
+        case InvalidContinuationError():
             return {"error": "invalid_continuation"}
-        case ca.EmptyOutcomeError():
+        case EmptyOutcomeError():
             return {
                 "error": "empty_outcome_budget_exhausted",
                 "budget": error.budget,
@@ -159,7 +165,7 @@ class RecordedStream:
             case "start":
                 return st.Start(message(row["partial"]))
             case "chunk":
-                chunk = ca.decode_json(json.dumps(row["chunk"]), st.StreamChunk)
+                chunk = decode_json(json.dumps(row["chunk"]), st.StreamChunk)
                 return st.Chunk(chunk)
             case "done":
                 return st.Done(message(row["message"]))
@@ -179,7 +185,7 @@ class RecordedTool(ca.AgentTool):
             if flag in spec:
                 setattr(self, flag, spec[flag])
         cap = spec.get("max_result_chars")
-        self.max_result_chars = ca.NEVER_CLIP if cap == "max" else cap
+        self.max_result_chars = NEVER_CLIP if cap == "max" else cap
         self.require_arg = spec.get("require_arg")
         self.prepare_set = spec.get("prepare_set")
         self.behaviors = spec["behaviors"]
@@ -193,7 +199,7 @@ class RecordedTool(ca.AgentTool):
 
     def validate(self, args: Any) -> None:
         if self.require_arg and not (isinstance(args, dict) and self.require_arg in args):
-            raise ca.MissingFieldError(self.name, "call", self.require_arg)
+            raise MissingFieldError(self.name, "call", self.require_arg)
 
     async def execute(self, args: Any, ctx: ca.ToolContext) -> ca.ToolResult:
         does = self.behaviors[min(self.calls, len(self.behaviors) - 1)]
@@ -234,18 +240,18 @@ class RecordedPolicy(ca.ProtocolPolicy):
     def terminal_tool_names(self) -> set[str]:
         return set(self.spec.get("terminal_tool_names", ()))
 
-    def plain_text_recovery_prompt(self, ctx: ca.PlainTextRecoveryContext) -> str | None:
+    def plain_text_recovery_prompt(self, ctx: PlainTextRecoveryContext) -> str | None:
         return self.spec.get("recovery_prompt")
 
     def normalize_tool_calls(self, calls: Sequence[ca.ToolCall], registry: Any) -> Any:
         aliases = self.spec.get("aliases", {})
         return [ca.ToolCall(c.id, aliases.get(c.name, c.name), c.arguments) for c in calls]
 
-    def hidden_tool_error(self, ctx: ca.HiddenToolContext) -> ca.HiddenToolError | None:
+    def hidden_tool_error(self, ctx: HiddenToolContext) -> HiddenToolError | None:
         text = self.spec.get("hidden_error")
         if text is None:
             return None
-        return ca.HiddenToolError(f"{text} {ctx.requested_tool}", {"product": True})
+        return HiddenToolError(f"{text} {ctx.requested_tool}", {"product": True})
 
 
 class Before:
@@ -323,7 +329,7 @@ class Gate:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec, self.name = spec, spec["name"]
         self.conflict_priority = spec.get("priority", 0)
-        self.tool_gate_class = ca.ToolGateClass(spec.get("class", "required"))
+        self.tool_gate_class = ToolGateClass(spec.get("class", "required"))
 
     def next_turn_tool_allowlist(self, ctx: ca.ToolGateContext) -> set[str] | None:
         allow = self.spec["allow"]
@@ -437,10 +443,10 @@ def build_config(
 
 
 def build_recovery(spec: dict[str, Any]) -> ca.MaxTokensRecovery:
-    scaling: dict[str, ca.TokenScaling] = {
-        "double": ca.Double(),
-        "linear": ca.Linear(spec.get("step") or 0),
-        "fixed": ca.Fixed(tuple(spec.get("caps") or ())),
+    scaling: dict[str, TokenScaling] = {
+        "double": Double(),
+        "linear": Linear(spec.get("step") or 0),
+        "fixed": Fixed(tuple(spec.get("caps") or ())),
     }
     return ca.MaxTokensRecovery(
         max_attempts=spec["max_attempts"],

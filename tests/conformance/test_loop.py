@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clark_agent import check_events, fold_events
+from clark_agent.testing import check_events, fold_events
 from tests.conformance.compare import difference
 from tests.conformance.scenario import observe
 

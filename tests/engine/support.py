@@ -22,8 +22,6 @@ from clark_agent import (
     AssistantMessage,
     CancellationToken,
     FunctionPlugin,
-    InvalidArgumentsError,
-    InvalidContinuationError,
     LoopConfig,
     LoopError,
     RunResult,
@@ -39,14 +37,21 @@ from clark_agent import (
     ToolResultMessage,
     Usage,
     UserMessage,
-    check_events,
-    fold_events,
-    repair_history,
     run,
     run_continue,
 )
+from clark_agent.errors import InvalidArgumentsError, InvalidContinuationError
+from clark_agent.history import repair_history
 from clark_agent.stream import Chunk, Done, Error, Start, StreamEvent, TextChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, say
+from clark_agent.testing import (
+    FakeClock,
+    RecordingSink,
+    ScriptedStream,
+    Step,
+    check_events,
+    fold_events,
+    say,
+)
 
 E = TypeVar("E", bound=BaseException)
 

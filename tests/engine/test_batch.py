@@ -16,28 +16,27 @@ from clark_agent import (
     AssistantMessage,
     ExecutionMode,
     FunctionPlugin,
-    HiddenToolContext,
-    HiddenToolError,
     ImageContent,
     LoopOutcome,
-    MissingFieldError,
     ProtocolPolicy,
     RunAborted,
+    RunStoppedByTool,
     TextContent,
     ToolAborted,
     ToolCall,
     ToolContext,
     ToolExecutionError,
     ToolFatal,
-    ToolFatalError,
     ToolGateContext,
     ToolResult,
     UniqueToolCallIds,
-    arg_parse_error,
-    repair_history,
 )
 from clark_agent import events as ev
+from clark_agent.errors import MissingFieldError
+from clark_agent.history import repair_history
+from clark_agent.protocol import HiddenToolContext, HiddenToolError
 from clark_agent.testing import ScriptedStream, Step, call, say
+from clark_agent.types import arg_parse_error
 from tests.engine.support import (
     FINISH,
     Stubborn,
@@ -532,7 +531,7 @@ async def test_a_fatal_tool_ends_the_run_and_stops_its_siblings() -> None:
         raise ToolFatal("the disk is gone")
 
     error, _ = await failed(
-        ToolFatalError, [[call("wait"), call("fatal"), call("nope")]], Work("wait", waiting),
+        RunStoppedByTool, [[call("wait"), call("fatal"), call("nope")]], Work("wait", waiting),
         Work("fatal", fatal),
     )  # fmt: skip
     assert (error.tool, error.reason) == ("fatal", "the disk is gone")
@@ -554,7 +553,7 @@ async def test_a_tool_may_end_the_run_as_aborted() -> None:
 async def test_in_sequence_nothing_runs_after_a_fatal_tool() -> None:
     after = Work("after")
     error, _ = await failed(
-        ToolFatalError, [[call("fatal"), call("after")]], Work("fatal", ToolFatal("x")), after,
+        RunStoppedByTool, [[call("fatal"), call("after")]], Work("fatal", ToolFatal("x")), after,
         default_execution_mode="sequential",
     )  # fmt: skip
     assert after.calls == []
@@ -579,7 +578,7 @@ async def test_of_two_tools_that_end_the_run_the_first_counts() -> None:
     outcome, _ = await observed_run(
         [[call("first"), call("second")]], Work("first", first), Work("second", second)
     )
-    assert isinstance(outcome, ToolFatalError)
+    assert isinstance(outcome, RunStoppedByTool)
     assert outcome.reason == "the cause of it all"
 
 

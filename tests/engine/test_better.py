@@ -20,7 +20,6 @@ from clark_agent import (
     BeforeToolCallContext,
     Block,
     CancellationToken,
-    EmptyOutcomeError,
     ExecutionMode,
     FunctionPlugin,
     HookError,
@@ -31,6 +30,7 @@ from clark_agent import (
     ProtocolPolicy,
     Rewrite,
     RunAborted,
+    RunStoppedByTool,
     StopReason,
     StreamError,
     StreamEvent,
@@ -42,25 +42,23 @@ from clark_agent import (
     ToolCall,
     ToolContext,
     ToolFatal,
-    ToolFatalError,
     ToolGateContext,
     ToolResult,
     ToolResultBudget,
     ToolResultMessage,
     UserMessage,
-    check_events,
     engine,
-    fold_events,
-    repair_history,
     run,
 )
 from clark_agent import events as ev
 from clark_agent.audience import Audience
 from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.run import Run
+from clark_agent.errors import EmptyOutcomeError
+from clark_agent.history import repair_history
 from clark_agent.plugins.hooks import Hooks
 from clark_agent.stream import Chunk, Done, Start, TextChunk
-from clark_agent.testing import RecordingSink, ScriptedStream, Step, call
+from clark_agent.testing import RecordingSink, ScriptedStream, Step, call, check_events, fold_events
 from tests.engine.support import (
     CONTEXT,
     FINISH,
@@ -151,7 +149,7 @@ async def test_brackets_close_on_a_stream_error(kind: str) -> None:
 @pytest.mark.parametrize("mode", list(ExecutionMode))
 @pytest.mark.parametrize("error", [ToolFatal("broken"), ToolAborted("broken")])
 async def test_brackets_close_on_a_fatal_tool(mode: ExecutionMode, error: Exception) -> None:
-    kind = ToolFatalError if isinstance(error, ToolFatal) else RunAborted
+    kind = RunStoppedByTool if isinstance(error, ToolFatal) else RunAborted
     raised, sink = await failed(
         kind, [[call("bad"), call("work")]], Work("bad", error), Work(),
         default_execution_mode=mode,
@@ -626,9 +624,9 @@ ERRORS: dict[str, tuple[type[LoopError], list[Any], dict[str, Any]]] = {
         {},
     ),
     "done aborted": (RunAborted, [TWO_CALLS, AssistantMessage((), StopReason.ABORTED)], {}),
-    "fatal tool": (ToolFatalError, [[call("work"), call("fatal"), call("work")]], {}),
+    "fatal tool": (RunStoppedByTool, [[call("work"), call("fatal"), call("work")]], {}),
     "fatal tool in sequence": (
-        ToolFatalError,
+        RunStoppedByTool,
         [[call("work"), call("fatal"), call("work")]],
         {"default_execution_mode": "sequential"},
     ),

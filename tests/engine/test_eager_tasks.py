@@ -12,9 +12,9 @@ from clark_agent import (
     AgentEvent,
     FunctionPlugin,
     LoopConfig,
+    RunStoppedByTool,
     ToolContext,
     ToolFatal,
-    ToolFatalError,
     ToolResult,
     events,
     run,
@@ -53,7 +53,7 @@ async def test_a_fatal_call_interrupts_the_hook_of_a_call_before_it() -> None:
 
     async with asyncio.timeout(10):
         error, _ = await failed(
-            ToolFatalError,
+            RunStoppedByTool,
             [[call("work"), call("burn"), call("work")]],
             Work(),
             Work("burn", ToolFatal("fire")),

@@ -17,7 +17,6 @@ from clark_agent import (
     AgentEvent,
     AgentMessage,
     AgentTool,
-    Annotation,
     Answer,
     AssistantMessage,
     Budget,
@@ -37,19 +36,18 @@ from clark_agent import (
     StreamRequest,
     TextContent,
     ToolContext,
-    ToolGateClass,
     ToolGateContext,
     ToolResult,
     TransformContext,
     UserMessage,
-    decode_json,
-    encode_json,
-    encode_message,
     run,
 )
 from clark_agent import events as ev
+from clark_agent.messages import decode_json, encode_json, encode_message
+from clark_agent.plugins.base import ToolGateClass
 from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import ScriptedStream, call, say
+from clark_agent.types import Annotation
 from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,

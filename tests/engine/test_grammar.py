@@ -17,8 +17,6 @@ from clark_agent import (
     AgentEvent,
     AssistantMessage,
     CancellationToken,
-    EventChecker,
-    EventOrderError,
     FunctionPlugin,
     LoopConfig,
     MaxTokensRecovery,
@@ -30,13 +28,19 @@ from clark_agent import (
     ToolResult,
     ToolResultMessage,
     UserMessage,
-    check_events,
-    fold_events,
     run_child,
 )
 from clark_agent import events as ev
+from clark_agent.errors import EventOrderError
 from clark_agent.stream import TextChunk
-from clark_agent.testing import RecordingSink, ScriptedStream, call
+from clark_agent.testing import (
+    EventChecker,
+    RecordingSink,
+    ScriptedStream,
+    call,
+    check_events,
+    fold_events,
+)
 from tests.engine.support import (
     FINISH,
     PLACEHOLDER,

@@ -28,10 +28,20 @@ import clark_agent as ca
 from benchmarks.counting import Operations
 from clark_agent import events as ev
 from clark_agent.engine import pace, supervised
+from clark_agent.errors import (
+    DecodeError,
+    EmptyOutcomeError,
+    EventOrderError,
+    InvalidArgumentsError,
+    InvalidContinuationError,
+    MissingFieldError,
+    ToolContractError,
+)
+from clark_agent.messages import encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, check_events
 from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -66,7 +76,7 @@ async def test_a_lone_surrogate_becomes_a_replacement_character(settings: dict[s
     ends = [e.result.plain_text for e in sink.events if isinstance(e, ev.ToolExecutionEnd)]
     assert ends == [SAFE, SAFE]
     for event in sink.events:
-        ca.encode_json(event)
+        encode_json(event)
 
 
 @pytest.mark.parametrize("where", ["prompt", "history", "steering", "answer", "arguments", "error"])
@@ -108,7 +118,7 @@ async def test_half_a_character_can_be_shown_and_replayed() -> None:
     with pytest.raises(ca.StreamError):
         await ca.run("go", CONTEXT, config)
     (update,) = [e for e in sink.events if isinstance(e, ev.MessageUpdate)]
-    assert json.loads(ca.encode_json(update))["chunk"]["delta"] == "\ud83d"
+    assert json.loads(encode_json(update))["chunk"]["delta"] == "\ud83d"
     (summary,) = store.runs()
     report = await replay(store, summary.run_id, config)
     assert report.is_identical, report
@@ -169,7 +179,7 @@ async def test_details_of_classes_of_their_own_become_plain(
     assert {type(text) for text in (message.plain_text, message.narration)} == {str}
     assert ca.load_transcript(ca.dump_transcript(result.messages)).malformed == ()
     for event in sink.events:
-        ca.encode_json(event)
+        encode_json(event)
     (summary,) = store.runs()
     report = await replay(store, summary.run_id, config)
     assert report.is_identical, report
@@ -262,7 +272,7 @@ async def test_rewritten_arguments_can_be_written(given: Any, kept: Any) -> None
     _, sink = await completed([call("work"), "ok"], Work(does=work), plugins=[rewrite])
     assert got == [{"value": kept}]
     for event in sink.events:
-        ca.encode_json(event)
+        encode_json(event)
 
 
 async def test_details_within_themselves_can_be_written() -> None:
@@ -472,7 +482,7 @@ async def test_a_listener_that_is_done_for_good_is_the_only_one(at: int, waits: 
     carried = caught.value.__cause__
     assert isinstance(carried, ca.LoopError)
     assert carried.messages or at < 2
-    ca.check_events(heard)
+    check_events(heard)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, Stop])
@@ -501,7 +511,7 @@ async def test_a_listener_that_stops_the_interpreter_while_the_run_is_closed(
     carried = caught.value.__cause__
     assert isinstance(carried, ca.LoopError)
     assert [m.plain_text for m in carried.messages] == ["go"]
-    ca.check_events(heard)
+    check_events(heard)
 
 
 # --- what does not stop -------------------------------------------------------------------------
@@ -589,7 +599,7 @@ async def test_what_ignores_its_cancellation_is_left_behind(
             assert task.exception().messages  # type: ignore[union-attr]
         else:
             assert task.cancelled()
-        ca.check_events(heard)
+        check_events(heard)
         assert "was left behind" in caplog.text
     finally:
         swallowing.release.set()
@@ -634,7 +644,7 @@ async def test_a_listener_cannot_keep_a_cancellation_to_itself(
         task.cancel()
     await asyncio.wait([task])
     assert task.cancelled() if by == "task" else isinstance(task.exception(), ca.RunAborted)
-    ca.check_events(heard)
+    check_events(heard)
 
 
 async def test_a_hook_that_times_out_and_goes_on_is_left_behind() -> None:
@@ -777,7 +787,7 @@ def test_a_tool_that_stops_the_interpreter(
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(stop) as caught:
         ca.run_sync("go", CONTEXT, config)
-    ca.check_events(heard)
+    check_events(heard)
     carried = caught.value.__cause__
     assert isinstance(carried, ca.LoopError)
     answered = [m for m in carried.messages if isinstance(m, ca.ToolResultMessage)]
@@ -869,15 +879,15 @@ def errors() -> list[ca.ClarkAgentError]:
         ca.StreamError(ca.StreamErrorKind.TRANSIENT, "down"),
         ca.RunAborted("enough"),
         ca.RunAborted(),
-        ca.ToolFatalError("work", "broken"),
+        ca.RunStoppedByTool("work", "broken"),
         ca.HookError("gate", "mine", OSError("no")),
-        ca.EmptyOutcomeError(1, 2),
-        ca.InvalidContinuationError("nothing"),
-        ca.DecodeError("bad", path="$.a"),
-        ca.EventOrderError(3, "turn_end", "no turn is open"),
-        ca.InvalidArgumentsError("work", "no n"),
-        ca.MissingFieldError("work", "write", "path"),
-        ca.ToolContractError("no result"),
+        EmptyOutcomeError(1, 2),
+        InvalidContinuationError("nothing"),
+        DecodeError("bad", path="$.a"),
+        EventOrderError(3, "turn_end", "no turn is open"),
+        InvalidArgumentsError("work", "no n"),
+        MissingFieldError("work", "write", "path"),
+        ToolContractError("no result"),
         ca.ConfigError("odd"),
         ca.ToolFatal("stop"),
     ]
@@ -950,7 +960,7 @@ async def test_the_exception_of_a_tool_is_logged_once_and_at_hand(
         failed_end.tool_call_id, failed_end.tool_name, failed_end.result, failed_end.is_error
     )
     assert failed_end == plain
-    assert ca.encode_json(failed_end) == ca.encode_json(plain)
+    assert encode_json(failed_end) == encode_json(plain)
     assert pickle.loads(pickle.dumps(plain)).exception is None
     assert msgspec.structs.replace(failed_end, is_error=True) == plain
 
@@ -981,7 +991,7 @@ async def test_a_bug_in_a_tool_is_told_apart_from_a_failure(
     assert says in texts(result)[0]
     assert results(result)[0].details == {"kind": "tool_contract_error", "tool": "broken"}
     (end,) = [e for e in sink.events if isinstance(e, ev.ToolExecutionEnd)]
-    assert isinstance(end.exception, ca.ToolContractError)
+    assert isinstance(end.exception, ToolContractError)
     (logged,) = [r for r in caplog.records if "a bug in the tool" in r.getMessage()]
     assert logged.levelno == logging.ERROR
 
@@ -1007,7 +1017,7 @@ async def test_details_of_a_hook_that_cannot_be_looked_at_are_kept(hook: Any) ->
     done, sink = await completed(
         [call("work"), "ok"], Work(), plugins=[ca.FunctionPlugin(hook, decide)]
     )
-    ca.check_events(sink.events)
+    check_events(sink.events)
     (told,) = results(done)
     assert told.details["a"] == 1
 

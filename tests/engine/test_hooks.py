@@ -17,7 +17,6 @@ from clark_agent import (
     Answer,
     AssistantMessage,
     BeforeToolCallContext,
-    BeforeToolDecision,
     Block,
     FunctionPlugin,
     LoopConfig,
@@ -25,17 +24,17 @@ from clark_agent import (
     RunIdentity,
     SystemMessage,
     ToolCall,
-    ToolGateClass,
     ToolGateContext,
     ToolResult,
     TransformContext,
     Usage,
     UserMessage,
-    estimate_messages,
     run,
 )
 from clark_agent import events as ev
+from clark_agent.messages import estimate_messages
 from clark_agent.messages.tokens import JsonSizeEstimator
+from clark_agent.plugins.base import BeforeToolDecision, ToolGateClass
 from clark_agent.testing import ScriptedStream, call, say
 from tests.engine.support import (
     CONTEXT,

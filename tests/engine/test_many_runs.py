@@ -29,14 +29,12 @@ from clark_agent import (
     ToolResultMessage,
     UniqueToolCallIds,
     UserMessage,
-    check_events,
-    encode_json,
-    fold_events,
     run,
 )
 from clark_agent import events as ev
+from clark_agent.messages import encode_json
 from clark_agent.stream import Chunk, Done, Start, TextChunk
-from clark_agent.testing import call
+from clark_agent.testing import call, check_events, fold_events
 from clark_agent.trajectory import InMemoryTrajectorySink, TrajectoryRecorder
 from tests.engine.support import CONTEXT, PLACEHOLDER, Waiting, Work
 

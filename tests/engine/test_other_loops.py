@@ -22,13 +22,12 @@ from clark_agent import (
     ToolResult,
     ToolResultMessage,
     agent_tool,
-    check_events,
     run,
     tool,
 )
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, check_events
 
 T = TypeVar("T")
 

@@ -34,6 +34,7 @@ from clark_agent import (
     MaxTokensRecovery,
     RunAborted,
     RunResult,
+    RunStoppedByTool,
     SteeringReceipt,
     SteerWhen,
     StopReason,
@@ -44,7 +45,6 @@ from clark_agent import (
     SystemMessage,
     ToolContext,
     ToolFatal,
-    ToolFatalError,
     ToolResult,
     UserMessage,
     agent_tool,
@@ -388,7 +388,7 @@ async def test_a_run_that_fails_hands_back_what_it_had_no_turn_for() -> None:
         raise ToolFatal("on fire")
 
     error, _ = await line.failed(
-        ToolFatalError, [call("work"), call("burn")], Work("work", work), Work("burn", burn)
+        RunStoppedByTool, [call("work"), call("burn")], Work("work", work), Work("burn", burn)
     )
     assert line.fates == [("delivered", 2), *[("expired", None)] * 3]
     assert said(error.undelivered) == ["lost", "this too", "later"]

@@ -39,7 +39,6 @@ from clark_agent import (
     ToolContext,
     ToolResult,
     UserMessage,
-    check_events,
     run,
     tool,
 )
@@ -49,7 +48,7 @@ from clark_agent.audience import Audience
 from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.supervised import left_behind
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, check_events
 from tests.engine.support import (
     CONTEXT,
     FINISH,

@@ -14,10 +14,7 @@ from clark_agent import (
     AgentMessage,
     AssistantMessage,
     CancellationToken,
-    Double,
-    Fixed,
     FunctionPlugin,
-    Linear,
     LoopError,
     MaxTokensRecovery,
     ReasoningEffort,
@@ -36,9 +33,10 @@ from clark_agent import (
     TransformContext,
     Usage,
     UserMessage,
-    repair_history,
 )
 from clark_agent import events as ev
+from clark_agent.history import repair_history
+from clark_agent.recovery import Double, Fixed, Linear
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, Step, call
 from tests.engine.support import (

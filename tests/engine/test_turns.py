@@ -16,14 +16,11 @@ from clark_agent import (
     ConfigError,
     Conversation,
     CustomMessage,
-    EmptyOutcomeError,
     FunctionPlugin,
     GracefulTurnLimit,
     ImageContent,
-    InvalidContinuationError,
     LoopConfig,
     LoopOutcome,
-    PlainTextRecoveryContext,
     ProtocolPolicy,
     RunIdentity,
     StopReason,
@@ -34,14 +31,14 @@ from clark_agent import (
     ToolResult,
     ToolResultMessage,
     UserMessage,
-    fold_events,
-    repair_history,
     run,
     run_continue,
 )
 from clark_agent import events as ev
-from clark_agent.protocol import PLAIN_TEXT_RECOVERY, WRAP_UP
-from clark_agent.testing import FakeClock, ScriptedStream, Step, call, say
+from clark_agent.errors import EmptyOutcomeError, InvalidContinuationError
+from clark_agent.history import repair_history
+from clark_agent.protocol import PLAIN_TEXT_RECOVERY, WRAP_UP, PlainTextRecoveryContext
+from clark_agent.testing import FakeClock, ScriptedStream, Step, call, fold_events, say
 from tests.engine.support import (
     CONTEXT,
     FALLBACK_ID,

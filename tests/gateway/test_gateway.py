@@ -28,25 +28,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clark_agent import (
-    AccessRefused,
     AgentContext,
-    Annotation,
     AssistantMessage,
     CancellationToken,
     ConfigError,
     CustomMessage,
     ImageContent,
     LoopConfig,
-    ReplayContract,
-    ReplayRefused,
-    ReplayViolation,
     StopReason,
     StreamError,
     StreamErrorKind,
     StreamEvent,
     StreamFn,
     StreamRequest,
-    StreamTimeout,
     TextContent,
     ToolSchema,
     TransportError,
@@ -54,21 +48,23 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.errors import AccessRefused, ReplayRefused, StreamTimeout
 from clark_agent.gateway import SAFE_EXTRAS, gateway
 from clark_agent.gateway.server import server_config
-from clark_agent.reasoning import ReasoningFormat
+from clark_agent.reasoning import ReasoningFormat, ReplayContract, ReplayViolation
 from clark_agent.stream import Chunk, Done, Error, ReasoningEffort, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import (
     OpenAIChat,
+    PlaybackStream,
     RecordingStream,
-    ReplayStream,
     RetryPolicy,
     Timeouts,
 )
 from clark_agent.transports.proxy import ProxyStream
 from clark_agent.transports.stream_json import decode_event, encode_event
+from clark_agent.types import Annotation
 from tests import strategies
 from tests.sizes import requests_made_up
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -912,7 +908,7 @@ class TestAccess:
     async def test_it_survives_a_recording(self, tmp_path: Path, shared: Served) -> None:
         path = tmp_path / "answers.jsonl"
         first = (await ask(RecordingStream(shared.proxy("no"), path)))[-1]
-        again = (await ask(ReplayStream(path)))[-1]
+        again = (await ask(PlaybackStream(path)))[-1]
         assert isinstance(first, Error)
         assert isinstance(again, Error)
         assert isinstance(again.cause, AccessRefused)

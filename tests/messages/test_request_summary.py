@@ -14,9 +14,6 @@ from clark_agent import (
     FileContent,
     ImageContent,
     ProviderContent,
-    ProviderContentCounts,
-    ProviderMessageCounts,
-    ProviderRequestSummary,
     ReasoningContent,
     ReasoningDetailsContent,
     StopReason,
@@ -27,9 +24,14 @@ from clark_agent import (
     ToolResultMessage,
     ToolSchema,
     UserMessage,
-    encode_json,
 )
 from clark_agent.events import ProviderRequestPrepared
+from clark_agent.messages import (
+    ProviderContentCounts,
+    ProviderMessageCounts,
+    ProviderRequestSummary,
+    encode_json,
+)
 from tests.strategies import TEXT, tool_schemas, transcripts
 
 MARKER = "XYZZY"

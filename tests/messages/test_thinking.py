@@ -16,8 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clark_agent import ThinkingTagStreamFilter, strip_thinking_tags
-from clark_agent.messages import thinking
+from clark_agent.messages import ThinkingTagStreamFilter, strip_thinking_tags, thinking
 from clark_agent.messages.thinking import ThoughtSplitter, strip_leading_thoughts
 from tests.strategies import cuts
 

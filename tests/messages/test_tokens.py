@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from clark_agent import (
-    AgentMessage,
+from clark_agent import AgentMessage, UserMessage
+from clark_agent.messages import (
     JsonSizeEstimator,
     TokenEstimator,
-    UserMessage,
     encode_message,
     estimate_messages,
 )

@@ -19,35 +19,37 @@ from hypothesis.strategies import DrawFn
 
 from clark_agent import (
     AgentMessage,
-    Annotation,
     AssistantMessage,
     CustomMessage,
-    DecodeError,
     FileContent,
     ImageContent,
     ProviderContent,
     RunIdentity,
     StopReason,
-    StreamChunk,
     SystemMessage,
     TextContent,
     ToolCall,
     ToolResult,
     ToolResultMessage,
-    Transcript,
     Usage,
     UserMessage,
-    decode_json,
-    decode_message,
     dump_transcript,
-    encode_json,
-    encode_message,
     load_transcript,
 )
 from clark_agent.clock import now_ms
+from clark_agent.errors import DecodeError
 from clark_agent.events import AgentEnd
+from clark_agent.messages import (
+    Transcript,
+    decode_json,
+    decode_message,
+    encode_json,
+    encode_message,
+)
 from clark_agent.messages.transcript import MessageLog
 from clark_agent.messages.wire import jsonable
+from clark_agent.stream import StreamChunk
+from clark_agent.types import Annotation
 from tests.strategies import (
     IDENTITIES,
     TEXT,

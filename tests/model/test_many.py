@@ -11,6 +11,7 @@ from typing import Any
 
 import clark_agent as ca
 from clark_agent.engine import supervised
+from clark_agent.history import repair_history
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from tests.model.world import GRACE, Scenario, World
 
@@ -69,7 +70,7 @@ async def test_five_thousand_turns_in_one_run() -> None:
     result = await ca.run("go", ca.AgentContext(), config)
     assert result.outcome is ca.LoopOutcome.DONE
     assert len(result.messages) == 2 + 2 * 5_000
-    assert ca.repair_history(result.messages).changes == ()
+    assert repair_history(result.messages).changes == ()
 
 
 async def sleepy(request: ca.StreamRequest, signal: ca.CancellationToken) -> Any:

@@ -29,7 +29,10 @@ import clark_agent as ca
 from clark_agent import stream as st
 from clark_agent.engine import supervised
 from clark_agent.engine.loop import FALLBACK_ID
-from clark_agent.testing import FakeClock, RecordingSink
+from clark_agent.history import HistoryChangeKind, repair_history
+from clark_agent.plugins.base import ToolGateClass
+from clark_agent.steering import SteeringStatus
+from clark_agent.testing import FakeClock, RecordingSink, check_events, fold_events
 from tests.event_loops import timers
 
 GRACE = 0.01
@@ -438,7 +441,7 @@ class Hooks:
     """All hooks in one, each with a temper."""
 
     name = "hooks"
-    tool_gate_class = ca.ToolGateClass.ADVISORY
+    tool_gate_class = ToolGateClass.ADVISORY
 
     def __init__(
         self,
@@ -665,8 +668,8 @@ def carrier_of(outcome: ca.RunResult | BaseException) -> ca.RunResult | ca.LoopE
 def check_messages(life: Life) -> None:
     """The events are in order, tell the same messages, and every call is answered in its place."""
     messages = carrier_of(life.outcome).messages
-    ca.check_events(life.sink.events)
-    assert ca.fold_events(life.sink.events) == messages
+    check_events(life.sink.events)
+    assert fold_events(life.sink.events) == messages
     waiting: Counter[str] = Counter()
     for message in messages:
         if isinstance(message, ca.ToolResultMessage):
@@ -679,8 +682,8 @@ def check_messages(life: Life) -> None:
         if isinstance(message, ca.AssistantMessage):
             waiting.update([call.id for call in message.tool_calls])
     assert not waiting.total(), f"unanswered at the end: {waiting}"
-    for change in ca.repair_history(messages).changes:
-        is_repeated_id = change.kind is ca.HistoryChangeKind.RENAMED_CALL
+    for change in repair_history(messages).changes:
+        is_repeated_id = change.kind is HistoryChangeKind.RENAMED_CALL
         assert is_repeated_id or change.tool_call_id.startswith(FALLBACK_ID), change
 
 
@@ -721,16 +724,16 @@ def check_receipts(
     for receipts in queues:
         for receipt in receipts:
             told = turns.get(id(receipt.message), [])
-            if receipt.status is ca.SteeringStatus.DELIVERED:
+            if receipt.status is SteeringStatus.DELIVERED:
                 assert told == [receipt.turn], f"{receipt} of {receipt.message}: told in {told}"
             else:
-                assert receipt.status is ca.SteeringStatus.EXPIRED, f"{receipt} has no fate"
+                assert receipt.status is SteeringStatus.EXPIRED, f"{receipt} has no fate"
                 assert receipt.turn is None
                 assert told == [], f"{receipt} of {receipt.message}: told in {told}"
             assert receipt.is_settled
         fates = {
-            ca.SteeringStatus.DELIVERED: carrier.messages,
-            ca.SteeringStatus.EXPIRED: carrier.undelivered,
+            SteeringStatus.DELIVERED: carrier.messages,
+            SteeringStatus.EXPIRED: carrier.undelivered,
         }
         for status, messages in fates.items():
             wanted = [id(receipt.message) for receipt in receipts if receipt.status is status]

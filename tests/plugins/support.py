@@ -12,15 +12,14 @@ from clark_agent import (
     AgentMessage,
     AssistantMessage,
     CancellationToken,
-    JsonSizeEstimator,
     StopReason,
     SystemMessage,
     TextContent,
-    TokenEstimator,
     ToolCall,
     ToolResultMessage,
     UserMessage,
 )
+from clark_agent.messages import JsonSizeEstimator, TokenEstimator
 from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugins.base import (
     ToolGateContext,

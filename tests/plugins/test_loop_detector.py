@@ -29,11 +29,11 @@ from clark_agent import (
     TextContent,
     ToolCall,
     ToolContext,
-    ToolIdentityPolicy,
     ToolResult,
     run,
 )
 from clark_agent.testing import ScriptedStream, Step, call, say
+from clark_agent.tools import ToolIdentityPolicy
 from tests.engine.support import CONTEXT, Work, completed, outline, results
 
 

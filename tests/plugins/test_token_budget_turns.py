@@ -21,18 +21,18 @@ from clark_agent import (
     StreamError,
     SystemMessage,
     TokenBudget,
-    ToolHistoryPolicy,
     ToolResultMessage,
     UserMessage,
-    estimate_messages,
-    repair_history,
     run,
 )
 from clark_agent.errors import ConfigError
 from clark_agent.events import ContextTransformApplied
+from clark_agent.history import repair_history
+from clark_agent.messages import estimate_messages
 from clark_agent.messages.tokens import JsonSizeEstimator
 from clark_agent.messages.transcript import MessageLog
 from clark_agent.testing import ScriptedStream, call
+from clark_agent.tools import ToolHistoryPolicy
 from tests.engine.support import Work, completed, failed, failing
 from tests.plugins.support import (
     Capped,

@@ -15,7 +15,6 @@ from clark_agent import (
     AssistantMessage,
     ImageContent,
     TextContent,
-    ToolResultBlock,
     ToolResultMessage,
     UserMessage,
 )
@@ -24,6 +23,7 @@ from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugins import ToolResultBudget
 from clark_agent.plugins.hooks import Hooks
 from clark_agent.plugins.tool_result_budget import clip
+from clark_agent.types import ToolResultBlock
 from tests.plugins.support import (
     Capped,
     CountingView,

@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clark_agent import (
-    AgentMessage,
-    AssistantMessage,
-    ToolResultMessage,
-    UserMessage,
-    unique_tool_call_ids,
-)
+from clark_agent import AgentMessage, AssistantMessage, ToolResultMessage, UserMessage
+from clark_agent.history import unique_tool_call_ids
 from clark_agent.messages.transcript import MessageLog
 from clark_agent.plugins import TokenBudget, ToolResultBudget, UniqueToolCallIds
 from clark_agent.plugins.hooks import Hooks

@@ -14,8 +14,8 @@ from clark_agent import (
     SystemMessage,
     ToolResultMessage,
     UserMessage,
-    unique_tool_call_ids,
 )
+from clark_agent.history import unique_tool_call_ids
 from clark_agent.messages.transcript import MessageLog, MessageView
 from clark_agent.plugins import UniqueToolCallIds
 from clark_agent.plugins.hooks import Hooks

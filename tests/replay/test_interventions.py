@@ -20,7 +20,6 @@ from clark_agent import (
     AgentEvent,
     AgentMessage,
     BeforeToolCallContext,
-    BeforeToolDecision,
     ChannelSteering,
     LoopConfig,
     Rewrite,
@@ -31,13 +30,13 @@ from clark_agent import (
     TransformContext,
     UserMessage,
     agent_tool,
-    check_events,
     run,
 )
+from clark_agent.plugins.base import BeforeToolDecision
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.run_log.records import ToolEnded
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.testing import ScriptedStream, call, check_events
 from tests.replay.test_replay import assert_same_events
 from tests.run_log.stories import Deed, Story, copy_of, root_of
 from tests.sizes import FACTOR, INTERVENTIONS

@@ -18,7 +18,6 @@ from clark_agent import (
     AgentEvent,
     AgentMessage,
     BeforeToolCallContext,
-    BeforeToolDecision,
     Block,
     Budget,
     ChannelSteering,
@@ -37,13 +36,13 @@ from clark_agent import (
     TransformContext,
     UserMessage,
     agent_tool,
-    check_events,
     run,
     run_child,
 )
 from clark_agent.errors import failure_of
 from clark_agent.events import AgentStart, ChildRunEvent, ProviderRequestPrepared, RunIdentified
 from clark_agent.messages.wire import encode_json
+from clark_agent.plugins.base import BeforeToolDecision
 from clark_agent.replay import assert_replays, replay
 from clark_agent.run_log import (
     Difference,
@@ -57,7 +56,7 @@ from clark_agent.run_log import (
 )
 from clark_agent.run_log.records import RunBegan, ToolStarted
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
-from clark_agent.testing import RecordingSink, call, say
+from clark_agent.testing import RecordingSink, call, check_events, say
 from tests.run_log.stories import (
     FAILURES,
     STORIES,

@@ -19,7 +19,6 @@ from clark_agent import (
     AgentContext,
     AssistantMessage,
     CancellationToken,
-    InvalidContinuationError,
     LoopConfig,
     RunIdentity,
     StopReason,
@@ -28,6 +27,7 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.errors import InvalidContinuationError
 from clark_agent.run_log import MemoryStore, RunBusy, RunExists, RunLog, RunLogError, resume
 from clark_agent.run_log.records import Answered, Record, RunEnded
 from clark_agent.stream import Done, Start, StreamEvent

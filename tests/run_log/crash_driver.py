@@ -44,10 +44,10 @@ from clark_agent import (
     agent_tool,
     dump_transcript,
     load_transcript,
-    repair_history,
     run,
     tool,
 )
+from clark_agent.history import repair_history
 from clark_agent.run_log import (
     JsonlStore,
     LoadedRun,

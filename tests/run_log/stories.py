@@ -23,18 +23,15 @@ from clark_agent import (
     Answer,
     AssistantMessage,
     BeforeToolCallContext,
-    BeforeToolDecision,
     Block,
     Budget,
     CancellationToken,
     ChannelSteering,
-    Double,
     ExecutionMode,
     FunctionPlugin,
     LoopConfig,
     LoopError,
     MaxTokensRecovery,
-    MessageAssembler,
     ProtocolPolicy,
     Rewrite,
     RunAborted,
@@ -59,19 +56,22 @@ from clark_agent import (
     UserMessage,
     agent_tool,
     finish_tool,
-    repair_history,
     run,
     run_continue,
     tool,
 )
 from clark_agent.errors import failure_of
+from clark_agent.history import repair_history
 from clark_agent.messages.wire import decode_json, encode_json
+from clark_agent.plugins.base import BeforeToolDecision
+from clark_agent.recovery import Double
 from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore
 from clark_agent.run_log.records import Answered, Record, RunBegan, ToolEnded, ToolStarted
 from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
     Start,

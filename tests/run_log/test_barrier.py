@@ -23,18 +23,17 @@ from clark_agent import (
     LoopError,
     RunAborted,
     RunIdentity,
-    RunLogError,
     RunResult,
     ToolContext,
     ToolResult,
     ToolResultMessage,
     UserMessage,
     agent_tool,
-    check_events,
     run,
     run_child,
     tool,
 )
+from clark_agent.errors import RunLogError
 from clark_agent.events import AgentEnd, AgentStart, ProviderRequestPrepared, ToolExecutionStart
 from clark_agent.messages.wire import encode_json
 from clark_agent.replay import replay
@@ -58,7 +57,7 @@ from clark_agent.run_log.records import (
     ToolEnded,
     ToolStarted,
 )
-from clark_agent.testing import RecordingSink, ScriptedStream, call
+from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events
 from tests.run_log.storing import child, some_records
 
 

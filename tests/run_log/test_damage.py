@@ -17,7 +17,6 @@ import pytest
 
 from clark_agent import (
     AgentContext,
-    DecodeError,
     LoopConfig,
     RunIdentity,
     RunResult,
@@ -26,6 +25,7 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.errors import DecodeError
 from clark_agent.messages.wire import encode_json
 from clark_agent.protocol import WRAP_UP
 from clark_agent.replay import replay

@@ -22,7 +22,6 @@ from clark_agent import (
     LoopConfig,
     LoopDetector,
     LoopOutcome,
-    RestoreContext,
     RunResult,
     StreamRequest,
     SystemMessage,
@@ -30,6 +29,7 @@ from clark_agent import (
     ToolResultMessage,
     run,
 )
+from clark_agent.plugins.base import RestoreContext
 from clark_agent.protocol import BUDGET_WRAP_UP, WRAP_UP
 from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore, resume
 from clark_agent.run_log.records import MessagesAdded, RunResumed, ToolEnded

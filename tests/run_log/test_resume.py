@@ -20,8 +20,6 @@ from clark_agent import (
     AgentMessage,
     AssistantMessage,
     ConfigError,
-    DecodeError,
-    InvalidContinuationError,
     LoopConfig,
     LoopError,
     RunAborted,
@@ -33,12 +31,12 @@ from clark_agent import (
     ToolResultMessage,
     UserMessage,
     agent_tool,
-    check_events,
-    repair_history,
     run,
     tool,
 )
+from clark_agent.errors import DecodeError, InvalidContinuationError
 from clark_agent.events import MessageEnd
+from clark_agent.history import repair_history
 from clark_agent.messages.wire import encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import (
@@ -69,7 +67,7 @@ from clark_agent.run_log.records import (
     ToolEnded,
     ToolStarted,
 )
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.testing import ScriptedStream, call, check_events
 from tests.run_log.stories import (
     FAILURES,
     STORIES,

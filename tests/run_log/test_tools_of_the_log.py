@@ -23,9 +23,7 @@ from clark_agent import (
     ConfigError,
     CustomMessage,
     ImageContent,
-    InvalidContinuationError,
     LoopConfig,
-    MessageAssembler,
     RunResult,
     StopReason,
     StreamErrorKind,
@@ -37,15 +35,14 @@ from clark_agent import (
     ToolResultMessage,
     UserMessage,
     agent_tool,
-    check_events,
     dump_transcript,
-    repair_history,
     run,
     run_continue,
 )
-from clark_agent.errors import failure_of
+from clark_agent.errors import InvalidContinuationError, failure_of
 from clark_agent.events import TurnEnd
 from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
+from clark_agent.history import repair_history
 from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.replay import replay
 from clark_agent.run_log import (
@@ -84,6 +81,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
     Start,
@@ -93,7 +91,7 @@ from clark_agent.stream import (
     ThinkingChunk,
     ToolCallChunk,
 )
-from clark_agent.testing import ScriptedStream, Step, call, say
+from clark_agent.testing import ScriptedStream, Step, call, check_events, say
 from clark_agent.trajectory import (
     InMemoryTrajectorySink,
     TrajectoryRecorder,

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from clark_agent import (
     AgentEvent,
-    Annotation,
     AssistantMessage,
     CancellationToken,
-    Clock,
     EventSink,
     ImageContent,
     ProviderContent,
@@ -29,11 +27,12 @@ from clark_agent import (
     ToolCall,
     UserMessage,
 )
+from clark_agent.clock import Clock
 from clark_agent.events import AgentEnd, AgentStart, MessageEnd, MessageStart, TurnStart
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.testing.transport_kit import check_stream_fn
-from clark_agent.types import ReasoningDetailsContent
+from clark_agent.types import Annotation, ReasoningDetailsContent
 from tests.event_loops import task_for_later
 
 EMPTY = AssistantMessage((), StopReason.OTHER)

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from clark_agent import (
     AssistantMessage,
     CancellationToken,
-    MessageAssembler,
     ReasoningContent,
     StopReason,
     StreamErrorKind,
@@ -30,6 +29,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    MessageAssembler,
     ReasoningChunk,
     Start,
     StreamChunk,
@@ -54,7 +54,7 @@ from clark_agent.testing.transport_kit import (
     check_events_of,
     check_stream_fn,
 )
-from clark_agent.transports import OpenAIChat, RecordingStream, ReplayStream, RetryPolicy
+from clark_agent.transports import OpenAIChat, PlaybackStream, RecordingStream, RetryPolicy
 from tests import strategies
 from tests.engine.support import PLACEHOLDER, hurry, let_others_run
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -198,14 +198,14 @@ async def test_a_plain_generator_function_passes() -> None:
 async def test_a_recording_and_its_replay_pass(tmp_path: Any) -> None:
     path = tmp_path / "answers.jsonl"
     report = await check_stream_fn(RecordingStream(Good(answer(CALLS)), path))
-    assert (await check_stream_fn(ReplayStream(path, strict=False))) == report
+    assert (await check_stream_fn(PlaybackStream(path, strict=False))) == report
 
 
 @pytest.mark.parametrize("name", ["nothing but the message", "a failure"])
 async def test_a_replay_of_one_event_passes(tmp_path: Any, name: str) -> None:
     path = tmp_path / "answers.jsonl"
     await check_stream_fn(RecordingStream(Good(GOOD[name]), path))
-    await check_stream_fn(ReplayStream(path, strict=False))
+    await check_stream_fn(PlaybackStream(path, strict=False))
 
 
 async def test_a_transport_to_a_server_passes_and_one_to_a_dead_port_too() -> None:

@@ -26,9 +26,9 @@ from clark_agent import (
     RunAborted,
     RunIdentity,
     RunResult,
+    RunStoppedByTool,
     ToolCall,
     ToolContext,
-    ToolFatalError,
     agent_tool,
     run,
     tool,
@@ -907,7 +907,7 @@ async def test_what_was_approved_and_had_not_begun_is_asked_again() -> None:
     before = Person()
     config = logged(store, ApprovalGate(before), Work("first", dies), Work("second", Waiting()))
     config = config.replace(default_execution_mode=ExecutionMode.PARALLEL)
-    with pytest.raises(ToolFatalError):
+    with pytest.raises(RunStoppedByTool):
         await run("go", CONTEXT, config)
     assert len(before.asked) == 2
     run_id = cut_behind(store, "tool_started", "call_1")

@@ -14,7 +14,6 @@ from clark_agent import (
     AgentContext,
     Answer,
     BeforeToolCallContext,
-    BeforeToolDecision,
     Block,
     CancellationToken,
     ExecutionMode,
@@ -25,6 +24,7 @@ from clark_agent import (
     agent_tool,
     run,
 )
+from clark_agent.plugins.base import BeforeToolDecision
 from clark_agent.replay import assert_replays, replay
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, resume
 from clark_agent.testing import ScriptedStream, call
@@ -190,7 +190,7 @@ class Editor:
     """A person who edits the arguments, or answers in the tool's stead."""
 
     name = "editor"
-    asks_outside = True
+    is_interactive = True
 
     def __init__(self) -> None:
         self.asked = 0

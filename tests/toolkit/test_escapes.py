@@ -21,7 +21,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clark_agent import AgentTool, ToolContext, ToolResult, encode_json
+from clark_agent import AgentTool, ToolContext, ToolResult
+from clark_agent.messages import encode_json
 from clark_agent.toolkit.files import file_tools
 from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 from tests.sizes import RACES_WON

@@ -28,10 +28,10 @@ from clark_agent import (
     ToolContext,
     ToolResult,
     ToolResultMessage,
-    encode_json,
     run,
 )
 from clark_agent.engine.supervised import left_behind
+from clark_agent.messages import encode_json
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import _regex_worker
 from clark_agent.toolkit._edits import EditRefused, replace_text, unified_diff

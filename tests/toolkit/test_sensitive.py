@@ -386,7 +386,7 @@ async def test_an_approval_is_for_the_call_that_was_shown(tmp_path: Path) -> Non
     """What another plugin makes of the call behind the gate was not shown, and is asked about."""
 
     class Redirect:
-        asks_outside = True
+        is_interactive = True
 
         def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Rewrite:
             return Rewrite({**ctx.args, "path": ".bashrc"})

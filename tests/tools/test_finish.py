@@ -22,19 +22,19 @@ from clark_agent import (
     BeforeToolCallContext,
     Block,
     ConfigError,
-    FinishTool,
     FunctionPlugin,
     LoopConfig,
     LoopOutcome,
     Rewrite,
     StopReason,
     ToolContext,
-    ToolDefinitionError,
     ToolResult,
     finish_tool,
     run,
 )
+from clark_agent.errors import ToolDefinitionError
 from clark_agent.testing import ScriptedStream, Step, call, say
+from clark_agent.tools import FinishTool
 from tests.engine.support import CONTEXT, Work, completed, outline, results, texts
 
 
@@ -486,7 +486,7 @@ async def test_it_can_be_tried_without_a_run() -> None:
 async def test_any_tool_may_take_the_answer_of_a_run() -> None:
     class Deliver(AgentTool):
         name = "deliver"
-        takes_output = True
+        is_final_answer = True
 
         async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
             return ToolResult.terminal("Thank you.")

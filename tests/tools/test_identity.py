@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from clark_agent import (
+from clark_agent.tools import (
     ToolIdentityPolicy,
     extract_args_key,
     extract_operation_key,

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from clark_agent import ImageContent, TextContent, ToolResult, encode_json
+from clark_agent import ImageContent, TextContent, ToolResult
+from clark_agent.messages import encode_json
 
 
 def test_text_terminal_and_error() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clark_agent import AgentMessage, DecodeError, SystemMessage, ToolResult, UserMessage
+from clark_agent import AgentMessage, SystemMessage, ToolResult, UserMessage
 from clark_agent.clock import now_ms
+from clark_agent.errors import DecodeError
 from clark_agent.trajectory import (
     TRAJECTORY_SCHEMA_VERSION,
     TrajectoryPayload,

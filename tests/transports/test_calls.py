@@ -40,8 +40,8 @@ from clark_agent.testing import FakeClock, RecordingSink
 from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
 from clark_agent.transports import (
     OpenAIChat,
+    PlaybackStream,
     RecordingStream,
-    ReplayStream,
     RetryPolicy,
     Timeouts,
 )
@@ -785,7 +785,7 @@ class TestSecrets:
         except StreamError as error:
             texts += traceback.format_exception(error)
             texts += [repr(error), str(vars(error))]
-        ReplayStream(path)
+        PlaybackStream(path)
         return "\n".join([*texts, repr(sink.events), path.read_text()])
 
     @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from clark_agent import (
     StopReason,
     StreamError,
     StreamErrorKind,
-    StreamTimeout,
     TextContent,
     TransportError,
 )
+from clark_agent.errors import StreamTimeout
 from clark_agent.stream import Chunk, Error, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, Step
 from clark_agent.transports import OpenAIChat, RetryPolicy, Timeouts

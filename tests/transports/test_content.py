@@ -14,8 +14,6 @@ import pytest
 
 from clark_agent import (
     AgentMessage,
-    Annotation,
-    AssistantBlock,
     AssistantMessage,
     CancellationToken,
     ConfigError,
@@ -53,6 +51,7 @@ from clark_agent.transports import (
 )
 from clark_agent.transports.dialects import COMPATIBLE, GROQ, OPENAI, OPENROUTER
 from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.types import Annotation, AssistantBlock
 from tests.transports import wires_anthropic as messages_wire
 from tests.transports import wires_chat as chat_wire
 from tests.transports import wires_gemini as gemini_wire

@@ -25,12 +25,11 @@ from clark_agent import (
     StreamError,
     StreamRequest,
     UserMessage,
-    check_events,
-    encode_json,
     run,
     tool,
 )
 from clark_agent.events import AgentEvent, MessageStart
+from clark_agent.messages import encode_json
 from clark_agent.stream import (
     Chunk,
     Done,
@@ -41,7 +40,7 @@ from clark_agent.stream import (
     StreamFn,
     TextChunk,
 )
-from clark_agent.testing import RecordingSink, ScriptedStream, call
+from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import FirstOf, RetryPolicy, Transport
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses

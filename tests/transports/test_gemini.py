@@ -41,7 +41,6 @@ from clark_agent import (
     ToolSchema,
     Usage,
     UserMessage,
-    arg_parse_error,
     dump_transcript,
     load_transcript,
     run,
@@ -60,6 +59,7 @@ from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
 from clark_agent.transports import RecordingStream, RetryPolicy, Timeouts
 from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.http.response import Answer as Heard
+from clark_agent.types import arg_parse_error
 from tests import strategies
 from tests.strategies import cuts, without_files
 from tests.transports.servers.aimock import Aimock

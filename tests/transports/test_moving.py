@@ -38,7 +38,6 @@ from clark_agent import (
     ReasoningContent,
     ReasoningDetailsContent,
     ReasoningEffort,
-    ReasoningFormat,
     StopReason,
     StreamRequest,
     SystemMessage,
@@ -55,9 +54,10 @@ from clark_agent import (
     run_continue,
     tool,
 )
+from clark_agent.reasoning import ReasoningFormat
 from clark_agent.transports import (
     ChatDialect,
-    ReplayTarget,
+    ReasoningTarget,
     Transport,
     convert_history,
 )
@@ -1537,7 +1537,7 @@ def test_from_every_format_and_model_to_every_other(
 ) -> None:
     for made_by, asked in product(MODELS, repeat=2):
         told = _thoughtful(_item(origin, made_by))
-        target = ReplayTarget(formats=frozenset({goal}), model=asked)
+        target = ReasoningTarget(formats=frozenset({goal}), model=asked)
         [got] = convert_history([told], target)
         if origin is goal and (made_by == asked or None in (made_by, asked)):
             assert got is told
@@ -1560,13 +1560,13 @@ _odd_items = open_json() | st.fixed_dictionaries(
 _odd_messages = st.lists(_odd_items, max_size=3).map(lambda items: _thoughtful(*items))
 _histories = st.lists(_odd_messages | messages(), max_size=4)
 _targets = st.builds(
-    ReplayTarget,
+    ReasoningTarget,
     formats=st.frozensets(st.sampled_from(ReasoningFormat)),
     model=st.sampled_from(MODELS),
 )
 
 
-def _own(item: Any, target: ReplayTarget) -> bool:
+def _own(item: Any, target: ReasoningTarget) -> bool:
     if not isinstance(item, dict):
         return False
     origin = item.get("format")
@@ -1576,14 +1576,14 @@ def _own(item: Any, target: ReplayTarget) -> bool:
     return target.model is None or item.get("model") in (None, target.model)
 
 
-def _is_foreign(block: Any, target: ReplayTarget) -> bool:
+def _is_foreign(block: Any, target: ReasoningTarget) -> bool:
     """Whether it is an item that only another provider understands."""
     return isinstance(block, ProviderContent) and block.provider not in target.providers
 
 
 @settings(max_examples=30)
 @given(_histories, _targets)
-def test_whatever_the_items_are(history: list[AgentMessage], target: ReplayTarget) -> None:
+def test_whatever_the_items_are(history: list[AgentMessage], target: ReasoningTarget) -> None:
     converted = convert_history(history, target)
     assert len(converted) == len(history)
     for before, after in zip(history, converted, strict=True):
@@ -1629,7 +1629,7 @@ def _deep(depth: int) -> Any:
 def test_no_item_is_too_odd(field: str, odd: Any) -> None:
     own = _item(ReasoningFormat.ANTHROPIC_CLAUDE_V1, None)
     told = _thoughtful({**own, field: odd})
-    target = ReplayTarget(formats=frozenset({ReasoningFormat.ANTHROPIC_CLAUDE_V1}), model="m1")
+    target = ReasoningTarget(formats=frozenset({ReasoningFormat.ANTHROPIC_CLAUDE_V1}), model="m1")
     [got] = convert_history([told], target)
     assert (got is told) == (field == "type")
 

@@ -12,14 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clark_agent import (
-    AssistantMessage,
-    ImageContent,
-    ProviderContent,
-    StreamErrorKind,
-    encode_json,
-)
+from clark_agent import AssistantMessage, ImageContent, ProviderContent, StreamErrorKind
 from clark_agent.intake import accept_answer
+from clark_agent.messages import encode_json
 from clark_agent.stream import Done, Error
 from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.transports import Transport

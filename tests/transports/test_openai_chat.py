@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from clark_agent import (
     AgentContext,
     AgentMessage,
-    AssistantBlock,
     AssistantMessage,
     ConfigError,
     CustomMessage,
@@ -37,7 +36,6 @@ from clark_agent import (
     TransportError,
     Usage,
     UserMessage,
-    arg_parse_error,
     run_continue,
 )
 from clark_agent.errors import ReplayRefused
@@ -60,6 +58,7 @@ from clark_agent.transports.dialects import (
     openai_effort,
 )
 from clark_agent.transports.openai_chat import chat_tool
+from clark_agent.types import AssistantBlock, arg_parse_error
 from tests.strategies import cuts
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import (

@@ -38,7 +38,6 @@ from clark_agent import (
     ToolSchema,
     Usage,
     UserMessage,
-    arg_parse_error,
     dump_transcript,
     load_transcript,
     run,
@@ -62,6 +61,7 @@ from clark_agent.transports import RecordingStream
 from clark_agent.transports.http.response import Answer as Heard
 from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.openai_responses import OpenAIResponses
+from clark_agent.types import arg_parse_error
 from tests.strategies import cuts, open_json, transcripts
 from tests.transports.servers.aimock import Aimock
 from tests.transports.servers.bytes_server import Answer, Request

@@ -21,15 +21,12 @@ from clark_agent import (
     AgentContext,
     AgentEvent,
     AgentTool,
-    Annotation,
     AssistantMessage,
     CancellationToken,
     ConfigError,
     CustomMessage,
-    DecodeError,
     ImageContent,
     LoopConfig,
-    MessageAssembler,
     ReasoningContent,
     ReasoningDetailsContent,
     ReasoningEffort,
@@ -41,7 +38,6 @@ from clark_agent import (
     StreamEvent,
     StreamFn,
     StreamRequest,
-    StreamTimeout,
     SystemMessage,
     TextContent,
     ToolCall,
@@ -55,10 +51,12 @@ from clark_agent import (
     tool,
 )
 from clark_agent import events as ev
+from clark_agent.errors import DecodeError, StreamTimeout
 from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
     Start,
@@ -69,12 +67,13 @@ from clark_agent.stream import (
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 from clark_agent.transports import (
     OpenAIChat,
+    PlaybackMismatch,
+    PlaybackStream,
     RecordingStream,
-    ReplayMismatch,
-    ReplayStream,
     RetryPolicy,
     Timeouts,
 )
+from clark_agent.types import Annotation
 from tests import strategies
 from tests.engine.support import (
     PLACEHOLDER,
@@ -185,7 +184,7 @@ def whole(events: Sequence[StreamEvent]) -> AssistantMessage:
 async def test_every_event_comes_as_it_was(path: Path, events: list[StreamEvent]) -> None:
     [recorded] = await record(path, [events], ASKED)
     assert recorded == events  # the recording passes everything on
-    assert comparable(await heard(ReplayStream(path))) == comparable(events)
+    assert comparable(await heard(PlaybackStream(path))) == comparable(events)
 
 
 async def test_a_recording_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -214,7 +213,7 @@ async def test_any_messages_are_recorded_and_recognised(
 ) -> None:
     request = StreamRequest(system_prompt="", messages=messages)
     [recorded] = await record(shared_path, [[Done(answer)]], request)
-    assert await heard(ReplayStream(shared_path, strict=strict), request) == recorded
+    assert await heard(PlaybackStream(shared_path, strict=strict), request) == recorded
 
 
 def thermometer(degrees: int) -> AgentTool:
@@ -252,7 +251,7 @@ async def test_a_run_with_tools_is_the_same_again(path: Path) -> None:
     recording = RecordingStream(ScriptedStream(script), path)
     first, events = await observed(recording, weather)
     assert isinstance(first, RunResult)
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     again, events_again = await observed(replay, weather)
     assert again == first
     assert events_again == events
@@ -272,7 +271,7 @@ async def test_a_run_with_tools_is_the_same_again(path: Path) -> None:
 )
 async def test_a_run_that_fails_fails_again_in_the_same_way(path: Path, script: list[Step]) -> None:
     first, events = await observed(RecordingStream(ScriptedStream(script), path))
-    again, events_again = await observed(ReplayStream(path))
+    again, events_again = await observed(PlaybackStream(path))
     assert isinstance(first, StreamError)
     assert isinstance(again, StreamError)
     assert (again.kind, again.messages, again.partial) == (
@@ -308,7 +307,7 @@ async def test_a_run_with_a_provider_is_the_same_again_without_it(path: Path) ->
         first, events = await observed(RecordingStream(transport, path), weather)
         await transport.aclose()
         assert server.requests[0].headers["authorization"] == f"Bearer {CANARY}"
-    again, events_again = await observed(ReplayStream(path), weather)
+    again, events_again = await observed(PlaybackStream(path), weather)
     assert isinstance(first, RunResult)
     assert again == first
     assert events_again == events
@@ -328,7 +327,7 @@ async def test_a_provider_that_falls_silent_does_so_again_without_waiting(path: 
         )
         first, _ = await observed(RecordingStream(transport, path))
         await transport.aclose()
-    again, _ = await observed(ReplayStream(path))
+    again, _ = await observed(PlaybackStream(path))
     for error in (first, again):
         assert isinstance(error, StreamError)
         assert isinstance(error.__cause__, StreamTimeout)
@@ -404,12 +403,12 @@ async def test_the_first_difference_is_named(
     path: Path, asked: StreamRequest, path_of_it: str, recorded: Any, now: Any
 ) -> None:
     await record(path, ["hello"], ASKED)
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     [event] = await heard(replay, asked)
     assert isinstance(event, Error)
     assert event.kind is StreamErrorKind.FATAL
     mismatch = event.cause
-    assert isinstance(mismatch, ReplayMismatch)
+    assert isinstance(mismatch, PlaybackMismatch)
     assert (mismatch.call, mismatch.path) == (1, path_of_it)
     assert f"differs from recorded call 1 at {path_of_it}: " in str(mismatch)
     for side, value in (("recorded was", recorded), ("asked is", now)):
@@ -426,9 +425,9 @@ async def test_null_and_nothing_at_all_are_told_apart(path: Path, turned: bool) 
     both = [ASKED, replace(ASKED, provider_extras={"seed": 1})]
     recorded, asked = both[::-1] if turned else both
     await record(path, ["hello"], recorded)
-    [*_, event] = await heard(ReplayStream(path), asked)
+    [*_, event] = await heard(PlaybackStream(path), asked)
     assert isinstance(event, Error)
-    assert isinstance(event.cause, ReplayMismatch)
+    assert isinstance(event.cause, PlaybackMismatch)
     assert event.cause.path == "provider_extras.nothing"
 
 
@@ -455,7 +454,7 @@ async def test_null_and_nothing_at_all_are_told_apart(path: Path, turned: bool) 
 )
 async def test_what_a_model_does_not_see_does_not_matter(path: Path, asked: StreamRequest) -> None:
     [recorded] = await record(path, ["hello"], ASKED)
-    assert await heard(ReplayStream(path), asked) == recorded
+    assert await heard(PlaybackStream(path), asked) == recorded
 
 
 async def test_reasoning_that_goes_back_to_the_model_matters(path: Path) -> None:
@@ -464,29 +463,29 @@ async def test_reasoning_that_goes_back_to_the_model_matters(path: Path) -> None
         return changed(1, content=(ReasoningContent("Hm."), details, *CALLS.content))
 
     await record(path, ["hello"], thought("one"))
-    [event] = await heard(ReplayStream(path), thought("two"))
+    [event] = await heard(PlaybackStream(path), thought("two"))
     assert isinstance(event, Error)
-    assert isinstance(event.cause, ReplayMismatch)
+    assert isinstance(event.cause, PlaybackMismatch)
     assert event.cause.path == "messages[1].content[1].details[0].text"
 
 
 async def test_a_long_difference_is_cut(path: Path) -> None:
     await record(path, ["hello"], replace(ASKED, system_prompt="x" * 5000))
-    [event] = await heard(ReplayStream(path))
+    [event] = await heard(PlaybackStream(path))
     assert isinstance(event, Error)
     assert len(event.message) < 400
     assert "xx…" in event.message
-    assert isinstance(event.cause, ReplayMismatch)
+    assert isinstance(event.cause, PlaybackMismatch)
     assert event.cause.recorded == "x" * 5000
 
 
 async def test_the_difference_is_to_the_next_call_that_nobody_has_asked_for(path: Path) -> None:
     await record(path, ["one", "two"], ASKED, replace(ASKED, temperature=1.0))
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     await heard(replay)
     [event] = await heard(replay, replace(ASKED, temperature=0.9))
     assert isinstance(event, Error)
-    assert isinstance(event.cause, ReplayMismatch)
+    assert isinstance(event.cause, PlaybackMismatch)
     assert event.cause.call == 2
     assert (event.cause.recorded, event.cause.asked) == (1.0, 0.9)
 
@@ -494,7 +493,7 @@ async def test_the_difference_is_to_the_next_call_that_nobody_has_asked_for(path
 async def test_identical_requests_get_their_answers_in_order(path: Path) -> None:
     other = replace(ASKED, temperature=1.0)
     recorded = await record(path, ["one", "two", "three", "four"], ASKED, other, ASKED, ASKED)
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     assert await heard(replay) == recorded[0]
     assert await heard(replay) == recorded[2]
     assert list(replay.unplayed) == [2, 4]
@@ -506,7 +505,7 @@ async def test_identical_requests_get_their_answers_in_order(path: Path) -> None
 @pytest.mark.parametrize("strict", [True, False])
 async def test_past_the_end_it_says_how_many_there_were(path: Path, strict: bool) -> None:
     await record(path, ["one", "two"], ASKED, ASKED)
-    replay = ReplayStream(path, strict=strict)
+    replay = PlaybackStream(path, strict=strict)
     for _ in range(2):
         assert isinstance((await heard(replay))[-1], Done)
     [event] = await heard(replay)
@@ -518,7 +517,7 @@ async def test_past_the_end_it_says_how_many_there_were(path: Path, strict: bool
 
 async def test_leniently_the_answers_come_in_their_order_whatever_is_asked(path: Path) -> None:
     recorded = await record(path, ["one", "two"], ASKED, replace(ASKED, temperature=1.0))
-    replay = ReplayStream(path, strict=False)
+    replay = PlaybackStream(path, strict=False)
     other = StreamRequest(system_prompt="Other.", messages=())
     assert [await heard(replay, other), await heard(replay, other)] == recorded
 
@@ -530,13 +529,13 @@ async def test_a_run_that_asks_for_something_else_fails_with_the_mismatch_as_cau
     await observed(RecordingStream(ScriptedStream(script), path), weather)
     error, _ = await failed(
         StreamError,
-        ReplayStream(path),
+        PlaybackStream(path),
         thermometer(40),
         prompts="Weather in Oslo?",
         context=AgentContext("Be brief."),
     )
     assert error.kind is StreamErrorKind.FATAL
-    assert isinstance(error.__cause__, ReplayMismatch)
+    assert isinstance(error.__cause__, PlaybackMismatch)
     assert error.__cause__.path == "messages[2].content[0].text"
     assert (error.__cause__.recorded, error.__cause__.asked) == ("22 °C in Oslo", "40 °C in Oslo")
     assert len(error.messages) == 3
@@ -572,7 +571,7 @@ async def test_calls_at_once_are_told_apart(path: Path) -> None:
     requests = [replace(ASKED, messages=(UserMessage(f"number {n}"),)) for n in range(5)]
     recording = RecordingStream(Gated(5), path)
     recorded = await asyncio.gather(*[heard(recording, request) for request in requests])
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     again = await asyncio.gather(*[heard(replay, request) for request in requests])
     assert again == recorded
     assert replay.unplayed == ()
@@ -606,7 +605,7 @@ async def test_sub_agents_share_a_recording(path: Path) -> None:
         return await run("Compare a and b", AgentContext(), config)
 
     first = await go(RecordingStream(answer, path))
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     again = await go(replay)
     assert [message.plain_text for message in again.messages] == [
         message.plain_text for message in first.messages
@@ -623,7 +622,7 @@ async def test_a_call_that_was_given_up_is_recorded_as_far_as_it_came(path: Path
     stream = RecordingStream(ScriptedStream(["one two three"]), path)
     async with aclosing(stream(ASKED, CancellationToken())) as answer:  # type: ignore[type-var]
         seen = [await anext(answer) for _ in range(3)]
-    replayed = await heard(ReplayStream(path))
+    replayed = await heard(PlaybackStream(path))
     assert replayed[:3] == seen
     [end] = replayed[3:]
     assert isinstance(end, Error)
@@ -650,7 +649,7 @@ async def test_a_call_that_was_cancelled_is_recorded_and_its_stream_closed(path:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert closed == [True]
-    error, _ = await observed(ReplayStream(path))
+    error, _ = await observed(PlaybackStream(path))
     assert isinstance(error, RunAborted)
     assert error.partial is not None
     assert error.partial.plain_text == "We"
@@ -684,7 +683,7 @@ async def test_a_transport_that_raises_is_heard_and_written_down(path: Path) -> 
 
     with pytest.raises(RuntimeError, match="a bug of the transport"):
         await heard(RecordingStream(broken, path))
-    replayed = await heard(ReplayStream(path))
+    replayed = await heard(PlaybackStream(path))
     assert replayed[:2] == [Start(PLACEHOLDER), Chunk(TextChunk("We"))]
     assert isinstance(replayed[-1], Error)
     assert replayed[-1].kind is StreamErrorKind.FATAL  # which is what the loop took it for
@@ -694,7 +693,7 @@ async def test_a_replay_stops_when_it_is_cancelled(path: Path) -> None:
     await record(path, ["one two three"], ASKED)
     signal = CancellationToken()
     events = []
-    async for event in ReplayStream(path)(ASKED, signal):
+    async for event in PlaybackStream(path)(ASKED, signal):
         events.append(event)
         if len(events) == 2:
             signal.cancel("enough")
@@ -709,7 +708,7 @@ async def test_a_replay_that_is_cancelled_before_it_is_asked_says_nothing(path: 
     await record(path, ["one two three"], ASKED)
     signal = CancellationToken()
     signal.cancel("before")
-    [event] = await heard(ReplayStream(path), ASKED, signal)
+    [event] = await heard(PlaybackStream(path), ASKED, signal)
     assert isinstance(event, Error)
     assert event.kind is StreamErrorKind.ABORTED
 
@@ -721,7 +720,7 @@ async def test_cancelled_at_its_last_event_a_replay_has_no_other(
     await record(path, [[last]], ASKED)
     signal = CancellationToken()
     events = []
-    async for event in ReplayStream(path)(ASKED, signal):
+    async for event in PlaybackStream(path)(ASKED, signal):
         events.append(event)
         signal.cancel()
     assert events == [last]
@@ -750,7 +749,7 @@ async def test_a_recording_written_by_hand_is_one(path: Path) -> None:
     await record(path, ["hello"], ASKED)
     header, line = path.read_bytes().splitlines()
     path.write_bytes(header + b"\r\n\r\n" + line + b"\r\n  \r\n")
-    assert (await heard(ReplayStream(path)))[-1] == Done(say("hello"))
+    assert (await heard(PlaybackStream(path)))[-1] == Done(say("hello"))
 
 
 async def test_a_file_that_is_there_is_replaced_at_the_first_call(path: Path) -> None:
@@ -765,7 +764,7 @@ async def test_a_file_that_is_there_is_replaced_at_the_first_call(path: Path) ->
 async def test_folders_are_made(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "down" / "answers.jsonl"
     await heard(RecordingStream(ScriptedStream(["one"]), str(path)))
-    assert ReplayStream(str(path)).unplayed == (1,)
+    assert PlaybackStream(str(path)).unplayed == (1,)
 
 
 async def test_appending_goes_on_with_a_recording(path: Path) -> None:
@@ -773,14 +772,14 @@ async def test_appending_goes_on_with_a_recording(path: Path) -> None:
     for text in ("one", "two"):
         stream = RecordingStream(ScriptedStream([text]), path, append=True)
         recorded.append(await heard(stream))
-    replay = ReplayStream(path)
+    replay = PlaybackStream(path)
     assert [await heard(replay), await heard(replay)] == recorded
 
 
 async def test_appending_to_an_empty_file_begins_a_recording(path: Path) -> None:
     path.touch()
     [recorded] = [await heard(RecordingStream(ScriptedStream(["one"]), path, append=True))]
-    assert await heard(ReplayStream(path)) == recorded
+    assert await heard(PlaybackStream(path)) == recorded
 
 
 @pytest.mark.parametrize("content", [b"my notes\n", b'{"role": "user"}\n', b'{"format": "x"}'])
@@ -824,7 +823,7 @@ def test_a_file_that_is_no_recording_is_refused_with_the_line(
 ) -> None:
     path.write_bytes(content)
     with pytest.raises(DecodeError) as caught:
-        ReplayStream(path)
+        PlaybackStream(path)
     assert caught.value.path.startswith(where)
     assert "answers.jsonl" in str(caught.value)
 
@@ -834,13 +833,13 @@ async def test_a_torn_last_line_is_refused_with_its_number(path: Path) -> None:
     whole_file = path.read_bytes()
     path.write_bytes(whole_file[:-30])
     with pytest.raises(DecodeError) as caught:
-        ReplayStream(path)
+        PlaybackStream(path)
     assert caught.value.path.startswith("line 3")
 
 
 def test_a_recording_that_is_not_there(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"answers\.jsonl"):
-        ReplayStream(path)
+        PlaybackStream(path)
 
 
 @pytest.mark.parametrize("inner", [None, "openai:gpt-5", {}])
@@ -879,7 +878,7 @@ async def test_nothing_secret_is_written_down(path: Path, extras: dict[str, Any]
     [recorded] = await record(path, ["hello"], request)
     assert CANARY not in path.read_text()
     assert json.loads(path.read_text().splitlines()[1])["request"]["provider_extras"]["seed"] == 7
-    assert await heard(ReplayStream(path), request) == recorded
+    assert await heard(PlaybackStream(path), request) == recorded
 
 
 async def test_what_merely_sounds_secret_is_kept(path: Path) -> None:
@@ -913,7 +912,7 @@ async def test_half_a_character_in_a_prompt_does_not_keep_a_call_from_being_reco
     request = changed(0, content="cut \ud83e")
     [recorded] = await record(path, ["hello"], request)
     assert recorded[-1] == Done(say("hello"))
-    assert await heard(ReplayStream(path), request) == recorded
+    assert await heard(PlaybackStream(path), request) == recorded
 
 
 async def test_extras_that_are_no_json_are_told_by_an_event(path: Path) -> None:

@@ -20,7 +20,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clark_agent import (
-    Annotation,
     AssistantMessage,
     ConfigError,
     ProviderContent,
@@ -52,6 +51,7 @@ from clark_agent.transports import (
 )
 from clark_agent.transports.http.redaction import Address, Redactor
 from clark_agent.transports.stream_json import encode_event
+from clark_agent.types import Annotation
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request
 from tests.transports.test_odd_events import TRANSPORTS, written
 from tests.transports.wires_chat import ask, stream

@@ -10,11 +10,9 @@ from clark_agent import (
     AgentContext,
     AgentMessage,
     AgentTool,
-    Annotation,
     Answer,
     AssistantMessage,
     BeforeToolCallContext,
-    BeforeToolDecision,
     Block,
     Budget,
     CancellationToken,
@@ -23,7 +21,6 @@ from clark_agent import (
     Conversation,
     FanOutSink,
     FileContent,
-    FinishTool,
     FunctionPlugin,
     ImageContent,
     LoopConfig,
@@ -31,7 +28,6 @@ from clark_agent import (
     LoopError,
     LoopOutcome,
     MaxTokensRecovery,
-    MessageAssembler,
     OpeningGate,
     Price,
     ProviderContent,
@@ -39,9 +35,7 @@ from clark_agent import (
     RunIdentity,
     RunResult,
     RunStream,
-    Spent,
     SteeringReceipt,
-    SteeringStatus,
     StopReason,
     StreamError,
     StreamErrorKind,
@@ -56,23 +50,16 @@ from clark_agent import (
     ToolRegistry,
     ToolResult,
     ToolResultBudget,
-    Transcript,
     TransformContext,
     TypedTool,
     UniqueToolCallIds,
     Usage,
     UserMessage,
     agent_tool,
-    check_events,
-    decode_message,
     dump_transcript,
     events,
     finish_tool,
-    fold_events,
     load_transcript,
-    public_event,
-    public_events,
-    repair_history,
     run,
     run_child,
     run_continue,
@@ -80,9 +67,33 @@ from clark_agent import (
     stream_run,
     tool,
 )
-from clark_agent.stream import AnnotationChunk, BlockChunk, Chunk, Done, Start, TextChunk
-from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, say
+from clark_agent.budget import Spent
+from clark_agent.events import public_event, public_events
+from clark_agent.history import repair_history
+from clark_agent.messages import Transcript, decode_message
+from clark_agent.plugins.base import BeforeToolDecision
+from clark_agent.steering import SteeringStatus
+from clark_agent.stream import (
+    AnnotationChunk,
+    BlockChunk,
+    Chunk,
+    Done,
+    MessageAssembler,
+    Start,
+    TextChunk,
+)
+from clark_agent.testing import (
+    FakeClock,
+    RecordingSink,
+    ScriptedStream,
+    call,
+    check_events,
+    fold_events,
+    say,
+)
+from clark_agent.tools import FinishTool
 from clark_agent.transports import Anthropic, OpenAIChat
+from clark_agent.types import Annotation
 
 # --- tools ------------------------------------------------------------------------------------
 

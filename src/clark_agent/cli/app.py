@@ -31,7 +31,7 @@ from clark_agent.errors import (
 )
 from clark_agent.stream import StreamErrorKind
 
-__all__ = ["PROGRAM", "can_go_on", "cli", "examples", "is_debugging", "run_command_line"]
+__all__ = ["PROGRAM", "can_resume", "cli", "examples", "is_debugging", "run_command_line"]
 
 PROGRAM = "clark-agent"
 
@@ -133,7 +133,7 @@ def is_debugging() -> bool:
     return context is not None and isinstance(context.obj, _State) and context.obj.debug
 
 
-def can_go_on(failure: object) -> bool:
+def can_resume(failure: object) -> bool:
     """Return whether resuming the run may help. With a wrong key, for example, it does not."""
     return not (isinstance(failure, StreamError) and failure.kind is StreamErrorKind.FATAL)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
-from clark_agent.cli.app import can_go_on
+from clark_agent.cli.app import can_resume
 from clark_agent.cli.approval_prompt import ask_approval
 from clark_agent.cli.options import Agent, Approvals, Log, Settings, make_agent, make_gate
 from clark_agent.cli.view import Screen, View, one_line, safe
@@ -70,7 +70,7 @@ class Chat:
         self.usage = Usage()
         self.run_id: str | None = None
         """The id of the active or last run."""
-        self.can_go_on = True
+        self.can_resume = True
         """Whether resuming that run may help."""
         self._view = View(screen)
         self._question: _Question | None = None
@@ -148,7 +148,7 @@ class Chat:
     def begin(self, run: Start) -> None:
         """Start a run and return at once."""
         self._token = CancellationToken()
-        self.can_go_on = True
+        self.can_resume = True
         self._task = asyncio.create_task(self._follow(run))
         self._task.add_done_callback(self._over)
 
@@ -191,7 +191,7 @@ class Chat:
         return False
 
     def _failed(self, error: Exception | None, outcome: str | None) -> None:
-        self.can_go_on = can_go_on(error)
+        self.can_resume = can_resume(error)
         if outcome is None:
             self.screen.note(one_line(str(error), 400), "error")
             for note in getattr(error, "__notes__", ()):
@@ -274,7 +274,7 @@ class Chat:
         context = AgentContext(began.system_prompt, began.history, identity)
         self._view.tell([m for m in folded.messages if m is not folded.answer])  # resume shows it
 
-        async def go_on(token: CancellationToken) -> RunResult:
+        async def resume_run(token: CancellationToken) -> RunResult:
             try:
                 config = self.conversation.config  # the config of this chat, not one from the log
                 result = await resume(log.store, run_id, config, token, trust_log=True)
@@ -285,7 +285,7 @@ class Chat:
             self.conversation.context = context.extend(result)
             return result
 
-        self.begin(go_on)
+        self.begin(resume_run)
 
     def _made(self, settings: Settings) -> Agent:
         return make_agent(settings, log=self.log, gate=self.gate, ask=self._ask_user)

@@ -98,7 +98,7 @@ class Batch:
     # --- from the outside -----------------------------------------------------------------------
 
     async def execute(self, answer: ModelAnswer) -> BatchOutcome:
-        """Run the calls. Raises `ToolFatalError` or `RunAborted` when a tool says so."""
+        """Run the calls. Raises `RunStoppedByTool` or `RunAborted` when a tool says so."""
         run = self._run
         run.interrupts.check()
         self._normalize()
@@ -173,7 +173,7 @@ class Batch:
             if result is not None:
                 call.result, call.state = result, _RECALLED
                 self._siblings.failed = self._siblings.failed or call.fails_siblings
-                if tool is not None and tool.takes_output:
+                if tool is not None and tool.is_final_answer:
                     call.has_run = accept(tool, call, call.call.arguments) is None
             else:
                 call.state = _INTERRUPTED
@@ -194,7 +194,7 @@ class Batch:
         """The run's answer cannot end it beside calls that want it to go on."""
         voting = [c for c in self._calls if c.tool is None or c.tool.counts_toward_termination_vote]
         for call in voting:
-            if len(voting) > 1 and call.tool is not None and call.tool.takes_output:
+            if len(voting) > 1 and call.tool is not None and call.tool.is_final_answer:
                 call.answer(results.not_alone())
 
     def _is_sequential(self) -> bool:
@@ -355,7 +355,7 @@ class Batch:
     def _output(self) -> Any:
         """What the last tool that takes the run's answer was run with."""
         for call in reversed(self._calls):
-            if call.has_run and call.tool is not None and call.tool.takes_output:
+            if call.has_run and call.tool is not None and call.tool.is_final_answer:
                 return call.tool.output(call.input)
         return None
 

@@ -32,10 +32,10 @@ from clark_agent.errors import (
     LoopError,
     RunAborted,
     RunLogError,
+    RunStoppedByTool,
     ToolAborted,
     ToolContractError,
     ToolFatal,
-    ToolFatalError,
 )
 from clark_agent.events import ToolExecutionEnd, note_exception
 from clark_agent.intake import accept_result, is_plain_result
@@ -368,7 +368,7 @@ def _give_error(
             call.result = ToolResult.error(f"The tool aborted the run: {call.raised_text}")
         case ToolFatal():
             call.raised, call.raised_text = "fatal", message_of(error)
-            siblings.end_run(ToolFatalError(name, call.raised_text), error)
+            siblings.end_run(RunStoppedByTool(name, call.raised_text), error)
             call.result = ToolResult.error(f"The tool ended the run: {call.raised_text}")
         case RunLogError():  # of a child: what happens below is not written down any more
             siblings.end_run(RunLogError(f"in the tool {name!r}: {error}"), error)

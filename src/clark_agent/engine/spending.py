@@ -90,7 +90,7 @@ class Spending:
             self.below += usage
             self._count_above(usage)
             for meter in self.meters:
-                meter.take_over(turns, usage, model_id)
+                meter.restore(turns, usage, model_id)
 
     def restore(self, usage: Usage, below: Usage, costs: Iterable[RunCost], worked_ms: int) -> None:
         """Count what other processes have spent on the run."""
@@ -99,7 +99,7 @@ class Spending:
             meter.restore_time(worked_ms)
         for turns, used, model_id in costs:
             for meter in self.meters:
-                meter.take_over(turns, used, model_id)
+                meter.restore(turns, used, model_id)
 
     @property
     def limit(self) -> BudgetLimit | None:

@@ -389,7 +389,7 @@ the event classes it wants as ``observes``; the others then cost it, and the run
 that names tools may have ``check_tools(tools)``, which gets the tools of each config that is made
 with it, by name, and raises `ConfigError` for those it does not like. A plugin
 whose ``on_before_tool_call`` asks a person, or anything else outside of the run, says so with
-``asks_outside = True``: it is asked behind the others, and a replay takes its decisions from the
+``is_interactive = True``: it is asked behind the others, and a replay takes its decisions from the
 log.
 
 When a run is resumed, a plugin with ``restore(ctx)`` is told once, before anything else, what has

@@ -70,7 +70,7 @@ class Hook(Struct, frozen=True):
     name: str
     call: Callable[..., Any]
     is_async: bool
-    asks_outside: bool = False
+    is_interactive: bool = False
     """Whether its decision comes from outside of the run."""
     purpose: str | None = None
     """Why it gives messages, if it says so."""
@@ -145,7 +145,7 @@ class Hooks(Struct, frozen=True):
             plugins=plugins,
             # A person must approve the call as it will run, so hooks that ask one come last.
             before_tool_call=tuple(
-                sorted(found("before_tool_call"), key=lambda hook: hook.asks_outside)
+                sorted(found("before_tool_call"), key=lambda hook: hook.is_interactive)
             ),
             after_tool_call=found("after_tool_call"),
             context_transform=tuple(
@@ -228,10 +228,10 @@ def _fresh(plugin: Any) -> Any:
 def hook_of(plugin: object, method: str) -> Hook:
     """A method of a plugin, ready to be called."""
     call = getattr(plugin, method)
-    asks_outside = getattr(plugin, "asks_outside", False) is True
+    is_interactive = getattr(plugin, "is_interactive", False) is True
     purpose = getattr(plugin, "purpose", None)
     purpose = purpose if isinstance(purpose, str) else None
-    return Hook(plugin_name(plugin), call, _is_async(call), asks_outside, purpose)
+    return Hook(plugin_name(plugin), call, _is_async(call), is_interactive, purpose)
 
 
 def _observer_hook(plugin: object) -> ObserverHook:

@@ -66,7 +66,7 @@ async def replay(
 
     The config supplies plugins, policy, settings and the declarations of the tools. Its transport
     is not called, and no tool is run except tools that run agents: their runs are replayed too.
-    Plugins with ``asks_outside`` repeat their recorded decisions.
+    Plugins with ``is_interactive`` repeat their recorded decisions.
     """
     store = store_of(store)
     loaded = store.load(run_id)

@@ -204,8 +204,8 @@ class Script(Effects):
         )
 
     def _decided(self, plugin: Any) -> Any:
-        """Return the plugin; one with ``asks_outside`` gets its decisions from the log."""
-        asks = getattr(plugin, "asks_outside", False) is True
+        """Return the plugin; one with ``is_interactive`` gets its decisions from the log."""
+        asks = getattr(plugin, "is_interactive", False) is True
         return (
             RecordedDecisions(plugin, self)
             if asks and hasattr(plugin, HOOK_OF["before_tool_call"])

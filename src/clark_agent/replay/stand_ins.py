@@ -205,6 +205,10 @@ class RecordedSource:
         return [RecordedTool(n, told, self._script) for n, told in self._declared.items()]
 
 
+_RENAMED = {"takes_output": "is_final_answer"}
+"""Flags that older logs have under another name."""
+
+
 class RecordedTool(AgentTool):
     """A tool that is known only from the log."""
 
@@ -213,7 +217,7 @@ class RecordedTool(AgentTool):
         self.description = declared["description"]
         self.parameters_schema = declared["parameters"]
         for flag, value in declared.get("flags", {}).items():
-            setattr(self, flag, value)
+            setattr(self, _RENAMED.get(flag, flag), value)
         self.runs_agent = False  # its config is unknown, so its run is not replayed
         self._script = script
 

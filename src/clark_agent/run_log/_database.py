@@ -204,14 +204,14 @@ class Connections:
     # --- forks ----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Close all connections, and open none until `go_on` is called."""
+        """Close all connections, and open none until `reopen` is called."""
         self.lock.acquire()
         with self._readers:
             self._is_paused = True
             self._readers.wait_for(lambda: not self._reading)
         self._close_idle()
 
-    def go_on(self, *, in_child: bool) -> None:
+    def reopen(self, *, in_child: bool) -> None:
         """Resume after the fork."""
         if in_child:
             self._start_over()
@@ -313,7 +313,7 @@ def _before_fork() -> None:
 
 def _after_fork(*, in_child: bool) -> None:
     while _paused:
-        _paused.pop().go_on(in_child=in_child)
+        _paused.pop().reopen(in_child=in_child)
 
 
 if hasattr(os, "register_at_fork"):

@@ -89,6 +89,8 @@ def _upgraded(entry: Entry, warning: Purpose, *, is_follow_up: bool) -> Entry:
                 return replace(entry, raised=(found[1], found[2]))
         case ToolEnded():
             return replace(entry, **dict(_told(entry)))
+        case RunFailed(error="ToolFatalError"):
+            return replace(entry, error="RunStoppedByTool")
         case _:
             pass
     return entry

@@ -411,12 +411,12 @@ class RunWriter(Journal):
         self,
         entry: Entry,
         *,
-        hand_on: bool = True,
+        flush: bool = True,
         ends_turn: bool = False,
         steps: int = 0,
         returned: tuple[int, int] | None = None,
     ) -> None:
-        """Write an entry. With ``hand_on``, the store writes it and all before it, at once or soon.
+        """Write an entry. With ``flush``, the store writes it and all before it, at once or soon.
 
         ``steps`` and ``returned`` go into its record.
         """
@@ -451,7 +451,7 @@ class RunWriter(Journal):
             appender.append(record, SEALED % (body, checksum))
             if self._syncs_records:
                 appender.flush(sync=True)
-            elif hand_on:
+            elif flush:
                 appender.flush(sync=ends_turn and self.log.durability is Durability.TURN)
         except Exception as error:
             self._is_writing = False
@@ -524,7 +524,7 @@ class RunWriter(Journal):
             settings=fingerprint.of_settings(request),
             request=msgspec.json.decode(encode_entry(request)) if self.log.full_requests else None,
         )
-        self.write(entry, hand_on=syncs, ends_turn=syncs)
+        self.write(entry, flush=syncs, ends_turn=syncs)
 
     def answered(
         self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
@@ -546,7 +546,7 @@ class RunWriter(Journal):
                 error_text=text,
                 raised=None if raised is None else (type(raised).__name__, message_of(raised)),
             ),
-            hand_on=not follows or self._checks_calls,
+            flush=not follows or self._checks_calls,
         )
 
     def added(
@@ -608,7 +608,7 @@ class RunWriter(Journal):
         kept = [name for name in known if name in self._tools and name not in self._own]
         expected = (*kept, *[name for name in added if name not in kept])
         order = None if names == expected else names
-        self.write(ToolsChanged(added=added, removed=removed, order=order), hand_on=False)
+        self.write(ToolsChanged(added=added, removed=removed, order=order), flush=False)
 
     def tool_started(self, call: Call) -> Awaitable[None]:
         """Record that a tool is about to run. Await the result before it runs."""
@@ -620,13 +620,13 @@ class RunWriter(Journal):
                 tool_name=wanted.name,
                 arguments=None if call.args is wanted.arguments else call.args,
             ),
-            hand_on=False,
+            flush=False,
         )
         return self.barrier()
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
         """Record the progress of a tool."""
-        self.write(ToolProgress(position=position, partial=partial), hand_on=False)
+        self.write(ToolProgress(position=position, partial=partial), flush=False)
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """Record the result of a call."""
@@ -652,12 +652,12 @@ class RunWriter(Journal):
         # These readings were made only for the timestamps.
         del self.noted.readings[-len(times) :]
         if len(times) == 1:
-            self.write(BatchEnded(times[0]), hand_on=False)
+            self.write(BatchEnded(times[0]), flush=False)
             return
         time = times[0] if len(set(times)) == 1 else times
         positions = tuple([call.position for call in calls])
         in_order = positions == tuple(range(len(positions)))
-        self.write(BatchEnded(time, None if in_order else positions), hand_on=False)
+        self.write(BatchEnded(time, None if in_order else positions), flush=False)
 
     def edited(
         self,
@@ -687,14 +687,14 @@ class RunWriter(Journal):
         edits = changes(expected, given, shared)
         if edits:
             self.write(
-                ContextEdited(plugin=plugin, edits=edits, is_lasting=is_lasting), hand_on=False
+                ContextEdited(plugin=plugin, edits=edits, is_lasting=is_lasting), flush=False
             )
 
     def gated(self, plugin: str, allow: tuple[str, ...] | None) -> None:
         """Record what a gate allows, if that has changed."""
         if self._gates.get(plugin) != allow:
             self._gates[plugin] = allow
-            self.write(ToolsGated(plugin=plugin, allow=allow), hand_on=False)
+            self.write(ToolsGated(plugin=plugin, allow=allow), flush=False)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -767,7 +767,7 @@ _FLAGS = (
     "idempotent",
     "reads_only",
     "runs_agent",
-    "takes_output",
+    "is_final_answer",
 )
 
 

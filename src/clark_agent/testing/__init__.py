@@ -5,6 +5,21 @@
 a transport, and `store_kit` checks a store of runs.
 """
 
+from clark_agent.testing.grammar import (
+    EventChecker,
+    check_events,
+    fold_events,
+)
 from clark_agent.testing.script import FakeClock, RecordingSink, ScriptedStream, Step, call, say
 
-__all__ = ["FakeClock", "RecordingSink", "ScriptedStream", "Step", "call", "say"]
+__all__ = [
+    "EventChecker",
+    "FakeClock",
+    "RecordingSink",
+    "ScriptedStream",
+    "Step",
+    "call",
+    "check_events",
+    "fold_events",
+    "say",
+]

@@ -14,7 +14,7 @@ host's ``ask`` function, and runs the call only if the answer allows it. The rul
 - A tool with questions of its own, as the file tools have about secrets, asks them through the
   gate: ``file_tools(workspace, ask=gate.ask)``. They queue with the gate's questions. A call that
   the person has just approved is not asked about again.
-- The gate must see the call as it will run. ``asks_outside`` places it after all other plugins,
+- The gate must see the call as it will run. ``is_interactive`` places it after all other plugins,
   because a later plugin could rewrite the call unseen.
 
 ``always`` and ``never`` apply to one conversation (the ``conversation_id`` of the run's identity),
@@ -162,7 +162,7 @@ class ApprovalGate:
 
     name = "approval_gate"
     inheritable_to_child = True
-    asks_outside = True
+    is_interactive = True
 
     def __init__(
         self,

@@ -356,7 +356,7 @@ class AgentTool:
     about it."""
     runs_agent: bool = False
     """All that it does is run an agent, whose log tells what came of it."""
-    takes_output: bool = False
+    is_final_answer: bool = False
     """When a call to it ends the run, `output` of its arguments is the run's answer."""
 
     _schema: ToolSchema | None = None
@@ -415,7 +415,7 @@ class AgentTool:
         return None
 
     def output(self, args: Any) -> Any:
-        """The answer of a run that a call with these arguments has ended; see ``takes_output``."""
+        """The answer of a run that such a call has ended; see ``is_final_answer``."""
         return args
 
     @property

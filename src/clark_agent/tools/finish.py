@@ -6,7 +6,8 @@ from typing import Any, Generic, Protocol, TypeVar, overload
 
 from msgspec.structs import astuple
 
-from clark_agent.tools import FunctionTool, ToolResult
+from clark_agent.tools.base import ToolResult
+from clark_agent.tools.function import FunctionTool
 
 __all__ = ["FinishTool", "finish_tool"]
 
@@ -27,7 +28,7 @@ class HasOutput(Protocol):
 class FinishTool(FunctionTool[[Any], Any], Generic[_T]):
     """A terminal tool for an answer of one type. See `finish_tool`."""
 
-    takes_output = True
+    is_final_answer = True
     reads_only = True
 
     def answer_of(self, result: HasOutput) -> _T | None:

@@ -13,13 +13,13 @@ from clark_agent.transports.dialects import ChatDialect
 from clark_agent.transports.failover import FirstOf
 from clark_agent.transports.gemini import Gemini
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget, convert_history
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.local import LocalModel
 from clark_agent.transports.openai_chat import OpenAIChat
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.transports.proxy import ProxyStream
-from clark_agent.transports.recording import RecordingStream, ReplayMismatch, ReplayStream
+from clark_agent.transports.recording import PlaybackMismatch, PlaybackStream, RecordingStream
 
 __all__ = [
     "Anthropic",
@@ -29,11 +29,11 @@ __all__ = [
     "LocalModel",
     "OpenAIChat",
     "OpenAIResponses",
+    "PlaybackMismatch",
+    "PlaybackStream",
     "ProxyStream",
+    "ReasoningTarget",
     "RecordingStream",
-    "ReplayMismatch",
-    "ReplayStream",
-    "ReplayTarget",
     "RetryPolicy",
     "Timeouts",
     "Transport",

@@ -40,7 +40,7 @@ from clark_agent.transports.anthropic_messages import (
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_of_sdk, failure_told
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.http.request import with_extras
 from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
@@ -145,9 +145,9 @@ class Anthropic(Transport[bytes]):
         self._clients = LoopLocal(make, lambda client: client.close())
 
     @property
-    def target(self) -> ReplayTarget:
+    def target(self) -> ReasoningTarget:
         """The thinking of any Claude model: a model ignores thinking that it cannot read."""
-        return ReplayTarget(formats=frozenset({_FORMAT}), providers=frozenset({PROVIDER}))
+        return ReasoningTarget(formats=frozenset({_FORMAT}), providers=frozenset({PROVIDER}))
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of the request."""
@@ -415,7 +415,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         for other, begun in tuple(self._open.items()):
             if other == index or begun.kind != "tool_use":  # only calls may be open in parallel
                 self._stop(other)
-        block = self._open[index] = _OpenBlock(kind, key, self._answer.heard)
+        block = self._open[index] = _OpenBlock(kind, key, self._answer.received)
         match kind:
             case "text":
                 self._answer.text(start.text or "")
@@ -477,7 +477,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         if block.item is not None:
             self._answer.block(ProviderContent(PROVIDER, _with_input(block.item, block.json)))
         for citation in block.citations:
-            self._answer.annotate(_annotation(citation, block.begin, self._answer.heard))
+            self._answer.annotate(_annotation(citation, block.begin, self._answer.received))
 
     def _cite(self, block: _OpenBlock, citations: Any) -> None:
         found: list[Any] = citations if isinstance(citations, list) else []

@@ -18,7 +18,7 @@ from typing import Any, assert_never
 from clark_agent.errors import TransportError
 from clark_agent.reasoning import ReasoningEncrypted, ReasoningText, parse_items
 from clark_agent.stream import StreamRequest
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.request import (
     arguments_object,
     inline_data,
@@ -85,7 +85,7 @@ class MessagesWriter:
         self._images: list[_Block] = []  # pictures that the model made
         self._server_calls: set[Any] = set()  # the ids of calls of server tools
 
-    def write_all(self, request: StreamRequest, target: ReplayTarget, provider: str) -> None:
+    def write_all(self, request: StreamRequest, target: ReasoningTarget, provider: str) -> None:
         """Write the system prompt and the messages, and record where the stable part ends."""
         self._system(request.system_prompt)
         messages = sendable(

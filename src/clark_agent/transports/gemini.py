@@ -39,7 +39,7 @@ from clark_agent.transports.gemini_contents import (
 )
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_from_response, failure_of_sdk, failure_told
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.http.request import sendable, with_extras
@@ -117,9 +117,9 @@ class Gemini(Transport[bytes]):
         self._clients = LoopLocal(make, _OwnClient.aclose)
 
     @property
-    def target(self) -> ReplayTarget:
+    def target(self) -> ReasoningTarget:
         """Reasoning that this model signed, or a Gemini model behind a gateway."""
-        return ReplayTarget(
+        return ReasoningTarget(
             formats=frozenset({ReasoningFormat.GOOGLE_GEMINI_V1}),
             model=self.model,
             providers=frozenset({PROVIDER}),

@@ -26,7 +26,7 @@ from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effo
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_of_sdk, failure_told
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.request import (
     arguments_text,
     custom_input,
@@ -135,10 +135,10 @@ class OpenAIChat(Transport[bytes]):
         )
 
     @property
-    def target(self) -> ReplayTarget:
+    def target(self) -> ReasoningTarget:
         """Behind OpenRouter, the reasoning formats of the model's vendor; elsewhere none."""
         dialect = self.dialect
-        return ReplayTarget(
+        return ReasoningTarget(
             formats=formats_of(self.model) if dialect.takes_details else frozenset(),
             providers=frozenset({_PROVIDER} if dialect.takes_extra_content else ()),
         )
@@ -208,7 +208,7 @@ def chat_messages(
     dialect: ChatDialect,
     *,
     model: str,
-    target: ReplayTarget,
+    target: ReasoningTarget,
     cache: CacheTime | bool = False,
 ) -> list[dict[str, Any]]:
     """Return the messages of the conversation, the system prompt first."""

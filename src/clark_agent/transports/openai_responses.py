@@ -31,7 +31,7 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_of_sdk, failure_told
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.request import (
     arguments_text,
     custom_input,
@@ -139,10 +139,10 @@ class OpenAIResponses(Transport[bytes]):
         )
 
     @property
-    def target(self) -> ReplayTarget:
+    def target(self) -> ReasoningTarget:
         """Reasoning that OpenAI encrypted for this model: no other model can read it."""
         formats = frozenset({_FORMAT, ReasoningFormat.AZURE_OPENAI_RESPONSES_V1})
-        return ReplayTarget(formats=formats, model=self.model, providers=frozenset({_PROVIDER}))
+        return ReasoningTarget(formats=formats, model=self.model, providers=frozenset({_PROVIDER}))
 
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of the request."""
@@ -540,7 +540,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         match event.type:
             case "response.output_text.delta" | "response.refusal.delta":
                 item = self._item_of(_MESSAGE, event)
-                item.begin.setdefault(event.content_index or 0, self._answer.heard)
+                item.begin.setdefault(event.content_index or 0, self._answer.received)
                 self._text(item, event.delta)
             case "response.output_text.annotation.added":
                 item = self._item_of(_MESSAGE, event)
@@ -653,7 +653,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         item.is_done = True
         if item.kind == _MESSAGE:
             item.phase = item.phase or whole.phase
-            begin = item.begin.get(0, self._answer.heard)
+            begin = item.begin.get(0, self._answer.received)
             self._text(item, item.rest("".join(_texts(whole.content))))
             self._annotate_parts(item, whole.content, begin)
         elif item.kind == _CALL:
@@ -775,7 +775,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
                     self._annotate(item, number, notes[item.annotations.get(number, 0) :])
 
     def _annotate(self, item: _Item, part: int, notes: Sequence[Any]) -> None:
-        begin = item.begin.get(part, self._answer.heard)
+        begin = item.begin.get(part, self._answer.received)
         for note in notes:
             item.annotations[part] = item.annotations.get(part, 0) + 1
             if isinstance(note, dict):

@@ -1,7 +1,7 @@
 """Records the answers of a real provider, and plays them back.
 
     stream = RecordingStream(connect("openai:gpt-5"), "answers.jsonl")   # once, with a key
-    stream = ReplayStream("answers.jsonl")                               # from then on, without
+    stream = PlaybackStream("answers.jsonl")                               # from then on, without
 
 A recording is a text file: a header line with format and version, then one line for each call with
 the request and all events of the answer. It contains no HTTP headers and no keys, and a new file is
@@ -41,7 +41,7 @@ from clark_agent.transports.http.redaction import is_secret
 from clark_agent.transports.stream_json import EventRecord, from_record, to_record
 from clark_agent.types import AssistantMessage, CustomMessage, StopReason
 
-__all__ = ["RecordingStream", "ReplayMismatch", "ReplayStream"]
+__all__ = ["PlaybackMismatch", "PlaybackStream", "RecordingStream"]
 
 FORMAT = "clark-agent answers"
 VERSION = 1
@@ -176,7 +176,7 @@ class RecordingStream:
 # --- playing back -----------------------------------------------------------------------------
 
 
-class ReplayMismatch(TransportError):
+class PlaybackMismatch(TransportError):
     """A request differs from the recorded one; ``path`` is the place of the first difference."""
 
     def __init__(self, call: int, path: str, recorded: Any, asked: Any) -> None:
@@ -190,7 +190,7 @@ class ReplayMismatch(TransportError):
         self.asked = asked
 
 
-class ReplayStream:
+class PlaybackStream:
     """A transport that plays back a recording.
 
     By default, a request gets the answer that was recorded for an equal request; several such
@@ -207,7 +207,7 @@ class ReplayStream:
         self._count = len(self._unplayed)
 
     def __repr__(self) -> str:
-        return f"ReplayStream({self.path.name!r})"
+        return f"PlaybackStream({self.path.name!r})"
 
     @property
     def unplayed(self) -> tuple[int, ...]:
@@ -247,7 +247,7 @@ class ReplayStream:
                 return self._unplayed.pop(number)
         found = first_difference(self._unplayed[first].request, asked)
         assert found is not None, "they are not equal"
-        raise ReplayMismatch(first, *found)
+        raise PlaybackMismatch(first, *found)
 
 
 def _folded(events: Iterable[StreamEvent]) -> AssistantMessage:

@@ -16,13 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clark_agent import (
-    CancellationToken,
-    StreamErrorKind,
-    StreamRequest,
-    StreamTimeout,
-    UserMessage,
-)
+from clark_agent import CancellationToken, StreamErrorKind, StreamRequest, UserMessage
+from clark_agent.errors import StreamTimeout
 from clark_agent.stream import Error
 from clark_agent.transports import OpenAIChat, RetryPolicy
 from clark_agent.transports.http.failures import (

@@ -21,7 +21,6 @@ from clark_agent import (
     ImageContent,
     ReasoningContent,
     ReasoningDetailsContent,
-    ReasoningFormat,
     StopReason,
     SystemMessage,
     TextContent,
@@ -30,11 +29,10 @@ from clark_agent import (
     ToolResultMessage,
     TransportError,
     UserMessage,
-    arg_parse_error,
 )
 from clark_agent.errors import ReplayRefused
-from clark_agent.reasoning import item_to_json, parse_items
-from clark_agent.transports import ChatDialect, ReplayTarget, convert_history
+from clark_agent.reasoning import ReasoningFormat, item_to_json, parse_items
+from clark_agent.transports import ChatDialect, ReasoningTarget, convert_history
 from clark_agent.transports.dialects import (
     COMPATIBLE,
     DEEPSEEK,
@@ -55,6 +53,7 @@ from clark_agent.transports.http.request import (
     with_extras,
     woven_text,
 )
+from clark_agent.types import arg_parse_error
 from tests.strategies import (
     REASONING_ITEMS,
     TEXT,
@@ -67,8 +66,8 @@ from tests.strategies import (
 )
 from tests.transports.wires_chat import asking, sent
 
-ANYBODY = ReplayTarget(formats=frozenset(ReasoningFormat))
-NOBODY = ReplayTarget()
+ANYBODY = ReasoningTarget(formats=frozenset(ReasoningFormat))
+NOBODY = ReasoningTarget()
 
 
 # --- strategies -------------------------------------------------------------------------------
@@ -93,7 +92,7 @@ def histories(draw: DrawFn) -> list[AgentMessage]:
 
 
 targets = st.builds(
-    ReplayTarget,
+    ReasoningTarget,
     formats=st.frozensets(st.sampled_from(ReasoningFormat)),
     model=st.none() | st.sampled_from(["m1", "m2"]),
 )
@@ -137,7 +136,7 @@ def problems(messages: Any) -> list[str]:
 
 
 @given(histories(), targets)
-def test_what_is_sendable_can_be_sent(history: list[AgentMessage], target: ReplayTarget) -> None:
+def test_what_is_sendable_can_be_sent(history: list[AgentMessage], target: ReasoningTarget) -> None:
     try:
         messages = sendable(history, target)
     except ReplayRefused:
@@ -185,7 +184,7 @@ def test_what_was_said_before_a_stop_is_passed_on() -> None:
 
 class TestSignatures:
     item: ClassVar = {"type": "reasoning.text", "text": "So.", "format": "anthropic-claude-v1"}
-    target = ReplayTarget(formats=frozenset({ReasoningFormat.ANTHROPIC_CLAUDE_V1}))
+    target = ReasoningTarget(formats=frozenset({ReasoningFormat.ANTHROPIC_CLAUDE_V1}))
 
     def turn(self, **fields: Any) -> AssistantMessage:
         details = ReasoningDetailsContent(({**self.item, **fields},))
@@ -416,7 +415,7 @@ def test_from_every_format_to_every_other(origin: ReasoningFormat, target: Reaso
         StopReason.TOOL_USE,
     )
     history = (SystemMessage("s"), UserMessage("u"), told, result("a"), CustomMessage("c"))
-    converted = convert_history(history, ReplayTarget(formats=frozenset({target})))
+    converted = convert_history(history, ReasoningTarget(formats=frozenset({target})))
     if origin is target:
         assert all(given is kept for given, kept in zip(history, converted, strict=True))
     else:
@@ -433,7 +432,7 @@ def test_of_a_mixed_message_the_own_part_stays() -> None:
         ReasoningDetailsContent((detail(foreign),)),
     )
     [got] = convert_history(
-        [AssistantMessage(blocks, StopReason.END_TURN)], ReplayTarget(formats=frozenset({own}))
+        [AssistantMessage(blocks, StopReason.END_TURN)], ReasoningTarget(formats=frozenset({own}))
     )
     assert isinstance(got, AssistantMessage)
     assert got.content == (
@@ -453,7 +452,7 @@ def test_reasoning_that_names_its_model(
     named = {} if made_by is None else {"model": made_by}
     item = detail(ReasoningFormat.ANTHROPIC_CLAUDE_V1, **named)
     message = AssistantMessage((ReasoningDetailsContent((item,)),), StopReason.END_TURN)
-    target = ReplayTarget(formats=frozenset(ReasoningFormat), model=asked)
+    target = ReasoningTarget(formats=frozenset(ReasoningFormat), model=asked)
     [got] = convert_history([message], target)
     assert (got == message) is stays
 
@@ -465,7 +464,7 @@ def test_readable_reasoning_of_unknown_origin_stays() -> None:
 
 @given(histories(), targets)
 def test_nothing_foreign_stays_and_nothing_else_goes(
-    history: list[AgentMessage], target: ReplayTarget
+    history: list[AgentMessage], target: ReasoningTarget
 ) -> None:
     converted = convert_history(history, target)
     assert convert_history(converted, target) == converted
@@ -489,7 +488,7 @@ def _said(message: AssistantMessage) -> list[Any]:
     return [block for block in message.content if isinstance(block, kinds)]
 
 
-def _is_own(value: Any, target: ReplayTarget) -> bool:
+def _is_own(value: Any, target: ReasoningTarget) -> bool:
     if not isinstance(value, dict):
         return False
     made_by = value.get("model")

@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clark_agent import (
-    AssistantBlock,
     AssistantMessage,
-    MessageAssembler,
     ProviderContent,
     ReasoningContent,
     ReasoningDetailsContent,
@@ -26,6 +24,7 @@ from clark_agent import (
     Usage,
 )
 from clark_agent.stream import (
+    MessageAssembler,
     ReasoningDetailsChunk,
     TextChunk,
     ThinkingChunk,
@@ -33,6 +32,7 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import FakeClock
 from clark_agent.transports.http.response import Answer, Failure
+from clark_agent.types import AssistantBlock
 from tests.strategies import cuts, open_json
 
 

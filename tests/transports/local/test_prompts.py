@@ -17,7 +17,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from clark_agent import ToolSchema, portable_schema, tool
+from clark_agent import ToolSchema, tool
+from clark_agent.tools import portable_schema
 from clark_agent.transports.local.packaged.prompts import (
     COMMON_WORDS,
     Step,

@@ -76,7 +76,7 @@ def chat(
     )
     with show_log_messages(screen, debug=is_debugging()):
         asyncio.run(_talk(talk, screen, run_id))
-    if log is not None and talk.run_id is not None and talk.can_go_on:
+    if log is not None and talk.run_id is not None and talk.can_resume:
         screen.note(f"to go on: {PROGRAM} chat --resume {talk.run_id[:8]}")
     return 0
 

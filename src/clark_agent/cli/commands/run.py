@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 import click
 
 from clark_agent.cancellation import CancellationToken
-from clark_agent.cli.app import PROGRAM, can_go_on, examples, is_debugging
+from clark_agent.cli.app import PROGRAM, can_resume, examples, is_debugging
 from clark_agent.cli.approval_prompt import find_person
 from clark_agent.cli.options import (
     DEFAULT_MODEL,
@@ -295,7 +295,7 @@ class Stage:
             return
         with suppress(OSError):
             self.screen.close()
-            self.screen.note(f"left in the middle{self._how_to_go_on()}", "error")
+            self.screen.note(f"left in the middle{self._how_to_resume()}", "error")
             sys.stdout.flush()
         os._exit(128 + number)  # do not wait for what does not stop: the log is on the disk
 
@@ -307,10 +307,10 @@ class Stage:
                 self.screen.say(safe(outcome.output))
                 self.screen.end()
         elif self._signal is not None:
-            word, text, code = "interrupted", f"stopped{self._how_to_go_on()}", 128 + self._signal
+            word, text, code = "interrupted", f"stopped{self._how_to_resume()}", 128 + self._signal
         else:
             word, code = "failed", 1
-            text = safe(f"{outcome}{self._how_to_go_on() if can_go_on(outcome) else ''}")
+            text = safe(f"{outcome}{self._how_to_resume() if can_resume(outcome) else ''}")
         if self._json is not None:
             self._json.write(_ending(outcome, word, self._run_id))
         else:
@@ -320,7 +320,7 @@ class Stage:
             self.screen.note(text, "error")
         return code
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_resume(self) -> str:
         if self._log is None or self._run_id is None:
             return ""
         return f"; to go on: {PROGRAM} resume {self._run_id[:8]}"

@@ -37,7 +37,7 @@ from clark_agent.stream import (
     StreamRequest,
 )
 from clark_agent.transports.http.reader import Cancelled, Feed
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Redactor
 from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
@@ -119,9 +119,9 @@ class Transport(ABC, Generic[T]):
     # --- implemented by each transport ----------------------------------------------------------
 
     @property
-    def target(self) -> ReplayTarget:
+    def target(self) -> ReasoningTarget:
         """Whose reasoning the model accepts in a history: none, unless a transport overrides it."""
-        return ReplayTarget()
+        return ReasoningTarget()
 
     @abstractmethod
     def encode(self, request: StreamRequest) -> Any:

@@ -25,10 +25,10 @@ from clark_agent.types import (
     ReasoningDetailsContent,
 )
 
-__all__ = ["ReplayTarget", "convert_history"]
+__all__ = ["ReasoningTarget", "convert_history"]
 
 
-class ReplayTarget(Struct, frozen=True, kw_only=True):
+class ReasoningTarget(Struct, frozen=True, kw_only=True):
     """The reasoning and the provider items that a model accepts in a history."""
 
     formats: frozenset[ReasoningFormat] = frozenset()
@@ -40,7 +40,7 @@ class ReplayTarget(Struct, frozen=True, kw_only=True):
 
 
 def convert_history(
-    messages: Iterable[AgentMessage], target: ReplayTarget
+    messages: Iterable[AgentMessage], target: ReasoningTarget
 ) -> tuple[AgentMessage, ...]:
     """Return the history for another model. Pure; messages that need no change are shared.
 
@@ -56,7 +56,7 @@ def convert_history(
     )
 
 
-def _converted(message: AssistantMessage, target: ReplayTarget) -> AssistantMessage:
+def _converted(message: AssistantMessage, target: ReasoningTarget) -> AssistantMessage:
     details = message.reasoning_details_values
     items = [block for block in message.content if isinstance(block, ProviderContent)]
     if all(_is_own(item, target) for item in details) and all(
@@ -78,7 +78,7 @@ def _converted(message: AssistantMessage, target: ReplayTarget) -> AssistantMess
     return replace(message, content=tuple(blocks))
 
 
-def _is_own(item: Any, target: ReplayTarget) -> bool:
+def _is_own(item: Any, target: ReasoningTarget) -> bool:
     if not isinstance(item, dict):
         return False
     fields: dict[str, Any] = item

@@ -26,7 +26,7 @@ from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import repair_history
 from clark_agent.messages.transcript import MessageView
 from clark_agent.reasoning import ReplayContract, audit_replay, parse_items
-from clark_agent.transports.http.reasoning_transfer import ReplayTarget, convert_history
+from clark_agent.transports.http.reasoning_transfer import ReasoningTarget, convert_history
 from clark_agent.types import (
     AgentMessage,
     AssistantBlock,
@@ -70,7 +70,7 @@ _ADDRESS = re.compile(r"(https?|gs)://\S", re.IGNORECASE)
 
 def sendable(
     messages: Iterable[AgentMessage],
-    target: ReplayTarget,
+    target: ReasoningTarget,
     *,
     provider: str = "the provider",
     takes_file: Callable[[FileContent], bool] = lambda file: False,

@@ -103,7 +103,7 @@ class Answer:
         """Why the provider withheld the answer, if it gives a reason."""
         self.paused: dict[str, Any] | None = None
         """Set when the provider paused the answer: the fields to send with the continuation."""
-        self.heard = 0
+        self.received = 0
         """How many characters of text were received, tags included."""
         self.unreadable: Failure | None = None
         """Set when an event could not be decoded: the answer may be incomplete."""
@@ -133,7 +133,7 @@ class Answer:
         more = Answer(
             cap=self._cap, thinking_tags=self._tags, new_id=self._new_id, clean=self._clean
         )
-        more.heard, more._said = self.heard, self._said
+        more.received, more._said = self.received, self._said
         more._assembler = self._assembler  # holds only emitted chunks
         more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
         more._is_usable, more._has_items = self._is_usable, self._has_items
@@ -150,7 +150,7 @@ class Answer:
             return
         if self._details:
             self._end_details()
-        self.heard += len(delta)
+        self.received += len(delta)
         splitter = self._splitter
         if splitter is None or splitter.passes(delta):
             self._visible(delta)
@@ -223,7 +223,7 @@ class Answer:
         self._tell(BlockChunk(block if self._clean is None else self._clean(block)))
 
     def annotate(self, annotation: Annotation) -> None:
-        """Add a source. Its positions count all received text, as `heard` does."""
+        """Add a source. Its positions count all received text, as `received` does."""
         self._annotations.append(annotation if self._clean is None else self._clean(annotation))
         if self._splitter is None:
             self._tell_annotations()
@@ -324,7 +324,7 @@ class Answer:
         Leading thoughts shift all positions by their length. If thoughts may be anywhere, the
         positions are unknown and dropped.
         """
-        hidden = self.heard - self._said
+        hidden = self.received - self._said
         for annotation in self._annotations:
             start, end = annotation.start, annotation.end
             if hidden and self._tags == "anywhere":
