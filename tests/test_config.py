@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,12 @@ def settings(config: LoopConfig) -> dict[str, Any]:
 def test_these_are_all_the_settings() -> None:
     assert not INHERITED.keys() & NOT_INHERITED.keys()
     assert {*ALL, "plugins"} == set(LoopConfig.__struct_fields__)
+
+
+def test_help_describes_every_setting() -> None:
+    assert LoopConfig.__doc__ is not None
+    described = re.findall(r"^        (\w+): \w", LoopConfig.__doc__, re.MULTILINE)
+    assert described == list(LoopConfig.__struct_fields__)
 
 
 def test_every_value_here_differs_from_the_default() -> None:

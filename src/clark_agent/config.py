@@ -88,71 +88,94 @@ class _Named(StructMeta):
 class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True, eq=False):
     """The settings of a run. Only ``stream`` is required.
 
-    Raises `ConfigError` for settings that make no sense.
+    A config is immutable, and any number of runs may use it at once. `replace` returns a copy with
+    other settings, `child` the config for a run that a run starts.
+
+    Attributes:
+        stream: The transport to the model.
+        tools: Tools, or functions to make tools of. Two tools of one name are an error.
+        tool_source: Called once a turn for more tools, which may change from turn to turn.
+        plugins: Objects with hooks, called in this order.
+        event_sink: Receives every event. Plugins that observe events receive them too.
+        protocol: The names, prompts and rules of your product.
+        conversation_id: Passed to tool gates.
+        model_id: Passed to plugins, events and prices. The transport has its own model.
+        token_estimator: Estimates the tokens of a message for plugins and budgets. By default from
+            the size of its JSON.
+        default_execution_mode: Whether the tool calls of one answer run in parallel (the default)
+            or one after the other.
+        max_tool_calls_per_turn: Calls beyond this number get an error result and do not run.
+        tool_timeout: Seconds that a tool call may take, unless the tool has its own timeout.
+        temperature: The sampling temperature. None: the provider's default.
+        max_output_tokens: The longest answer of one model call. None: the provider's default.
+        reasoning: How much the model should reason before it answers.
+        provider_extras: Provider-specific parameters, passed to the transport unchanged.
+        force_tool_call: Require a tool call in every turn, where the provider can.
+        max_output_tokens_recovery: Whether and how to repeat an answer that was cut off at
+            ``max_output_tokens`` with a higher limit.
+        overflow_recovery: Shortens the transcript after the provider rejects it as too long.
+        max_iterations: The largest number of turns. The run then ends with
+            ``LoopOutcome.HIT_MAX_ITERATIONS``.
+        grace_iterations: How many turns before ``max_iterations`` a message asks the model to wrap
+            up. 0: never.
+        graceful_turn_limit_message_provider: Returns the text of that message.
+        graceful_turn_limit_grace_provider: Returns ``grace_iterations`` for a run when it starts.
+        empty_outcome_retry_budget: How many answers in a row without a tool call follow-ups may
+            recover. One more raises `EmptyOutcomeError`.
+        budget: Limits on turns, tokens, cost and time, shared by the run and its children.
+        plain_text_terminal_fallback_tool: A terminal tool. An answer in plain text becomes its
+            result and ends the run, in turns that offer nothing but terminal tools.
+        plain_text_terminal_fallback_eager: Do that in every turn.
+        plain_text_terminal_fallback_eager_nudge: Remind the model of its tools up to two times
+            first.
+        cancel_grace: Seconds that a cancelled tool has to return.
+        hook_timeout: Seconds that a call of a hook may take.
+        clock: Time, sleeping and ids; replaced in tests and replays.
+        run_log: A `clark_agent.run_log.RunLog`, which records everything that enters the run.
+        effects: Wraps model calls, tool calls and child runs. None: they happen directly.
+
+    Raises `ConfigError` for an unknown or invalid setting.
     """
 
     stream: StreamFn
-    """The transport to the model."""
     tools: ToolRegistry | Iterable[ToolLike] = ()
-    """Tools, or functions to make tools of."""
     tool_source: ToolSource | None = None
-    """Asked once a turn for more tools, which may come and go."""
     plugins: Iterable[Plugin] = ()
-    """In the order in which they are asked."""
     event_sink: EventSink | None = None
-    """Where events go. Plugins that observe get them too."""
     protocol: ProtocolPolicy = field(default_factory=ProtocolPolicy)
-    """The product's vocabulary."""
     conversation_id: str | None = None
-    """Passed to tool gates as ``conversation_id``."""
     model_id: str | None = None
-    """Passed to plugins and events; the transport has its own."""
     token_estimator: TokenEstimator = field(default_factory=JsonSizeEstimator)
 
     default_execution_mode: ExecutionMode = ExecutionMode.PARALLEL
     max_tool_calls_per_turn: int | None = None
-    """Calls over this number are answered with an error instead of run."""
     tool_timeout: float | None = None
-    """Seconds that a tool may take, unless it has a timeout of its own."""
 
     temperature: float | None = None
     max_output_tokens: int | None = None
     reasoning: ReasoningEffort = ReasoningEffort.MINIMAL
     provider_extras: Any = None
-    """Passed to the transport as it is."""
     force_tool_call: bool = False
-    """Ask the provider to insist on a tool call in every turn."""
 
     max_output_tokens_recovery: MaxTokensRecovery | None = None
     overflow_recovery: ContextOverflowRecovery | None = None
 
     max_iterations: int | None = None
-    """The most turns that a run may take."""
     grace_iterations: int = 5
-    """How many turns before the cap the model is told to wrap up; 0: it is not."""
     graceful_turn_limit_message_provider: Callable[[], str] | None = None
     graceful_turn_limit_grace_provider: Callable[[], int] | None = None
     empty_outcome_retry_budget: int | None = None
-    """How many stops without a tool call follow-ups may recover; one more is an error."""
     budget: Budget | None = None
-    """What the run and its children may spend together."""
 
     plain_text_terminal_fallback_tool: str | None = None
-    """Prose where a tool call was due becomes the result of this tool and ends the run."""
     plain_text_terminal_fallback_eager: bool = False
-    """Do so at once, not only when the turn offers terminal tools alone."""
     plain_text_terminal_fallback_eager_nudge: bool = False
-    """Remind the model of its tools up to two times first."""
 
     cancel_grace: float = 5.0
-    """Seconds that a cancelled tool gets to end by itself."""
     hook_timeout: float | None = None
-    """Seconds that a hook may take."""
     clock: Clock = field(default_factory=SystemClock)
     run_log: Journals | None = None
-    """Where everything that comes into a run is written down, as it happens."""
     effects: Effects | None = None
-    """How models are asked, tools run and child runs started, if not directly."""
 
     def __post_init__(self) -> None:
         for name in ("tools", "plugins"):
