@@ -110,10 +110,6 @@ class Budget(Struct, frozen=True, kw_only=True):
         if share is not None and not (is_share and 0 < share <= 1):
             raise ConfigError(f"Budget.wrap_up_at must be above 0 and at most 1, not {share!r}")
 
-    def with_seconds(self, seconds: float) -> Budget:
-        """The same budget with this much time."""
-        return replace(self, seconds=seconds)
-
     def check_model(self, model_id: str | None) -> None:
         """Raise `ConfigError` if what the model costs matters and is not known."""
         if self.cost is None or model_id in self.prices:
