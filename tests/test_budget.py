@@ -700,7 +700,6 @@ def test_a_budget_is_a_value() -> None:
     assert Budget(turns=3) == Budget(turns=3)
     with pytest.raises(AttributeError):
         Budget(turns=3).turns = 4  # type: ignore[misc]
-    assert Budget(turns=3, tokens=5).with_seconds(7) == Budget(turns=3, tokens=5, seconds=7)
 
 
 # --- many runs ----------------------------------------------------------------------------------
