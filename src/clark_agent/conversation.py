@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -39,9 +40,13 @@ class Conversation:
     One run at a time; ``config`` and ``context`` may be changed between runs.
     """
 
-    def __init__(self, config: LoopConfig, context: AgentContext | str = "") -> None:
+    def __init__(
+        self, config: LoopConfig, context: AgentContext | str = "", *, deps: Any = None
+    ) -> None:
         self._is_running = self._has_run = False
         self._config = config
+        self.deps = deps
+        """The dependencies that tools and hooks get."""
         self._context = AgentContext(context) if isinstance(context, str) else context
         check_arguments(self._context, config)
 
@@ -111,7 +116,12 @@ class Conversation:
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike[str], config: LoopConfig, *, system_prompt: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: LoopConfig,
+        *,
+        system_prompt: str | None = None,
+        deps: Any = None,
     ) -> Conversation:
         """The conversation that was saved, with another system prompt if one is given.
 
@@ -123,7 +133,7 @@ class Conversation:
             raise DecodeError(f"{path}: {error.reason}", path=error.path) from error
         if system_prompt is not None:
             context = replace(context, system_prompt=system_prompt)
-        return cls(config, context)
+        return cls(config, context, deps=deps)
 
     def _check_idle(self) -> None:
         if self._is_running:
@@ -150,7 +160,12 @@ class Conversation:
         self._has_run = True
         try:
             result = await start(
-                () if prompts is None else prompts, context, self._config, signal, sink=sink
+                () if prompts is None else prompts,
+                context,
+                self._config,
+                signal,
+                sink=sink,
+                deps=self.deps,
             )
         except BaseException as error:
             if (failure := failure_of(error)) is not None:

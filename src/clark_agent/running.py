@@ -37,6 +37,7 @@ def stream_run(
     config: LoopConfig,
     signal: CancellationToken | None = None,
     *,
+    deps: Any = None,
     max_buffered: int = 256,
 ) -> RunStream:
     """The events of a run, to iterate over; without prompts the context is continued::
@@ -53,7 +54,7 @@ def stream_run(
     messages = _messages(prompts, context, config)
 
     def starter(sink: EventSink, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
-        return start(messages, context, config, token, sink=sink)
+        return start(messages, context, config, token, sink=sink, deps=deps)
 
     return RunStream(starter, signal, max_buffered)
 
@@ -137,6 +138,8 @@ def run_sync(
     context: AgentContext,
     config: LoopConfig,
     signal: CancellationToken | None = None,
+    *,
+    deps: Any = None,
 ) -> RunResult:
     """`run` for code that is not async: scripts, and notebooks too. Without prompts it continues.
 
@@ -152,7 +155,7 @@ def run_sync(
     async def main() -> RunResult:
         nonlocal failure
         try:
-            return await start(messages, context, config, token)
+            return await start(messages, context, config, token, deps=deps)
         except BaseException as error:
             failure = failure_of(error)
             raise

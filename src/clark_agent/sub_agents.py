@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from msgspec import Struct, to_builtins
 
@@ -36,6 +36,9 @@ __all__ = ["ChildRun", "agent_tool", "run_child"]
 
 _MAX_DEPTH = 3
 
+INHERIT: Final = object()
+"""As ``deps``: those of the run above."""
+
 
 class ChildRun(Struct, frozen=True, kw_only=True):
     """A run that is about to start below another."""
@@ -46,6 +49,7 @@ class ChildRun(Struct, frozen=True, kw_only=True):
     context: AgentContext
     config: LoopConfig
     signal: CancellationToken
+    deps: Any = None
 
     @property
     def tool_call_id(self) -> str:
@@ -63,6 +67,7 @@ class ChildRun(Struct, frozen=True, kw_only=True):
             sink=_forward(self.ctx, self.context.identity, parent),
             parent=parent,
             call_id=self.tool_call_id,
+            deps=self.deps,
         )
 
 
@@ -73,10 +78,12 @@ async def run_child(
     *,
     system_prompt: str = "",
     max_depth: int = _MAX_DEPTH,
+    deps: Any = INHERIT,
 ) -> RunResult:
     """Run an agent from inside a tool. Its context is empty but for the system prompt.
 
-    Raises what `run` raises, and `ToolExecutionError` when the child would be deeper than
+    Its ``deps`` are those of the run above, unless others are given. Raises what `run` raises, and
+    `ToolExecutionError` when the child would be deeper than
     ``max_depth`` runs below the outermost one.
     """
     parent = cast("Run | None", ctx.run)
@@ -89,7 +96,14 @@ async def run_child(
     check_arguments(context, config)
     for meter in () if parent is None else parent.spending.meters:
         meter.budget.check_model(config.model_id)
-    child = ChildRun(ctx=ctx, prompts=prompts, context=context, config=config, signal=ctx.signal)
+    child = ChildRun(
+        ctx=ctx,
+        prompts=prompts,
+        context=context,
+        config=config,
+        signal=ctx.signal,
+        deps=ctx.deps if deps is INHERIT else deps,
+    )
     effects = DIRECT if parent is None else parent.effects
     # In a task of its own, so that its cancellations and those of the parent are told apart.
     task = asyncio.get_running_loop().create_task(_held(effects.run_child(child)))
@@ -149,6 +163,7 @@ def agent_tool(
     system_prompt: str = "",
     max_depth: int = _MAX_DEPTH,
     timeout: float | None = None,
+    deps: Any = INHERIT,
 ) -> AgentTool:
     """A tool that gives a task to an agent and returns what it says last.
 
@@ -175,7 +190,7 @@ def agent_tool(
         """
         try:
             result = await run_child(
-                ctx, task, config, system_prompt=system_prompt, max_depth=max_depth
+                ctx, task, config, system_prompt=system_prompt, max_depth=max_depth, deps=deps
             )
         except RunLogError:  # what cannot be written down must not go on, here or above
             raise

@@ -14,10 +14,11 @@ the run log, and a replay takes it from there::
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol
 
 from msgspec import Struct
 
+from clark_agent._typing import DepsT_co
 from clark_agent.cancellation import CancellationToken
 from clark_agent.plugins.base import MaybeAsync
 from clark_agent.tools import ToolLike
@@ -26,7 +27,7 @@ from clark_agent.types import AgentMessage, RunIdentity
 __all__ = ["ToolSource", "ToolSourceContext"]
 
 
-class ToolSourceContext(Struct, frozen=True):
+class ToolSourceContext(Struct, Generic[DepsT_co], frozen=True):
     """What a source is asked for."""
 
     turn: int
@@ -36,6 +37,8 @@ class ToolSourceContext(Struct, frozen=True):
     identity: RunIdentity
     """Whose run it is."""
     signal: CancellationToken
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
 
 
 class ToolSource(Protocol):

@@ -418,6 +418,7 @@ async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
             result.is_error,
             run.transcript.view(),
             call.tool,
+            run.deps,
         )
         if call.exception is not None:
             note_exception(context, call.exception)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable, Sequence
 from enum import Enum, auto
-from typing import assert_never
+from typing import Any, assert_never
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
@@ -63,22 +63,30 @@ async def run(
     context: AgentContext,
     config: LoopConfig,
     signal: CancellationToken | None = None,
+    *,
+    deps: Any = None,
 ) -> RunResult:
     """Give the prompts to the agent and run it to the end.
+
+    Tools and hooks get ``deps`` as ``ctx.deps``.
 
     Raises a `LoopError`, which carries what the run had, if the run fails.
     """
     check_arguments(context, config, signal)
-    return await start(prompts, context, config, signal)
+    return await start(prompts, context, config, signal, deps=deps)
 
 
 async def run_continue(
-    context: AgentContext, config: LoopConfig, signal: CancellationToken | None = None
+    context: AgentContext,
+    config: LoopConfig,
+    signal: CancellationToken | None = None,
+    *,
+    deps: Any = None,
 ) -> RunResult:
     """Run the agent on a transcript that already awaits an answer."""
     check_arguments(context, config, signal)
     check_continuation(context)
-    return await start((), context, config, signal)
+    return await start((), context, config, signal, deps=deps)
 
 
 async def start(
@@ -91,6 +99,7 @@ async def start(
     parent: Run | None = None,
     call_id: str | None = None,
     resumption: Resumption | None = None,
+    deps: Any = None,
 ) -> RunResult:
     """Run the agent: with a sink besides the config's, below another run, or from where another
     process has stopped.
@@ -105,6 +114,7 @@ async def start(
         parent=parent,
         call_id=call_id,
         resumption=resumption,
+        deps=deps,
     )
     return await finish(run, _loop(run, messages, resumption))
 
@@ -194,6 +204,7 @@ async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> Nex
                 run.transcript.view(),
                 run.config.conversation_id,
                 run.registry.names,
+                run.deps,
             )
             return await _act_on(run, ModelAnswer(message, gate_context, offered), fallback)
         case _:

@@ -151,6 +151,7 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, call: Call) -> None:
             run.transcript.view(),
             call.tool,
             identity,
+            run.deps,
         )
         try:
             _apply(hook, await call_hook(run, hook, context), call)

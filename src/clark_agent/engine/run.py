@@ -61,6 +61,7 @@ class Run:
         "brackets",
         "clock",
         "config",
+        "deps",
         "effects",
         "emit",
         "emitter",
@@ -97,8 +98,11 @@ class Run:
         parent: Run | None = None,
         call_id: str | None = None,
         resumption: Resumption | None = None,
+        deps: Any = None,
     ) -> None:
         self.config = config
+        self.deps = deps
+        """What the host gives to tools and hooks. Not recorded."""
         self.hooks = config.hooks.for_run()
         self.registry = config.registry
         """The tools of this turn."""
@@ -208,6 +212,7 @@ class Run:
             transcript.estimator,
             transcript.tokens(),
             self.registry,
+            self.deps,
         )
 
     def failed_answer(self, error: BaseException) -> AssistantMessage:
@@ -233,5 +238,6 @@ class Run:
                 requests=[self.transcript.first(length) for length in resumption.requests],
                 estimator=self.transcript.estimator,
                 tools=self.registry,
+                deps=self.deps,
             )
         )

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 async def refresh_tools(run: Run, source: Hook, turn: int) -> None:
     """Ask the source which tools there are now. If it fails they stay as they were."""
-    context = ToolSourceContext(turn, run.transcript.view(), run.identify(), run.signal)
+    context = ToolSourceContext(turn, run.transcript.view(), run.identify(), run.signal, run.deps)
     try:
         given: Any = await call_hook(run, source, context)
         if given is run.sourced:

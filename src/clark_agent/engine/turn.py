@@ -160,7 +160,9 @@ async def _gate_tools(
 ) -> tuple[Sequence[ToolSchema], ToolGateContext, frozenset[str] | None]:
     """The tools to offer, the context of the gates, and what they allow together."""
     registry = run.registry
-    context = ToolGateContext(iteration, messages, run.config.conversation_id, registry.names)
+    context = ToolGateContext(
+        iteration, messages, run.config.conversation_id, registry.names, run.deps
+    )
     allowlist = await _allowlist(run, context)
     if allowlist is None:
         return registry.schemas, context, None

@@ -14,10 +14,11 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
+from clark_agent._typing import DepsT_co
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent
@@ -60,7 +61,7 @@ MaybeAsync: TypeAlias = _T | Awaitable[_T]
 # --- contexts and decisions -------------------------------------------------------------------
 
 
-class BeforeToolCallContext(Struct, frozen=True):
+class BeforeToolCallContext(Struct, Generic[DepsT_co], frozen=True):
     """A call that is about to run: found, allowed and valid."""
 
     assistant_message: AssistantMessage
@@ -72,6 +73,8 @@ class BeforeToolCallContext(Struct, frozen=True):
     """The tool that is about to run."""
     identity: RunIdentity | None = None
     """Whose run it is. A run whose context has none is a fresh root."""
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
 
 
 class Block(Struct, frozen=True):
@@ -96,7 +99,7 @@ class Answer(Struct, frozen=True):
 BeforeToolDecision: TypeAlias = Block | Rewrite | Answer
 
 
-class AfterToolCallContext(Struct, frozen=True, dict=True):
+class AfterToolCallContext(Struct, Generic[DepsT_co], frozen=True, dict=True):
     """A call with its outcome, whether it ran or not."""
 
     assistant_message: AssistantMessage
@@ -107,6 +110,8 @@ class AfterToolCallContext(Struct, frozen=True, dict=True):
     messages: Sequence[AgentMessage]
     tool: AgentTool | None = None
     """The tool that was called; None when there is none of that name."""
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
 
     @property
     def exception(self) -> Exception | None:
@@ -123,7 +128,7 @@ class AfterToolDecision(Struct, frozen=True):
     terminate: bool | None = None
 
 
-class TransformContext(Struct, frozen=True):
+class TransformContext(Struct, Generic[DepsT_co], frozen=True):
     """What a context transform may want to know."""
 
     signal: CancellationToken
@@ -138,6 +143,8 @@ class TransformContext(Struct, frozen=True):
     """What the transcript costs by the estimator, before any transform. Kept by the loop."""
     tools: Mapping[str, AgentTool]
     """The tools of the run by name."""
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
 
 
 class EarlierCall(Struct, frozen=True):
@@ -149,7 +156,7 @@ class EarlierCall(Struct, frozen=True):
     """Which plugins had a hand in the result, and how."""
 
 
-class RestoreContext(Struct, frozen=True):
+class RestoreContext(Struct, Generic[DepsT_co], frozen=True):
     """What a plugin may want to know of a run that another process has begun."""
 
     turns: int
@@ -167,9 +174,11 @@ class RestoreContext(Struct, frozen=True):
     estimator: TokenEstimator
     tools: Mapping[str, AgentTool]
     """The tools of the run by name."""
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
 
 
-class ToolGateContext(Struct, frozen=True):
+class ToolGateContext(Struct, Generic[DepsT_co], frozen=True):
     """What a tool gate may want to know."""
 
     iteration: int
@@ -178,6 +187,8 @@ class ToolGateContext(Struct, frozen=True):
     conversation_id: str | None
     available_tool_names: Sequence[str]
     """All registered tools, in order."""
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
 
 
 class ToolGateClass(StrEnum):

@@ -60,13 +60,19 @@ class ReplayReport(Struct, frozen=True):
 
 
 async def replay(
-    store: RunStore | RunLog, run_id: str, config: LoopConfig, *, sink: EventSink | None = None
+    store: RunStore | RunLog,
+    run_id: str,
+    config: LoopConfig,
+    *,
+    sink: EventSink | None = None,
+    deps: Any = None,
 ) -> ReplayReport:
     """Run a logged run again, offline, under a config; report the first difference.
 
     The config supplies plugins, policy, settings and the declarations of the tools. Its transport
     is not called, and no tool is run except tools that run agents: their runs are replayed too.
-    Plugins with ``is_interactive`` repeat their recorded decisions.
+    Plugins with ``is_interactive`` repeat their recorded decisions. Other hooks are called, with
+    ``deps`` in their context.
     """
     store = store_of(store)
     loaded = store.load(run_id)
@@ -75,7 +81,7 @@ async def replay(
     outcome: RunResult | LoopError | None = None
     for part in _parts(loaded.records):
         script = Script(loaded.records, part, store, copy)
-        outcome = await _replay_part(script, config, sink)
+        outcome = await _replay_part(script, config, sink, deps)
         copy.cut(run_id, part.stop)  # if the process died, the end of the replay has no counterpart
     drift = _drift(store, copy)
     if isinstance(outcome, LoopError):
@@ -90,7 +96,7 @@ def _parts(records: Sequence[Record]) -> list[range]:
 
 
 async def _replay_part(
-    script: Script, config: LoopConfig, sink: EventSink | None
+    script: Script, config: LoopConfig, sink: EventSink | None, deps: Any
 ) -> RunResult | LoopError:
     context, resumption = script.beginning()
     try:
@@ -102,6 +108,7 @@ async def _replay_part(
             sink=sink,
             call_id=script.began.tool_call_id,
             resumption=resumption,
+            deps=deps,
         )
     except LoopError as error:
         return error
@@ -120,14 +127,16 @@ def _drift(store: RunStore, copy: RunStore) -> Difference | None:
     return None
 
 
-def assert_replays(path: str | PathLike[str], config: LoopConfig) -> ReplayReport:
+def assert_replays(
+    path: str | PathLike[str], config: LoopConfig, *, deps: Any = None
+) -> ReplayReport:
     """For tests: fail with the first difference unless the run in a log file replays identically.
 
     The file was written by a `JsonlStore`, but may have any name; child runs are loaded from the
     same folder. Not async, so that any test can use it, even an async one.
     """
     store = _FileStore(Path(path))
-    report = _run_anywhere(lambda: replay(store, store.run_id, config))
+    report = _run_anywhere(lambda: replay(store, store.run_id, config, deps=deps))
     assert report.is_identical, str(report)
     return report
 

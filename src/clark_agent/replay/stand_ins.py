@@ -216,7 +216,8 @@ class RecordedTool(AgentTool):
         self.name = name
         self.description = declared["description"]
         self.parameters_schema = declared["parameters"]
-        for flag, value in declared.get("flags", {}).items():
+        flags: dict[str, Any] = declared.get("flags", {})
+        for flag, value in flags.items():
             setattr(self, _RENAMED.get(flag, flag), value)
         self.runs_agent = False  # its config is unknown, so its run is not replayed
         self._script = script

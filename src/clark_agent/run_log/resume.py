@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -44,6 +45,7 @@ async def resume(
     *,
     sink: EventSink | None = None,
     trust_log: bool = False,
+    deps: Any = None,
 ) -> RunResult:
     """Continue a run where its log ends, and run it to its end.
 
@@ -53,9 +55,10 @@ async def resume(
     continued.
 
     The config decides where and how the run continues: model, tools, plugins and limits come from
-    it, never from the log. The conversation (system prompt, history, answers with their calls,
-    results) and the identity of the run come from the log. So anyone who can write the log can add
-    text to the run; but calls that have not started still pass the plugins of the config.
+    it, never from the log; ``deps`` are not in the log either. The conversation (system prompt,
+    history, answers with their calls, results) and the identity of the run come from the log. So
+    anyone who can write the log can add text to the run; but calls that have not started still pass
+    the plugins of the config.
 
     If the notes in the log (`RunLog.notes`: a folder, a model, …) differ from those of the config,
     the run is refused unless ``trust_log`` is set. Otherwise a config made from manipulated notes
@@ -87,7 +90,9 @@ async def resume(
     try:
         context, resumption = taken_up(folded, usage_tree(store, run_id), run_log, appender)
         earlier = resumption.messages
-        result = await start((), context, config, signal, sink=sink, resumption=resumption)
+        result = await start(
+            (), context, config, signal, sink=sink, resumption=resumption, deps=deps
+        )
     except BaseException as error:
         if (failure := failure_of(error)) is not None:
             failure.messages = (*earlier, *failure.messages)

@@ -15,13 +15,14 @@ from concurrent.futures import Future, wait
 from inspect import iscoroutinefunction, unwrap
 from threading import Lock
 from types import FunctionType
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
 from clark_agent._threads import call_in_loop, is_running
+from clark_agent._typing import DepsT_co, DepsT_contra
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.stream import ToolSchema
@@ -105,6 +106,7 @@ class ParentRun(Protocol):
     """The run around a tool call, as far as a tool may know it."""
 
     signal: CancellationToken
+    deps: Any
 
     def identify(self) -> RunIdentity:
         """Whose run it is. Made when first asked for, if the host has not said."""
@@ -135,8 +137,10 @@ class _NoRun:
         signal: CancellationToken | None,
         emit: Emit | None,
         loop: asyncio.AbstractEventLoop | None,
+        deps: object,
     ) -> None:
         self.signal = CancellationToken() if signal is None else signal
+        self.deps = deps
         self._emit = emit
         self.tells_progress = emit is not None
         self.loop = loop
@@ -160,7 +164,7 @@ _reports: set[asyncio.Task[None]] = set()
 _making_a_signal = Lock()
 
 
-class ToolContext:
+class ToolContext(Generic[DepsT_co]):
     """What a running tool gets: which call it is, the signal to stop, and a way to tell progress.
 
     For a test of a tool, ``ToolContext(tool_call_id="c", tool_name="t")`` will do: nothing
@@ -190,10 +194,11 @@ class ToolContext:
         emit: Emit | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         run: ParentRun | None = None,
+        deps: DepsT_co | None = None,
     ) -> None:
         self.tool_call_id = tool_call_id
         self.tool_name = tool_name
-        self._run: ParentRun = _NoRun(signal, emit, loop) if run is None else run
+        self._run: ParentRun = _NoRun(signal, emit, loop, deps) if run is None else run
         if signal is not None:
             self._signal = signal
 
@@ -205,6 +210,12 @@ class ToolContext:
                 if self._signal is None:
                     self._signal = self._run.signal.child()
         return self._signal
+
+    @property
+    def deps(self) -> DepsT_co:
+        """The dependencies that the run was started with."""
+        deps: DepsT_co = self._run.deps
+        return deps
 
     @property
     def is_watched(self) -> bool:
@@ -317,7 +328,7 @@ class ToolHistoryPolicy(Struct, frozen=True, kw_only=True, gc=False):
     """The newest result is the plan that the model works by, and stays."""
 
 
-class AgentTool:
+class AgentTool(Generic[DepsT_contra]):
     """A tool that the model may call.
 
     A subclass has a ``name``, a ``description``, a ``parameters_schema`` (the JSON schema of the
@@ -396,7 +407,7 @@ class AgentTool:
         """
         return None
 
-    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+    async def execute(self, args: Any, ctx: ToolContext[DepsT_contra]) -> ToolResult:
         """Do the work.
 
         Contract: any exception becomes an error result that the model sees, but `ToolFatal` and

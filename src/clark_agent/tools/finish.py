@@ -25,7 +25,7 @@ class HasOutput(Protocol):
         ...
 
 
-class FinishTool(FunctionTool[[Any], Any], Generic[_T]):
+class FinishTool(FunctionTool[[Any], Any, Any], Generic[_T]):
     """A terminal tool for an answer of one type. See `finish_tool`."""
 
     is_final_answer = True

@@ -25,11 +25,24 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import isawaitable, isroutine
 from types import FunctionType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import msgspec
 
 from clark_agent._threads import run_in_thread
+from clark_agent._typing import DefaultsToAny, DepsT_contra
 from clark_agent.errors import ToolDefinitionError, ToolExecutionError
 from clark_agent.tools.base import (
     AgentTool,
@@ -48,6 +61,7 @@ __all__ = ["FunctionTool", "ToolLike", "ToolRegistry", "TypedTool", "tool", "too
 
 P = ParamSpec("P")
 R = TypeVar("R")
+D = TypeVar("D")
 
 DONE = "Done."
 """What the model reads when a tool returns None."""
@@ -58,7 +72,7 @@ _DEFAULT_IDENTITY_POLICY = ToolIdentityPolicy()
 # --- typed tools ------------------------------------------------------------------------------
 
 
-class _PlannedTool(AgentTool):
+class _PlannedTool(AgentTool[DepsT_contra]):
     """What tools have in common whose arguments come from a signature."""
 
     _plan: Plan
@@ -74,7 +88,7 @@ class _PlannedTool(AgentTool):
         except REFUSED as failure:
             return plan.mend(args, failure, self.name)
 
-    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+    async def execute(self, args: Any, ctx: ToolContext[DepsT_contra]) -> ToolResult:
         """Call the function with what `validate` gave, or with raw arguments."""
         plan = self._plan
         if type(args) is not plan.kind:
@@ -93,7 +107,7 @@ class _PlannedTool(AgentTool):
         return tool_result(value)
 
 
-class FunctionTool(_PlannedTool, Generic[P, R]):
+class FunctionTool(DefaultsToAny, _PlannedTool[DepsT_contra], Generic[P, R, DepsT_contra]):
     """A function that is a tool, made by `tool`. Called, it is still that function."""
 
     __wrapped__: Callable[P, R]
@@ -135,6 +149,46 @@ class FunctionTool(_PlannedTool, Generic[P, R]):
         return self.__wrapped__(*args, **kwargs)
 
 
+class ToolFlags(TypedDict, total=False):
+    """The flags of `AgentTool`, as options of `tool`."""
+
+    timeout: float | None
+    requires_exclusive_sandbox: bool
+    max_result_chars: int | Literal["never"] | None
+    history_policy: ToolHistoryPolicy
+    identity_policy: ToolIdentityPolicy
+    aborts_siblings_on_error: bool
+    counts_toward_tool_call_limit: bool
+    parallel_safe_per_turn: bool
+    counts_toward_termination_vote: bool
+    idempotent: bool
+    reads_only: bool
+
+
+class ToolDecorator(Protocol):
+    """Makes a tool of a function: ``@tool(…)``."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[ToolContext[D], P], R], /
+    ) -> FunctionTool[Concatenate[ToolContext[D], P], R, D]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTool[P, R, Any]: ...
+
+
+@overload
+def tool(
+    function: Callable[Concatenate[ToolContext[D], P], R],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    strict: bool = False,
+    **flags: Unpack[ToolFlags],
+) -> FunctionTool[Concatenate[ToolContext[D], P], R, D]: ...
+
+
 @overload
 def tool(
     function: Callable[P, R],
@@ -143,18 +197,8 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     strict: bool = False,
-    timeout: float | None = None,
-    requires_exclusive_sandbox: bool = False,
-    max_result_chars: int | Literal["never"] | None = None,
-    history_policy: ToolHistoryPolicy = _DEFAULT_HISTORY_POLICY,
-    identity_policy: ToolIdentityPolicy = _DEFAULT_IDENTITY_POLICY,
-    aborts_siblings_on_error: bool = False,
-    counts_toward_tool_call_limit: bool = True,
-    parallel_safe_per_turn: bool = False,
-    counts_toward_termination_vote: bool = True,
-    idempotent: bool = False,
-    reads_only: bool = False,
-) -> FunctionTool[P, R]: ...
+    **flags: Unpack[ToolFlags],
+) -> FunctionTool[P, R, Any]: ...
 
 
 @overload
@@ -163,18 +207,8 @@ def tool(
     name: str | None = None,
     description: str | None = None,
     strict: bool = False,
-    timeout: float | None = None,
-    requires_exclusive_sandbox: bool = False,
-    max_result_chars: int | Literal["never"] | None = None,
-    history_policy: ToolHistoryPolicy = _DEFAULT_HISTORY_POLICY,
-    identity_policy: ToolIdentityPolicy = _DEFAULT_IDENTITY_POLICY,
-    aborts_siblings_on_error: bool = False,
-    counts_toward_tool_call_limit: bool = True,
-    parallel_safe_per_turn: bool = False,
-    counts_toward_termination_vote: bool = True,
-    idempotent: bool = False,
-    reads_only: bool = False,
-) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+    **flags: Unpack[ToolFlags],
+) -> ToolDecorator: ...
 
 
 def tool(
@@ -194,7 +228,7 @@ def tool(
 
     Raises `ToolDefinitionError` for a function that cannot be a tool.
     """
-    unknown = flags.keys() - _FLAGS
+    unknown = flags.keys() - ToolFlags.__annotations__.keys()
     if unknown:
         raise TypeError(f"tool() has no option {', '.join(sorted(unknown))}")
 
@@ -212,24 +246,7 @@ def tool(
     return decorate if function is None else decorate(function)
 
 
-_FLAGS = frozenset(
-    {
-        "aborts_siblings_on_error",
-        "counts_toward_termination_vote",
-        "counts_toward_tool_call_limit",
-        "history_policy",
-        "idempotent",
-        "identity_policy",
-        "max_result_chars",
-        "parallel_safe_per_turn",
-        "reads_only",
-        "requires_exclusive_sandbox",
-        "timeout",
-    }
-)
-
-
-class TypedTool(_PlannedTool):
+class TypedTool(_PlannedTool[DepsT_contra]):
     """The class form: a subclass defines ``run``, sync or async, and its signature is the tool's.
 
     The description is the class's docstring, those of the parameters may stand in either docstring.

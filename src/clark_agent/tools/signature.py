@@ -7,6 +7,7 @@ where the tool is defined, with the names of the function and the parameter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -59,6 +60,7 @@ REFUSED = (msgspec.ValidationError, ValueError)
 
 _Call: TypeAlias = Callable[[Callable[..., Any], Any, ToolContext], Any]
 
+_CONTEXT = re.compile(r"(\w+\.)*ToolContext\[.*\]", re.DOTALL)
 _MOST_REASONS = 5
 _REASON_CHARS = 400
 
@@ -185,6 +187,8 @@ def _resolved(
     annotation = parameter.annotation
     if annotation is None:
         annotation = NoneType
+    if isinstance(annotation, str) and _CONTEXT.fullmatch(annotation.strip()):
+        annotation = ToolContext  # the type of its deps matters to type checkers only
 
     def probe() -> None: ...
 
@@ -220,9 +224,8 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 def _is_context(annotation: Any) -> bool:
     members = [_plain(member) for member in _members(annotation) if member is not NoneType]
-    return (
-        len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], ToolContext)
-    )
+    kinds = [get_origin(member) or member for member in members]
+    return len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], ToolContext)
 
 
 def _is_object_type(annotation: Any) -> bool:
