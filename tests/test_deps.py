@@ -116,7 +116,7 @@ async def test_a_tool_has_the_deps_of_its_run(name: str) -> None:
 
 async def test_every_way_to_run_takes_deps() -> None:
     shop, script = Shop("Alba"), (call("shop_name"), "Done.")
-    context = AgentContext(messages=[UserMessage("?")])
+    context = AgentContext(messages=(UserMessage("?"),))
     assert (await run_continue(context, config(*script), deps=shop)).messages[
         1
     ].plain_text == "Alba"
