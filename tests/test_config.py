@@ -22,6 +22,7 @@ from clark_agent.config import AgentBuilder, ExecutionMode, LoopConfig
 from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
 from clark_agent.messages import JsonSizeEstimator
+from clark_agent.output import Output
 from clark_agent.plugins import GracefulTurnLimit
 from clark_agent.plugins.base import (
     HOOK_OF,
@@ -109,6 +110,7 @@ NOT_INHERITED: dict[str, Any] = {
     "graceful_turn_limit_message_provider": lambda: "wrap up",
     "graceful_turn_limit_grace_provider": lambda: 1,
     "empty_outcome_retry_budget": 2,
+    "output": Output(int, mode="prompted"),
 }
 ALL = {**INHERITED, **NOT_INHERITED}
 
@@ -135,6 +137,7 @@ DEFAULTS: dict[str, Any] = {
     "budget": None,
     "run_log": None,
     "effects": None,
+    "output": None,
     "tool_source": None,
     "plain_text_terminal_fallback_tool": None,
     "plain_text_terminal_fallback_eager": False,

@@ -4,13 +4,14 @@ The layers, each knowing only those before it and its neighbours:
 
 - ``reasoning``, ``types``, ``clock``, ``cancellation``: messages, identity, time and stopping
 - ``stream``, ``errors``: the seam to a model, and what can go wrong
+- ``run_context``: the run, for functions of the host
 - ``tools``: what the model may call, its schema and its arguments
 - ``events``, ``messages``, ``history``, ``gates``, ``intake``: events, and work on messages
 - ``steering``, ``protocol``: messages to a run under way, and the rules for the model's answers
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
 - ``budget``, ``result``: what a run may spend, and what it returns
-- ``effects``, ``tool_source``: what a run does to the world, and tools that come and go
+- ``effects``, ``tool_source``, ``output``: wrapped effects, tools that change, typed output
 - ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
 - ``running``, ``conversation``, ``sub_agents``: what people do with the loop

@@ -23,6 +23,7 @@ from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent, EventSink
 from clark_agent.messages.tokens import JsonSizeEstimator, TokenEstimator
+from clark_agent.output import Output, OutputMode
 from clark_agent.plugins.base import (
     HOOK_OF,
     AfterToolCall,
@@ -51,7 +52,7 @@ from clark_agent.plugins.hooks import (
 )
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
-from clark_agent.stream import ReasoningEffort, StreamFn
+from clark_agent.stream import OutputSchema, ReasoningEffort, StreamFn
 from clark_agent.tool_source import ToolSource
 from clark_agent.tools import AgentTool, ToolLike, ToolRegistry
 from clark_agent.tools.repair import close_match
@@ -133,6 +134,8 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
         clock: Time, sleeping and ids; replaced in tests and replays.
         run_log: A `clark_agent.run_log.RunLog`, which records everything that enters the run.
         effects: Wraps model calls, tool calls and child runs. None: they happen directly.
+        output: The type that the run must return, as `clark_agent.Output`. None: the run may end
+            with any answer.
 
     Raises `ConfigError` for an unknown or invalid setting.
     """
@@ -176,6 +179,7 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     clock: Clock = field(default_factory=SystemClock)
     run_log: Journals | None = None
     effects: Effects | None = None
+    output: Output[Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("tools", "plugins"):
@@ -183,14 +187,49 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
             if isinstance(given, (AgentTool, str)) or not isinstance(given, Iterable):
                 raise ConfigError(f"{name} must be a list of them, not {given!r}")
         force_setattr(self, "plugins", tuple(self.plugins))
-        force_setattr(self, "tools", self.registry)
+        if not isinstance(self.tools, ToolRegistry):
+            force_setattr(self, "tools", _registry(self.tools))
         _check(self)
         self.hooks.check_tools(self.registry)  # found now: a plugin that makes no sense is an error
 
     @cached_property
     def registry(self) -> ToolRegistry:
-        """The tools by name."""
-        return self.tools if isinstance(self.tools, ToolRegistry) else _registry(self.tools)
+        """The tools by name, with the one for the output if there is one."""
+        assert isinstance(self.tools, ToolRegistry)
+        if self.output is None or self.output_mode is not OutputMode.TOOL:
+            return self.tools
+        return _registry([*self.tools.values(), self.output.tool])
+
+    @cached_property
+    def output_mode(self) -> OutputMode | None:
+        """How the model is asked for the output; None: it is not, or the output is plain text."""
+        if self.output is None:
+            return None
+        assert isinstance(self.tools, ToolRegistry)
+        return self.output.mode_for(self.stream, tuple(self.tools.values()))
+
+    @cached_property
+    def output_schema(self) -> OutputSchema | None:
+        """What the provider is asked to ensure."""
+        if self.output is None or self.output_mode is not OutputMode.NATIVE:
+            return None
+        return self.output.schema
+
+    @cached_property
+    def forces_tool_call(self) -> bool:
+        """Whether every turn must call a tool."""
+        if self.output is None or self.output.accepts_text:
+            return self.force_tool_call
+        return self.force_tool_call or self.output_mode is OutputMode.TOOL
+
+    def system_prompt_for(self, given: str) -> str:
+        """The system prompt with the instructions for the output, if it has none yet."""
+        if self.output is None or self.output_mode is not OutputMode.PROMPTED:
+            return given
+        instructions = self.output.instructions
+        if given.endswith(instructions):  # that of a run that is resumed
+            return given
+        return f"{given}\n\n{instructions}" if given else instructions
 
     @cached_property
     def hooks(self) -> Hooks:
@@ -248,6 +287,7 @@ _NOT_INHERITED = frozenset(
         "graceful_turn_limit_grace_provider",
         "graceful_turn_limit_message_provider",
         "max_iterations",
+        "output",
         "overflow_recovery",
         "plugins",
         "provider_extras",
@@ -369,6 +409,9 @@ def _check(config: LoopConfig) -> None:
     effects: Any = config.effects
     if effects is not None and not isinstance(effects, Effects):
         raise ConfigError(f"effects must be an instance of a subclass of Effects, not {effects!r}")
+    output: Any = config.output
+    if output is not None and not isinstance(output, Output):
+        raise ConfigError(f"output must be an Output, such as Output(MyType), not {output!r}")
     budget: Any = config.budget
     if budget is not None:
         if not isinstance(budget, Budget):
@@ -578,6 +621,10 @@ class AgentBuilder:
     def effects(self, value: Effects) -> Self:
         """How models are asked, tools run and child runs started."""
         return self._set("effects", value)
+
+    def output(self, value: Output[Any]) -> Self:
+        """The type that the run must return."""
+        return self._set("output", value)
 
     def plugin(self, plugin: Plugin) -> Self:
         """Add a plugin, with all its hooks."""

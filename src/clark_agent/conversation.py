@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic
 
 from msgspec.structs import replace
 
 from clark_agent._ids import random_id
+from clark_agent._typing import OutputT_co
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation
@@ -18,6 +19,7 @@ from clark_agent.errors import DecodeError, LoopError, RunAborted, failure_of
 from clark_agent.events import EventSink
 from clark_agent.messages.wire import decode_json, encode_message
 from clark_agent.result import RunResult
+from clark_agent.run_context import RunContext, SystemPrompt, resolve_system_prompt
 from clark_agent.running import Prompts, RunStream
 from clark_agent.types import (
     AgentContext,
@@ -30,23 +32,30 @@ from clark_agent.types import (
 __all__ = ["Conversation"]
 
 
-class Conversation:
+class Conversation(Generic[OutputT_co]):
     """Holds a context, runs the agent on it, and keeps what each run has brought.
 
     Also what a failed or cancelled run has brought: the transcript is valid, and the next `send`
     goes on from there. What the model had said of an answer when the run was stopped is kept too,
     as a message with the stop reason ``aborted``: the user has seen it, and may refer to it.
 
-    One run at a time; ``config`` and ``context`` may be changed between runs.
+    One run at a time; ``config`` and ``context`` may be changed between runs. ``system_prompt``, if
+    given, takes the place of the context's; a function is called before each run.
     """
 
     def __init__(
-        self, config: LoopConfig, context: AgentContext | str = "", *, deps: Any = None
+        self,
+        config: LoopConfig,
+        context: AgentContext | str = "",
+        *,
+        deps: Any = None,
+        system_prompt: SystemPrompt[Any] | None = None,
     ) -> None:
         self._is_running = self._has_run = False
         self._config = config
         self.deps = deps
         """The dependencies that tools and hooks get."""
+        self._system_prompt = system_prompt
         self._context = AgentContext(context) if isinstance(context, str) else context
         check_arguments(self._context, config)
 
@@ -79,7 +88,7 @@ class Conversation:
 
     async def send(
         self, prompts: Prompts | None = None, signal: CancellationToken | None = None
-    ) -> RunResult:
+    ) -> RunResult[OutputT_co]:
         """Give the agent something to answer; without prompts it goes on from where it stands.
 
         An answer that was broken off at the end of the transcript is then asked for again.
@@ -92,7 +101,7 @@ class Conversation:
         signal: CancellationToken | None = None,
         *,
         max_buffered: int = 256,
-    ) -> RunStream:
+    ) -> RunStream[OutputT_co]:
         """The same as a stream of events; see `clark_agent.running.stream_run`."""
         return RunStream(lambda sink, token: self._run(prompts, token, sink), signal, max_buffered)
 
@@ -153,7 +162,22 @@ class Conversation:
             self._context = without_broken_answer(self._context)
             check_continuation(self._context)
         self._is_running = True
+        try:
+            return await self._run_once(prompts, signal, sink)
+        finally:
+            self._is_running = False
+
+    async def _run_once(
+        self,
+        prompts: Prompts | None,
+        signal: CancellationToken | None,
+        sink: EventSink | None,
+    ) -> RunResult:
         context = self._context
+        if self._system_prompt is not None:
+            run_context = RunContext(self.deps, context.identity, context.messages)
+            text = await resolve_system_prompt(self._system_prompt, run_context)
+            context = self._context = replace(context, system_prompt=text)
         if self._has_run and context.identity is not None and self._config.run_log is not None:
             # In a log each run has an id of its own; what they share is the conversation.
             context = replace(context, identity=replace(context.identity, run_id=random_id()))
@@ -171,8 +195,6 @@ class Conversation:
             if (failure := failure_of(error)) is not None:
                 self._context = extended(self._context, failure)
             raise
-        finally:
-            self._is_running = False
         self._context = self._context.extend(result)
         return result
 

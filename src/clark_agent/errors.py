@@ -14,8 +14,9 @@
     │   ├── StreamError           the model could not be asked, or did not answer
     │   │   └── ContextOverflowError  what must be sent does not fit, so nothing was sent
     │   ├── RunAborted            the caller cancelled, or a tool did
-    │   ├── RunStoppedByTool        a tool said that the run cannot go on
+    │   ├── RunStoppedByTool      a tool said that the run cannot go on
     │   ├── HookError             a gate, a policy, a provider or a recovery raised
+    │   ├── OutputError           the run has no output of the type that it must return
     │   ├── RunLogError           the run log could not be written
     │   ├── InvalidContinuationError
     │   └── EmptyOutcomeError     the model kept stopping without calling a tool
@@ -25,6 +26,7 @@
     │   └── RunBusy               another process, thread or task writes to the run
     └── ToolError                 raised by tools
         ├── ToolExecutionError    this call failed; the model is told and goes on
+        ├── ModelRetry            the model should try again; it gets the text
         ├── ToolAborted           end the run as aborted
         ├── ToolFatal             end the run as failed
         ├── ToolContractError     a bug in the tool: it returned what is no result
@@ -61,6 +63,8 @@ __all__ = [
     "LogDamaged",
     "LoopError",
     "MissingFieldError",
+    "ModelRetry",
+    "OutputError",
     "ReplayRefused",
     "RunAborted",
     "RunBusy",
@@ -325,6 +329,19 @@ class HookError(LoopError):
         self.name = name
 
 
+class OutputError(LoopError):
+    """The run has no output of the type that it must return.
+
+    ``reason`` says why: the model's attempts were not accepted, or the run ended before it gave
+    one. ``attempts`` is the number of attempts that were not accepted.
+    """
+
+    def __init__(self, reason: str, attempts: int) -> None:
+        super().__init__(f"the run has no output: {reason}")
+        self.reason = reason
+        self.attempts = attempts
+
+
 class RunLogError(LoopError):
     """The run log could not be written, so the run was stopped. ``__cause__`` says why."""
 
@@ -410,6 +427,10 @@ class ToolError(ClarkAgentError):
 
 class ToolExecutionError(ToolError):
     """The call failed. The model gets the text as an error result."""
+
+
+class ModelRetry(ToolError):
+    """Raised by a tool or an output validator: the model gets the text and should try again."""
 
 
 class ToolAborted(ToolError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Generic
 
 from msgspec import Struct
 
+from clark_agent._typing import OutputT_co
 from clark_agent.budget import BudgetLimit, Spent
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
@@ -31,7 +32,7 @@ class LoopOutcome(StrEnum):
         return self in (LoopOutcome.DONE, LoopOutcome.WRAPPED_UP)
 
 
-class RunResult(Struct, frozen=True):
+class RunResult(Struct, Generic[OutputT_co], frozen=True):
     """What a run has brought: its own messages, not the whole transcript."""
 
     messages: tuple[AgentMessage, ...]
@@ -40,8 +41,9 @@ class RunResult(Struct, frozen=True):
     """The tokens of all calls to the model, those asked again included."""
     undelivered: tuple[AgentMessage, ...] = ()
     """Steering that was accepted and came too late."""
-    output: Any = None
-    """The answer that a `finish_tool` was called with, as the type it was made for."""
+    output: OutputT_co = None  # type: ignore[assignment]
+    """The output of the type that the config or the agent asks for, or the answer that a
+    `finish_tool` was called with. None if the config asks for none."""
     limit: BudgetLimit | None = None
     """What of the budget ran out, if that ended the run."""
     spent: Spent | None = None

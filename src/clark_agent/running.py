@@ -11,9 +11,10 @@ from signal import SIGINT, default_int_handler, getsignal
 from signal import signal as set_signal
 from threading import Thread, current_thread, main_thread
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Generic, Self, TypeAlias
 
 from clark_agent._threads import has_running_loop
+from clark_agent._typing import OutputT_co
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
@@ -69,7 +70,7 @@ def _messages(
     return prompts if isinstance(prompts, str) else prompt_messages(prompts, config)
 
 
-class RunStream:
+class RunStream(Generic[OutputT_co]):
     """A run as a context manager and iterator over its events. Made by `stream_run`."""
 
     def __init__(
@@ -99,7 +100,7 @@ class RunStream:
         raise StopAsyncIteration
 
     @property
-    def result(self) -> RunResult:
+    def result(self) -> RunResult[OutputT_co]:
         """What the run has brought. Raises what the run raised, and if it is not over."""
         task = self._entered()
         if not task.done():

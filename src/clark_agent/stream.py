@@ -84,6 +84,14 @@ class ToolSchema(Struct, frozen=True):
     parameters: Any
 
 
+class OutputSchema(Struct, frozen=True):
+    """A JSON schema that the text of the answer must match, for providers that can ensure it."""
+
+    name: str
+    schema: Any
+    description: str = ""
+
+
 class StreamRequest(Struct, frozen=True, kw_only=True):
     """One call to the model.
 
@@ -99,6 +107,9 @@ class StreamRequest(Struct, frozen=True, kw_only=True):
     reasoning: ReasoningEffort = ReasoningEffort.MINIMAL
     provider_extras: Any = None
     force_tool_call: bool = False
+    output_schema: OutputSchema | None = None
+    """Set in the output mode ``native``. A transport that cannot ensure it raises no error: the
+    answer is checked anyway."""
 
 
 # --- the answer -------------------------------------------------------------------------------

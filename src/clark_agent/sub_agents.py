@@ -28,6 +28,12 @@ from clark_agent.errors import (
 )
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
 from clark_agent.result import LoopOutcome, RunResult
+from clark_agent.run_context import (
+    RunContext,
+    SystemPrompt,
+    check_system_prompt,
+    resolve_system_prompt,
+)
 from clark_agent.tools import AgentTool, FunctionTool, ToolContext, ToolResult, tool_result
 from clark_agent.tools.base import check_tool_name
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
@@ -160,7 +166,7 @@ def agent_tool(
     description: str,
     config: LoopConfig,
     *,
-    system_prompt: str = "",
+    system_prompt: SystemPrompt[Any] = "",
     max_depth: int = _MAX_DEPTH,
     timeout: float | None = None,
     deps: Any = INHERIT,
@@ -175,9 +181,9 @@ def agent_tool(
     check_tool_name(name, "agent_tool")
     if not isinstance(config, LoopConfig):
         raise ConfigError(f"agent_tool needs a LoopConfig, not {type(config).__name__}")
-    for label, text in (("description", description), ("system_prompt", system_prompt)):
-        if not isinstance(text, str):
-            raise ConfigError(f"agent_tool: {label} must be a text, not {text!r}")
+    if not isinstance(description, str):
+        raise ConfigError(f"agent_tool: description must be a text, not {description!r}")
+    check_system_prompt(system_prompt)
     depth: Any = max_depth
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
         raise ConfigError(f"agent_tool: max_depth must be at least 0, not {max_depth!r}")
@@ -188,9 +194,11 @@ def agent_tool(
         Args:
             task: What to do, with all that is needed to do it. Nothing else is known there.
         """
+        given = ctx.deps if deps is INHERIT else deps
         try:
+            prompt = await resolve_system_prompt(system_prompt, RunContext(given, ctx.identity))
             result = await run_child(
-                ctx, task, config, system_prompt=system_prompt, max_depth=max_depth, deps=deps
+                ctx, task, config, system_prompt=prompt, max_depth=max_depth, deps=given
             )
         except RunLogError:  # what cannot be written down must not go on, here or above
             raise
@@ -206,7 +214,7 @@ def agent_tool(
 
 def _answer(result: RunResult) -> ToolResult:
     details = _details(str(result.outcome), result.tree_usage)
-    if result.output is not None:
+    if result.output is not None and result.outcome.is_complete:
         return ToolResult(tool_result(result.output).content, details=details)
     said = _last_words(result.messages)
     if result.outcome.is_complete:

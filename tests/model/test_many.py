@@ -33,9 +33,12 @@ async def test_of_64_tools_each_result_says_how_it_ended() -> None:
             running.set()
 
     config = world.config(RecordingAll(cancel_when_all_run))
-    task = asyncio.create_task(ca.run("go", ca.AgentContext(), config, token))
+    task: asyncio.Task[ca.RunResult] = asyncio.create_task(
+        ca.run("go", ca.AgentContext(), config, token)
+    )
     await running.wait()
     token.cancel()
+    outcome: ca.RunResult | BaseException
     (outcome,) = await asyncio.gather(task, return_exceptions=True)
     assert isinstance(outcome, ca.RunAborted)
     assert not world.release.is_set(), "it did not wait for those that ignore it"

@@ -37,6 +37,7 @@ from clark_agent.engine.run import Run
 from clark_agent.engine.turn import ModelAnswer
 from clark_agent.errors import HookError
 from clark_agent.events import AgentEvent, ToolExecutionStart
+from clark_agent.output import NO_OUTPUT
 from clark_agent.tools import AgentTool
 from clark_agent.types import AssistantMessage, StopReason, ToolCall, ToolResultMessage
 
@@ -61,7 +62,7 @@ class BatchOutcome(Struct, frozen=True):
     """Whether the end of every call could be recorded. If not, neither is the end of the batch."""
     ends_run: bool = False
     """Whether all results that count vote so."""
-    output: Any = None
+    output: Any = NO_OUTPUT
     """The run's answer, if the batch ends it with one."""
 
 
@@ -142,7 +143,7 @@ class Batch:
         if self._run.config.max_tool_calls_per_turn is not None:
             self._apply_cap(self._run.config.max_tool_calls_per_turn)
         ends_run = self._ends_run()
-        return BatchOutcome([], (), True, ends_run, self._output() if ends_run else None)
+        return BatchOutcome([], (), True, ends_run, self._output() if ends_run else NO_OUTPUT)
 
     # --- which calls, and in which order --------------------------------------------------------
 
@@ -357,7 +358,7 @@ class Batch:
         for call in reversed(self._calls):
             if call.has_run and call.tool is not None and call.tool.is_final_answer:
                 return call.tool.output(call.input)
-        return None
+        return NO_OUTPUT
 
 
 def _takes_a_slot(tool: AgentTool | None) -> bool:

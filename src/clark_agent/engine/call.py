@@ -29,7 +29,9 @@ from clark_agent.engine.runtime_results import Made, RuntimeResult
 from clark_agent.engine.supervised import as_coroutine
 from clark_agent.engine.tool_task import ToolLeftBehindError, ToolTask
 from clark_agent.errors import (
+    HookError,
     LoopError,
+    ModelRetry,
     RunAborted,
     RunLogError,
     RunStoppedByTool,
@@ -374,6 +376,12 @@ def _give_error(
             siblings.end_run(RunLogError(f"in the tool {name!r}: {error}"), error)
             call.result = ToolResult.error(f"The run was stopped: {error}")
             call.state, siblings.is_recorded = CallState.UNRECORDED, False
+        case HookError(__cause__=Exception() as cause) if call.tool.is_final_answer:
+            siblings.end_run(error, cause)  # an output validator failed
+            call.result = ToolResult.error(f"The run was stopped: {error}")
+        case ModelRetry():
+            call.exception = error
+            call.result = ToolResult.error(message_of(error))
         case ToolContractError():
             logger.error("a bug in the tool %r: %s", name, error, exc_info=error)
             call.exception = error

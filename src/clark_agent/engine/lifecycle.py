@@ -16,10 +16,12 @@ from collections.abc import Awaitable, Sequence
 from clark_agent._text import describe
 from clark_agent.engine.batch import Batch
 from clark_agent.engine.brackets import NEW, TURN
+from clark_agent.engine.goal import Goal
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
 from clark_agent.errors import ConfigError, LoopError, RunAborted, RunLogError
 from clark_agent.events import AgentEnd, AgentEvent, AgentStart, RunIdentified, TurnEnd, TurnStart
+from clark_agent.output import NO_OUTPUT
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.types import AgentMessage, AssistantMessage
 
@@ -60,6 +62,8 @@ async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
     with run.interrupts:
         try:
             outcome = await work
+            if run.goal is not None and run.output is NO_OUTPUT:
+                run.output = _without_output(run, run.goal, outcome)
             await _end(run)
             return await _result(run, outcome)
         except BaseException as error:
@@ -70,6 +74,14 @@ async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
         finally:
             run.hooks.end_run()
             run.journal.close()
+
+
+def _without_output(run: Run, goal: Goal, outcome: LoopOutcome) -> str:
+    """The last text, if that is what the run must return. Raises `OutputError` otherwise."""
+    if not goal.output.is_text:
+        raise goal.missing(outcome)
+    said = [m for m in run.transcript.added if isinstance(m, AssistantMessage)]
+    return said[-1].plain_text if said else ""
 
 
 async def _end(run: Run) -> None:
@@ -89,7 +101,7 @@ async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
         outcome=outcome,
         usage=spending.usage,
         undelivered=run.inbox.close(),
-        output=run.output,
+        output=None if run.output is NO_OUTPUT else run.output,
         limit=limit,
         spent=spending.spent(),
         tree_usage=spending.tree_usage,

@@ -23,6 +23,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
 from clark_agent.engine.batch import Batch
 from clark_agent.engine.fallback import Deliver, FallbackDecision, Nudge, PlainTextFallback
+from clark_agent.engine.goal import REJECTED, Goal
 from clark_agent.engine.hooks import poll
 from clark_agent.engine.lifecycle import begin, finish
 from clark_agent.engine.prepare import ask_policy
@@ -37,8 +38,9 @@ from clark_agent.engine.resumption import (
 from clark_agent.engine.run import Run
 from clark_agent.engine.tool_refresh import check_waiting_calls, refresh_tools
 from clark_agent.engine.turn import ModelAnswer, ask_model
-from clark_agent.errors import EmptyOutcomeError, LoopError, RunAborted, StreamError
+from clark_agent.errors import EmptyOutcomeError, LoopError, ModelRetry, RunAborted, StreamError
 from clark_agent.events import EventSink
+from clark_agent.output import NO_OUTPUT
 from clark_agent.plugins.base import ToolGateContext
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
 from clark_agent.result import LoopOutcome, RunResult
@@ -261,9 +263,14 @@ async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) ->
         step = _ASK
         if outcome.ends_run:
             step, run.output = _END, outcome.output
+        elif run.goal is not None:
+            run.goal.check_batch(results)
     else:
         run.interrupts.check()
-        step = await _after_plain_text(run, answer, fallback)
+        if run.goal is None:
+            step = await _after_plain_text(run, answer, fallback)
+        else:
+            step = await _after_output(run, run.goal, message)
     await run.brackets.end_turn()
     return step
 
@@ -274,6 +281,17 @@ def _reported_failure(message: AssistantMessage) -> LoopError:
         return RunAborted(message.error_message)
     text = message.error_message or "the message ended with an error"
     return StreamError(StreamErrorKind.TRANSIENT, text)
+
+
+async def _after_output(run: Run, goal: Goal, message: AssistantMessage) -> NextStep:
+    """The model has stopped: take its answer as the output, or let it try again."""
+    try:
+        run.output = await goal.accept(message, run.host_context())
+    except ModelRetry as retry:
+        run.output = NO_OUTPUT
+        await _say(run, SystemMessage(str(retry), run.clock.now_ms()), REJECTED)
+        return _ASK
+    return _STOP
 
 
 # --- an answer without tool calls -----------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clark_agent._text import message_of, well_formed
@@ -13,6 +14,7 @@ from clark_agent.effects import DIRECT, Effects
 from clark_agent.engine.answer import OpenAnswer
 from clark_agent.engine.brackets import Brackets
 from clark_agent.engine.emitter import Emitter
+from clark_agent.engine.goal import Goal
 from clark_agent.engine.inbox import Inbox
 from clark_agent.engine.interrupts import Interrupts
 from clark_agent.engine.journal import Emit, Journal
@@ -24,13 +26,21 @@ from clark_agent.engine.transcript import Transcript
 from clark_agent.errors import RunAborted
 from clark_agent.events import EventSink, MessageUpdate, ToolExecutionUpdate
 from clark_agent.intake import accept_messages, accept_result
+from clark_agent.output import NO_OUTPUT
 from clark_agent.plugins.base import (
     RestoreContext,
     TransformContext,
     channels_among,
 )
+from clark_agent.run_context import RunContext
 from clark_agent.tools.base import ToolContext, ToolResult
-from clark_agent.types import AgentContext, AssistantMessage, RunIdentity, StopReason
+from clark_agent.types import (
+    AgentContext,
+    AgentMessage,
+    AssistantMessage,
+    RunIdentity,
+    StopReason,
+)
 
 if TYPE_CHECKING:
     from clark_agent.engine.batch import Batch
@@ -65,6 +75,7 @@ class Run:
         "effects",
         "emit",
         "emitter",
+        "goal",
         "grace",
         "hooks",
         "inbox",
@@ -109,7 +120,7 @@ class Run:
         self.sourced: object = None
         """What the source of tools has given last."""
         self.signal = signal
-        self.system_prompt = well_formed(context.system_prompt)
+        self.system_prompt = well_formed(config.system_prompt_for(context.system_prompt))
         self.loop = asyncio.get_running_loop()
         self.pace = current_pace()
         """Lets other tasks run."""
@@ -159,8 +170,10 @@ class Run:
         """Whether there is a limit to turns, or to what they may spend."""
         self.batch: Batch | None = None
         """The batch whose results are not in the transcript yet."""
-        self.output: Any = None
-        """What the call that ended the run was given as its answer."""
+        self.goal = None if config.output is None else Goal(config.output, config.output_mode)
+        """The output that the run must return."""
+        self.output: Any = NO_OUTPUT
+        """The output that it returns."""
         self.purposes: set[str] = set()
         """Why messages were added that neither the model nor a tool gave."""
 
@@ -186,6 +199,11 @@ class Run:
     def identify(self) -> RunIdentity:
         """The identity of the run, made if the host has given none."""
         return self.lineage.identify()
+
+    @property
+    def messages(self) -> Sequence[AgentMessage]:
+        """The transcript so far."""
+        return self.transcript.view()
 
     async def report(self, ctx: ToolContext, partial: ToolResult) -> None:
         """Tell listeners how far a call has come. A tool may do so without ever waiting."""
@@ -215,6 +233,10 @@ class Run:
             self.deps,
         )
 
+    def host_context(self) -> RunContext[Any]:
+        """What output validators get."""
+        return RunContext(self.deps, self.identify(), self.messages)
+
     def failed_answer(self, error: BaseException) -> AssistantMessage:
         """Stands for an answer that did not come, with what has been streamed of it."""
         if isinstance(error, (RunAborted, asyncio.CancelledError)):
@@ -229,6 +251,8 @@ class Run:
             resumption.usage, resumption.children_usage, resumption.costs, resumption.worked_ms
         )
         self.interrupts.restored()
+        if self.goal is not None:
+            self.goal.restore(resumption)
         self.hooks.restore(
             RestoreContext(
                 turns=resumption.turns_before,

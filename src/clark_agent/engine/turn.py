@@ -98,7 +98,8 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             max_output_tokens=attempts.cap,
             reasoning=attempts.reasoning,
             provider_extras=config.provider_extras,
-            force_tool_call=config.force_tool_call,
+            force_tool_call=config.forces_tool_call,
+            output_schema=config.output_schema,
         )
         run.journal.asked(request, run.turns)  # before the event: no listener is ahead of the log
         await run.emit(

@@ -933,6 +933,7 @@ class _Fingerprint:
             request.reasoning,
             request.provider_extras,
             request.force_tool_call,
+            request.output_schema,
         )
         if all(map(is_, settings, self._settings)) and self._settings:
             return None
@@ -946,5 +947,7 @@ class _Fingerprint:
             "provider_extras": _digest(request.provider_extras),
             "force_tool_call": request.force_tool_call,
         }
+        if request.output_schema is not None:
+            told["output_schema"] = _digest(request.output_schema)
         last, self._told = self._told, told
         return None if told == last else told

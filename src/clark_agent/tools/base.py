@@ -10,7 +10,7 @@ callable in its `ToolContext`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, wait
 from inspect import iscoroutinefunction, unwrap
 from threading import Lock
@@ -27,7 +27,7 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.stream import ToolSchema
 from clark_agent.tools.identity import ToolIdentityPolicy
-from clark_agent.types import RunIdentity, TextContent, ToolResultBlock
+from clark_agent.types import AgentMessage, RunIdentity, TextContent, ToolResultBlock
 
 __all__ = [
     "NEVER_CLIP",
@@ -118,6 +118,11 @@ class ParentRun(Protocol):
         ...
 
     @property
+    def messages(self) -> Sequence[AgentMessage]:
+        """The transcript so far."""
+        ...
+
+    @property
     def tells_progress(self) -> bool:
         """Whether anybody wants to know how far a call has come."""
         ...
@@ -131,6 +136,7 @@ class _NoRun:
     """Stands in for the run of a tool that is called by itself."""
 
     _identity: RunIdentity | None = None
+    messages: Sequence[AgentMessage] = ()
 
     def __init__(
         self,
