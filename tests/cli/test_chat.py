@@ -355,7 +355,7 @@ async def test_commands(tmp_path: Path) -> None:
         await terminal.line("/modle x")
         await terminal.sees("unknown command /modle; did you mean /model?")
         await terminal.line("/model nope:x")
-        await terminal.sees("'nope:x' names no provider")
+        await terminal.sees("unknown provider in 'nope:x'")
         await terminal.line("First")
         await terminal.sees("Answer 1.")
         await terminal.line(f"/model {terminal.url}/v1#other")
