@@ -215,7 +215,7 @@ async def test_wrong_usage_is_one_sentence_and_2(tmp_path: Path) -> None:
         ("run", "Hi"): "set OPENAI_API_KEY",
         ("run", "-m", "opnai:x", "Hi"): "Did you mean openai:?",
         ("run", "-t", "shel", "Hi"): "Did you mean shell?",
-        ("run", "-C", "nowhere", "Hi"): "there is no folder",
+        ("run", "-C", "nowhere", "Hi"): "does not exist: create it first",
         ("run", "--log", "/dev/null", "Hi"): "is a file",
         ("rnu", "Hi"): "Did you mean run?",
         ("show", "nobody"): "no run 'nobody' in",
