@@ -542,7 +542,7 @@ class _Filter:
 
 
 class _Patience:
-    """How long a call may go on: until its time is up or its signal is cancelled."""
+    """How long a call may run: until its time is up or its signal is cancelled."""
 
     def __init__(self, signal: CancellationToken, seconds: float) -> None:
         self._signal = signal
