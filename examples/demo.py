@@ -58,7 +58,7 @@ class Terminal:
 async def main() -> None:
     terminal = Terminal()
     began = time.monotonic()
-    terminal.say("loading the model (the first time its parts are put together, 253 MB) ...", 90)
+    terminal.say("loading the model (the first time its parts are assembled, 253 MB) ...", 90)
     model = connect(os.environ.get("CLARK_AGENT_MODEL", "local:"))
     tools = [*file_tools(Workspace(DATA, read_only=True)), calculator, current_time_tool()]
     terminal.say(f"> {QUESTION}", 1)

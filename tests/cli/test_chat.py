@@ -235,7 +235,7 @@ async def test_a_question_does_not_take_the_answer_to_another(tmp_path: Path) ->
         await terminal.line("Paint")
         await terminal.sees("your answer >")
         await terminal.line("2")
-        await terminal.sees("always and never are for this path")
+        await terminal.sees("always and never apply to this path")
         await terminal.line("y")
         screen = await terminal.sees("done · 2 turns")
         assert screen.count("wants to run  read_file(path='.env'") == 1
@@ -332,7 +332,7 @@ async def test_a_chat_that_was_killed_is_taken_up(tmp_path: Path) -> None:
         await terminal.sees("left: 137")
         await terminal.tmux("clear-history")
         await terminal.command("chat", "--resume", "last")
-        screen = await terminal.sees("Go on like that? [y/N]:")
+        screen = await terminal.sees("Continue with these? [y/N]:")
         assert f"model           {terminal.url}/v1#m" in screen
         assert "ask_user" in screen
         await terminal.line("y")
@@ -353,9 +353,9 @@ async def test_commands(tmp_path: Path) -> None:
     answers = [says(f"Answer {number}.") for number in range(1, 5)]
     async with chatting(tmp_path, *answers) as (terminal, server):
         await terminal.line("/modle x")
-        await terminal.sees("there is no command /modle; did you mean /model?")
+        await terminal.sees("unknown command /modle; did you mean /model?")
         await terminal.line("/model nope:x")
-        await terminal.sees("'nope:x' names no provider")
+        await terminal.sees("unknown provider in 'nope:x'")
         await terminal.line("First")
         await terminal.sees("Answer 1.")
         await terminal.line(f"/model {terminal.url}/v1#other")
@@ -374,7 +374,7 @@ async def test_commands(tmp_path: Path) -> None:
         await terminal.sees("saved 4 messages to talk.md")
         assert "Answer 2." in (terminal.root / "talk.md").read_text()
         await terminal.line("/save talk.md")
-        await terminal.sees("talk.md is there already")
+        await terminal.sees("talk.md already exists")
         await terminal.line("/usage")
         await terminal.sees("200 tokens in, 40 out since this chat began")
         await check_branches(terminal, server)
@@ -390,9 +390,9 @@ async def check_branches(terminal: Terminal, server: ByteServer) -> None:
     """Go back behind the first message, and from there to where it was."""
     newest = terminal.store.runs()[0].run_id
     await terminal.line("/fork 9")
-    await terminal.sees("there is no message 9: you have sent 2")
+    await terminal.sees("no message 9: you have sent 2")
     await terminal.line("/fork 1")
-    await terminal.sees(f"a new branch behind message 1; /resume {newest[:8]} goes back")
+    await terminal.sees(f"new branch after message 1; /resume {newest[:8]} goes back")
     await terminal.line("Otherwise")
     await terminal.sees("Answer 3.")
     assert [m["content"] for m in bodies(server)[2]["messages"][1:]] == [
@@ -435,7 +435,7 @@ async def test_a_word_that_comes_too_late_begins_the_next_run(
     def on_note(text: str) -> None:
         seen.append(text)
         if text.startswith("done") and len(seen) == 2:
-            chat.take("One more thing")  # the run has its result, and nobody listens any more
+            chat.take("One more thing")  # the run has its result, and no longer reads its steering
         elif text.startswith("done"):
             ended.set()
 

@@ -184,11 +184,12 @@ async def test_a_second_interrupt_leaves_at_once_and_the_log_stands(tmp_path: Pa
             process.send_signal(signal.SIGINT)
             _, err = await process.communicate()
         assert process.returncode == 130
-        assert b"left in the middle; to go on: clark-agent resume" in err
+        assert b"exited before the run ended; to continue: clark-agent resume" in err
         unsaid = await run("resume", "last", "--yes")
         resumed = await run("resume", "last", "--yes", "--tools", "calculator,shell")
     assert (unsaid.code, unsaid.out) == (2, "")
-    assert "  tools           calculator,shell\nif that is right, say so: clark-agent" in unsaid.err
+    assert "  tools           calculator,shell\nto use them, pass them as options: " in unsaid.err
+    assert "pass them as options: clark-agent" in unsaid.err
     assert unsaid.err.endswith("--tools calculator,shell\n")
     assert (resumed.code, resumed.out) == (0, "It was stopped.\n")
     results = [m for m in bodies(server)[-1]["messages"] if m["role"] == "tool"]
@@ -210,14 +211,14 @@ async def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
 async def test_wrong_usage_is_one_sentence_and_2(tmp_path: Path) -> None:
     run = CommandLine(tmp_path, "openai:gpt-5.1")
     wrong = {
-        ("run",): "there is no prompt",
+        ("run",): "missing prompt",
         ("run", "Hi"): "set OPENAI_API_KEY",
         ("run", "-m", "opnai:x", "Hi"): "Did you mean openai:?",
         ("run", "-t", "shel", "Hi"): "Did you mean shell?",
-        ("run", "-C", "nowhere", "Hi"): "there is no folder",
+        ("run", "-C", "nowhere", "Hi"): "does not exist: create it first",
         ("run", "--log", "/dev/null", "Hi"): "is a file",
         ("rnu", "Hi"): "Did you mean run?",
-        ("show", "nobody"): "there is no run 'nobody'",
+        ("show", "nobody"): "no run 'nobody' in",
         ("models", "opnai"): "Did you mean openai?",
         ("gateway", "openai:x"): "set OPENAI_API_KEY",
         ("gateway", "ollama:x", "--token", "a=NOT_SET"): "is not set",
@@ -235,7 +236,7 @@ async def test_where_an_error_came_from_is_shown_on_request(tmp_path: Path) -> N
     said = await run("show", "nobody", "--debug")
     assert said.code == 1
     assert "Traceback" in said.err
-    assert "RunNotFound: there is no run 'nobody'" in said.err
+    assert "RunNotFound: no run 'nobody' in" in said.err
 
 
 @pytest.mark.parametrize(
@@ -273,9 +274,9 @@ async def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
         for text in (
             "no such option '--modle'. Did you mean '--model'? See 'clark-agent run",
             "missing argument 'RUN'. See 'clark-agent show",
-            "there is no command 'nope'. To ask an agent: clark-agent run \"…\". See 'clark-agent",
+            "unknown command 'nope'. To run an agent: clark-agent run \"…\". See 'clark-agent",
             "no such option '-x'. See 'clark-agent",
-            'there is no prompt: clark-agent run "Read notes.txt.". See \'clark-agent run',
+            'missing prompt: clark-agent run "Read notes.txt.". See \'clark-agent run',
         )
     ]
 

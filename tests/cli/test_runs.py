@@ -169,7 +169,7 @@ async def test_a_log_that_was_changed_does_not_lead_elsewhere(
         refused = [await run(*words), await run(*words, "--yes")]
         assert len(server.requests) == 1
         async with run.terminal(*words) as terminal:
-            await terminal.sees("Go on like that? [y/N]:")
+            await terminal.sees("Continue with these? [y/N]:")
             assert f"  root            {secret}\r\n" in terminal.text
             terminal.type("n\n")
             assert await terminal.ended() == 2
@@ -195,7 +195,7 @@ async def test_what_a_log_says_can_be_agreed_to(tmp_path: Path) -> None:
         await process.wait()
         moved(run, f"{elsewhere}")
         async with run.terminal("resume", "last") as terminal:
-            await terminal.sees("Go on like that? [y/N]:")
+            await terminal.sees("Continue with these? [y/N]:")
             assert r"else\u202ewhere" in terminal.text
             terminal.type("y\n")
             assert await terminal.ended() == 0
@@ -208,7 +208,7 @@ async def test_the_log_is_outside_of_the_root_and_the_doctor_says_where(tmp_path
         [("doctor", "--offline"), ("doctor", "--offline", "--log", str(run.root / "runs"))]
     )
     assert f"ok   run log                  {tmp_path}/clark-agent/runs, 0 runs\n" in usual.out
-    assert "lies in this folder, where commands of an agent can change it" in inside.out
+    assert "is inside this folder, where commands of an agent can change it" in inside.out
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ async def test_the_agent_asks_a_question(tmp_path: Path) -> None:
     assert bodies(server)[1]["messages"][-1]["content"] == "blue"
 
 
-PATH_QUESTION = f"{CHOICES} (always and never are for this path)\r\n? "
+PATH_QUESTION = f"{CHOICES} (always and never apply to this path)\r\n? "
 
 
 async def test_secrets_and_what_others_run_are_asked_about_once(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_ctrl_c_takes_a_question_back(tmp_path: Path) -> None:
         await terminal.sees(QUESTION)
         terminal.interrupt()
         assert await terminal.ended() == 130
-        await terminal.sees("to go on: clark-agent resume")
+        await terminal.sees("to continue: clark-agent resume")
     assert not (run.root / "a").exists()
     assert run.store.runs()[0].outcome == "failed"
 
@@ -170,7 +170,7 @@ async def test_a_long_call_is_seen_to_its_end_before_it_is_approved(tmp_path: Pa
             await terminal.sees(MORE, number)
             terminal.type("\n")
         await terminal.sees(QUESTION)
-        assert "see all of it first · page 1 of 6 · " in terminal.text
+        assert "view every page first · page 1 of 6 · " in terminal.text
         assert r"+\x1b[2J\u202eevil" in terminal.text
         assert r"  | \x1b[2J\u202eevil" in terminal.text
         terminal.type("y\n")

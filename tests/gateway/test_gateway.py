@@ -565,7 +565,7 @@ class TestLeaving:
                 assert error.partial.plain_text == "Well,"
                 assert error.partial.stop_reason is StopReason.ABORTED
             await happens(lambda: served.streams == 0)
-        assert model.ended == ["nobody reads the answer any more"]
+        assert model.ended == ["the call to the gateway has ended"]
 
     async def test_a_connection_that_is_cut_ends_the_call(self) -> None:
         model = Stuck(heeds_signal=True)
@@ -858,7 +858,7 @@ class TestExtras:
             assert isinstance((await ask(served.proxy(), request))[-1], Done)
         async with serving(model, extras=()) as served:
             request = replace(REQUEST, provider_extras={"top_p": 1})
-            assert "it takes none" in (await failure(served.proxy(), request)).message
+            assert "allows none" in (await failure(served.proxy(), request)).message
 
     @pytest.mark.parametrize("extras", [[1], "x", 5])
     async def test_that_are_no_object(self, extras: Any) -> None:
@@ -890,7 +890,7 @@ class TestAccess:
         assert isinstance(alone.cause, AccessRefused)
         assert (alone.cause.by, alone.cause.status) == ("provider", 401)
         assert error.kind is StreamErrorKind.FATAL
-        assert error.message.startswith("the provider behind the gateway refused the key")
+        assert error.message.startswith("the provider behind the gateway rejected the key")
         assert error.partial.error_message == error.message
         assert isinstance(error.cause, AccessRefused)
         assert (error.cause.by, error.cause.status) == ("provider", 401)
@@ -1075,7 +1075,7 @@ class TestRefusals:
             assert last.message.plain_text == "two"
             error = await failure(served.proxy(model="third"))
             assert error.kind is StreamErrorKind.FATAL
-            assert "there is no model 'third'" in error.message
+            assert "unknown model 'third'" in error.message
             reply = await asyncio.to_thread(post, served.url, {**BODY, "model": "third"})
             assert (reply.status_code, error_of(reply)["path"]) == (404, "$.model")
             reply = await asyncio.to_thread(post, served.url)
@@ -1483,14 +1483,14 @@ class TestProxy:
         async with ByteServer([Answer(headers=STREAM_HEADERS, body=body)]) as server:
             error = await failure(proxy_to(server.url, clock=FakeClock()))
         assert error.kind is StreamErrorKind.FATAL
-        assert "cannot be read" in error.message
+        assert "cannot be decoded" in error.message
 
     async def test_what_is_no_gateway(self) -> None:
         page = Answer(headers={"Content-Type": "text/html"}, body=b"<h1>Welcome</h1>")
         async with ByteServer([page]) as server:
             error = await failure(proxy_to(server.url))
         assert error.kind is StreamErrorKind.FATAL
-        assert "no gateway" in error.message
+        assert "is not a gateway" in error.message
 
     async def test_headers_and_a_path_in_front(self) -> None:
         async with ByteServer([FINE]) as server:
@@ -1583,7 +1583,7 @@ class TestSecrets:
         caplog.set_level(logging.INFO)
         async with serving({"good": ScriptedStream(["hi"])}) as served:
             await ask(served.proxy(OTHER_TOKEN, model="good"))
-            await happens(lambda: "bob asked good: answered" in caplog.text)
+            await happens(lambda: "bob called good: answered" in caplog.text)
 
 
 # --- settings ---------------------------------------------------------------------------------
@@ -1593,8 +1593,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("options", "text"),
         [
-            ({"tokens": []}, "no token is given"),
-            ({"tokens": {}}, "no token is given"),
+            ({"tokens": []}, "tokens is empty"),
+            ({"tokens": {}}, "tokens is empty"),
             ({"tokens": "secret"}, "a list of secrets"),
             ({"tokens": [""]}, "visible ASCII"),
             ({"tokens": ["a b"]}, "visible ASCII"),
@@ -1642,7 +1642,7 @@ class TestSettings:
 
     @pytest.mark.parametrize("token", ["", "a\nb", "é", 5])
     def test_what_is_no_token(self, token: Any) -> None:
-        with pytest.raises(ConfigError, match="visible ASCII"):
+        with pytest.raises(ConfigError, match="printable ASCII"):
             ProxyStream("http://example.com", token)
 
     def test_what_is_no_header(self) -> None:

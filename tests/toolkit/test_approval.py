@@ -278,7 +278,7 @@ async def test_the_tools_to_ask_about_can_be_named() -> None:
 def test_a_name_that_no_tool_has_is_an_error() -> None:
     gate = ApprovalGate(None, tools=["refund_orders"])
     for tools, hint in (([Work("refund_order")], "did you mean 'refund_order'?"), ([], "none")):
-        with pytest.raises(ConfigError, match=f"tools names 'refund_orders', .*{re.escape(hint)}"):
+        with pytest.raises(ConfigError, match=f"tools has 'refund_orders', .*{re.escape(hint)}"):
             LoopConfig(stream=ScriptedStream([]), tools=tools, plugins=[gate])
 
 
@@ -334,7 +334,7 @@ def test_nonsense_is_refused_at_once() -> None:
     for make in wrong:
         with pytest.raises(ConfigError, match="ApprovalGate: "):
             make()
-    with pytest.raises(ConfigError, match=r"names of tools, not .*: write 'refund'"):
+    with pytest.raises(ConfigError, match=r"must be tool names, not .*: write 'refund'"):
         ApprovalGate(None, tools=[Work("refund")])  # type: ignore[list-item]
 
 

@@ -415,7 +415,7 @@ def test_an_interpreter_in_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(PatternError, match="no Python interpreter outside of"):
         RegexWorker.for_root(str(tmp_path)).start()
     if STATUS.works:
-        with pytest.raises(ConfigError, match="supervised by python3, and there is none outside"):
+        with pytest.raises(ConfigError, match="supervised by python3, but none was found outside"):
             shell_tool(tmp_path, sandbox="require")
     (system / "python3").symlink_to(PYTHON)
     found = find_interpreter(str(tmp_path))
@@ -444,11 +444,11 @@ async def test_a_root_of_any_name(commands: Commands, name: str) -> None:
 async def test_a_root_that_cannot_be_shut_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ConfigError, match="no sandbox can hold a root that is the whole machine"):
+    with pytest.raises(ConfigError, match="the root cannot be '/' in a sandbox"):
         shell_tool("/", sandbox="auto")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     tool = shell_tool(tmp_path, sandbox="require")
-    assert "commands can read the home folder, because it lies in their root" in caplog.text
+    assert "commands can read the home folder, because it is inside their root" in caplog.text
     context = ToolContext(tool_call_id="c", tool_name="shell")
     result = await tool.execute({"command": "true"}, context)
     assert result.details["sandbox"].endswith(", but with the home folder, which lies in the root")
@@ -521,7 +521,7 @@ def no_sandbox(request: pytest.FixtureRequest, empty_path: Path) -> str:
 def test_a_sandbox_that_is_required(no_sandbox: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         shell_tool(tmp_path, sandbox="require")
-    expected = f"a sandbox is required for commands, and there is none: {no_sandbox}"
+    expected = f"commands require a sandbox, but none is available: {no_sandbox}"
     assert str(raised.value).startswith(expected)
 
 
@@ -581,7 +581,7 @@ def test_it_can_be_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     status = choose_sandbox("off")
     assert (status.works, str(status)) == (False, "none: it is switched off")
     assert caplog.text == ""
-    with pytest.raises(ConfigError, match="there is no sandbox: it is switched off"):
+    with pytest.raises(ConfigError, match="no sandbox is available: it is switched off"):
         sandboxed(status, ["true"], ExitStack())
 
 

@@ -94,7 +94,7 @@ def test_rules_that_would_never_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="pattern must be a path"):
             SensitivePath(pattern, "read", "why")  # type: ignore[arg-type]
     for rules in (".env", [".env"]):
-        with pytest.raises(ConfigError, match="takes a list of SensitivePath"):
+        with pytest.raises(ConfigError, match="must be a list of SensitivePath"):
             Workspace(tmp_path, sensitive=rules)  # type: ignore[arg-type]
 
 

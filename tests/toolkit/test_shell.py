@@ -344,7 +344,7 @@ async def test_a_root_that_a_command_removes(outside: Commands) -> None:
     root = outside.root / "root"
     root.mkdir()
     assert not (await outside.run("rmdir ../root; echo done", root=root)).is_error
-    with pytest.raises(ConfigError, match="make it first"):
+    with pytest.raises(ConfigError, match="create it first"):
         await outside.run("true", root=root)
 
 
@@ -369,12 +369,12 @@ async def test_a_shell_that_has_gone(outside: Commands) -> None:
         ({"timeout": True}, "timeout must be a number above 0, not True"),
         ({"max_output": 5}, "max_output must be a number above 99, not 5"),
         ({"sandbox": "maybe"}, "sandbox must be 'auto', 'require' or 'off', not 'maybe'"),
-        ({"shell": "/no/such/shell"}, "there is no shell '/no/such/shell'"),
-        ({"environment": {"A=B": "c"}}, "'A=B' is no variable"),
-        ({"environment": {"A": "\0"}}, "'A' is no variable"),
-        ({"environment": {"A": 1}}, "'A' is no variable that can be set to 1"),
-        ({"readable": ["/no/such/folder"]}, "/no/such/folder, which should be readable, is not"),
-        ({"readable": ["/"]}, "/ cannot be readable: no sandbox would be left of it"),
+        ({"shell": "/no/such/shell"}, "the shell '/no/such/shell' was not found"),
+        ({"environment": {"A=B": "c"}}, "the variable 'A=B' cannot be set"),
+        ({"environment": {"A": "\0"}}, "the variable 'A' cannot be set"),
+        ({"environment": {"A": 1}}, "the variable 'A' cannot be set to 1"),
+        ({"readable": ["/no/such/folder"]}, "readable path /no/such/folder does not exist"),
+        ({"readable": ["/"]}, "/ cannot be readable: it would open the sandbox"),
         ({"readable": ["/proc/1"]}, "/proc/1 cannot be readable"),
         ({"limits": {"memory": 1}}, r"limits must be CommandLimits\(...\), not {'memory': 1}"),
     ],
@@ -399,7 +399,7 @@ def test_limits_that_no_kernel_takes(limit: Any) -> None:
 def test_a_root_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("file", "nothing"):
-        with pytest.raises(ConfigError, match=f"{name} is no folder: make it first"):
+        with pytest.raises(ConfigError, match=f"{name} is not a folder: create it first"):
             shell_tool(tmp_path / name, sandbox="off")
 
 

@@ -56,9 +56,11 @@ def descriptors() -> int:
 
 def test_a_root_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"there is no folder .*missing.*: make it first"):
+    with pytest.raises(
+        ConfigError, match=r"the folder .*missing.* does not exist: create it first"
+    ):
         Workspace(tmp_path / "missing")
-    with pytest.raises(ConfigError, match="file' is no folder"):
+    with pytest.raises(ConfigError, match="file' is not a folder"):
         Workspace(tmp_path / "file")
     with pytest.raises(ConfigError, match="cannot be a workspace"):
         Workspace("a\0b")
@@ -73,9 +75,9 @@ def test_the_root_of_everything_is_no_workspace(root: str) -> None:
 
 
 def test_settings_that_make_no_sense(root: Path) -> None:
-    with pytest.raises(ConfigError, match="protected takes a list of paths"):
+    with pytest.raises(ConfigError, match="protected must be a list of paths"):
         Workspace(root, protected="run.jsonl")
-    with pytest.raises(ConfigError, match="protected takes a list of paths"):
+    with pytest.raises(ConfigError, match="protected must be a list of paths"):
         Workspace(root, protected=root / "run.jsonl")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_read_bytes"):
         Workspace(root, max_read_bytes=0)
@@ -88,7 +90,9 @@ def test_a_system_without_descriptors_for_folders_is_told_plainly(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "supports_dir_fd", set())
-    with pytest.raises(ConfigError, match="needs a system that opens files relative to a folder"):
+    with pytest.raises(
+        ConfigError, match="needs a system that can open files relative to a folder"
+    ):
         Workspace(root)
 
 

@@ -1,4 +1,4 @@
-"""The course of a call: asking again, giving up, stopping, connections, and keeping secrets."""
+"""The course of a call: retries, giving up, stopping, connections, and keeping secrets."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def text_of(events: list[StreamEvent]) -> str:
     return last.message.plain_text
 
 
-# --- asking again -----------------------------------------------------------------------------
+# --- retries -----------------------------------------------------------------------------
 
 
 class TestRetries:
@@ -115,7 +115,7 @@ class TestRetries:
         first, second = [record.getMessage() for record in told]
         assert first.startswith("compatible server: the server answered 503: down for a moment;")
         assert first.endswith("attempt 2 of 4")
-        assert "429: slow down; asking again in" in second
+        assert "429: slow down; retrying in" in second
 
     @pytest.mark.parametrize(
         "first",
@@ -814,7 +814,7 @@ class TestSecrets:
         ids=["two keys", "a key that is no ASCII", "a header with two"],
     )
     def test_that_cannot_be_sent(self, settings: dict[str, Any]) -> None:
-        with pytest.raises(ConfigError, match="what HTTP does not allow") as error:
+        with pytest.raises(ConfigError, match="characters that HTTP does not allow") as error:
             transport("http://127.0.0.1:1", **settings)
         assert "CANARY" not in str(error.value)
 

@@ -140,7 +140,7 @@ def test_an_address_that_is_known_has_its_dialect_and_needs_its_key() -> None:
 
 @pytest.mark.parametrize("text", ["http://localhost/v1", "https://localhost/v1#", " http://x/v1# "])
 def test_an_address_without_a_model(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"names no model: add it behind a #, as in http"):
+    with pytest.raises(ConfigError, match=r"missing model in '.*': add it after a #, as in http"):
         connect(text)
 
 
@@ -199,7 +199,7 @@ def test_a_near_miss_is_understood_or_gets_a_hint(
     except ConfigError as error:
         said = str(error)
     if transport is None:
-        assert f"{text!r} names no provider. Did you mean {hint}:?" in said
+        assert f"unknown provider in {text!r}. Did you mean {hint}:?" in said
     else:
         assert transport.model == text.partition(":")[2]
 
@@ -209,7 +209,7 @@ def test_no_provider(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         connect(text)
     said = str(caught.value)
-    assert f"{text!r} names no provider." in said
+    assert f"unknown provider in {text!r}." in said
     assert "Did you mean" not in said
     assert "openai:, openrouter:" in said
     assert "http://localhost:8080/v1#model" in said
@@ -218,7 +218,7 @@ def test_no_provider(text: str) -> None:
 @pytest.mark.parametrize("text", ["openai:", "openai:  ", "groq:", "ollama:\n"])
 def test_no_model(text: str) -> None:
     scheme = text.partition(":")[0]
-    with pytest.raises(ConfigError, match=f"names no model: write {scheme}:model"):
+    with pytest.raises(ConfigError, match=f"missing model in .*: write {scheme}:model"):
         connect(text)
 
 

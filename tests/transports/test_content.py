@@ -835,7 +835,7 @@ class TestFiles:
         [error] = [e async for e in transport(request, CancellationToken())]
         assert isinstance(error, Error)
         assert error.kind is StreamErrorKind.FATAL
-        assert error.message.startswith(f"{transport.provider} takes no file")
+        assert error.message.startswith(f"{transport.provider} does not accept a file")
         assert "block 1 of message 1 (user)" in error.message
 
     @pytest.mark.parametrize("who", EVERYBODY)
@@ -878,14 +878,14 @@ class TestFiles:
                 request = asking(UserMessage((file,)))
                 [error] = [e async for e in claude()(request, CancellationToken())]
                 assert isinstance(error, Error)
-                assert error.message == "a file of type text/plain is no base64"
+                assert error.message == "a file of type text/plain is not valid base64"
 
     @pytest.mark.parametrize("who", ["anthropic", "chat", "gemini"])
     async def test_an_address_that_is_none_has_no_type(self, who: str) -> None:
         request = asking(UserMessage((FileContent("http://[a.pdf"),)))
         [error] = [e async for e in EVERYBODY[who]()(request, CancellationToken())]
         assert isinstance(error, Error)
-        assert "takes no file of type unknown" in error.message
+        assert "does not accept a file of type unknown" in error.message
 
     @pytest.mark.parametrize(
         ("dialect", "file", "is_taken"),
@@ -902,7 +902,7 @@ class TestFiles:
         if is_taken:
             transport.encode(request)
         else:
-            with pytest.raises(Exception, match=f"{dialect.name} takes no file"):
+            with pytest.raises(Exception, match=f"{dialect.name} does not accept a file"):
                 transport.encode(request)
 
 

@@ -289,7 +289,7 @@ class TestMessages:
         [told] = await ask(gemini(), asking(UserMessage("")))
         assert isinstance(told, Error)
         assert told.kind is StreamErrorKind.FATAL
-        assert "nothing that the model could answer" in told.message
+        assert "no message has text" in told.message
 
 
 class TestCallsAndResults:

@@ -567,7 +567,7 @@ async def test_an_event_that_is_no_json_is_told_at_the_end(wire: str) -> None:
     last = events[-1]
     assert isinstance(last, Error)
     assert last.kind is StreamErrorKind.TRANSIENT
-    assert "cannot be read" in last.message
+    assert "cannot be decoded" in last.message
     assert last.partial.plain_text == "alpha beta gamma "
 
 

@@ -411,8 +411,8 @@ async def test_the_first_difference_is_named(
     assert isinstance(mismatch, PlaybackMismatch)
     assert (mismatch.call, mismatch.path) == (1, path_of_it)
     assert f"differs from recorded call 1 at {path_of_it}: " in str(mismatch)
-    for side, value in (("recorded was", recorded), ("asked is", now)):
-        shown = str(mismatch).partition(side)[2].partition(", asked is")[0]
+    for side, value in ((": recorded ", recorded), (", requested ", now)):
+        shown = str(mismatch).partition(side)[2].partition(", requested ")[0]
         words = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
         assert ("nothing" if value is None else words.rstrip("}")) in shown
     assert event.message == str(mismatch)
@@ -511,7 +511,7 @@ async def test_past_the_end_it_says_how_many_there_were(path: Path, strict: bool
     [event] = await heard(replay)
     assert isinstance(event, Error)
     assert event.kind is StreamErrorKind.FATAL
-    assert event.message == "answers.jsonl: the recording has 2 calls, and this is one more"
+    assert event.message == "answers.jsonl: the recording has 2 calls, and all of them were played"
     assert isinstance(event.cause, TransportError)
 
 
@@ -627,7 +627,7 @@ async def test_a_call_that_was_given_up_is_recorded_as_far_as_it_came(path: Path
     [end] = replayed[3:]
     assert isinstance(end, Error)
     assert end.kind is StreamErrorKind.ABORTED
-    assert end.message == "the recorded call was given up here"
+    assert end.message == "the recorded call was closed here"
     assert end.partial.plain_text == "one two "
 
 

@@ -36,18 +36,18 @@ __all__ = ["PROGRAM", "can_resume", "cli", "examples", "is_debugging", "run_comm
 PROGRAM = "clark-agent"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Give an agent something to do."),
-    "chat": ("chat", "Talk with an agent in the terminal."),
-    "resume": ("run", "Go on with a run that was interrupted or has failed."),
-    "fork": ("run", "Begin another run from the middle of one."),
-    "runs": ("log", "List the runs that were logged."),
-    "show": ("log", "Show what was said and done in a run."),
-    "replay": ("log", "Run a logged run again, offline, and say what differs."),
-    "diff": ("log", "Say where two runs part."),
-    "export": ("log", "Write a run in a form that others read."),
-    "models": ("doctor", "List the kinds of models, or the models of a provider."),
-    "doctor": ("doctor", "Say what is there, what is missing, and how to get it."),
-    "gateway": ("gateway", "Serve models to other machines; the keys stay here."),
+    "run": ("run", "Run an agent on a prompt."),
+    "chat": ("chat", "Chat with an agent in the terminal."),
+    "resume": ("run", "Resume a run that was interrupted or failed."),
+    "fork": ("run", "Start a new run from a point in a logged run."),
+    "runs": ("log", "List logged runs."),
+    "show": ("log", "Show the messages, tool calls and usage of a run."),
+    "replay": ("log", "Replay a logged run offline and report what differs."),
+    "diff": ("log", "Report the first difference between two runs."),
+    "export": ("log", "Export a run as Markdown or JSON."),
+    "models": ("doctor", "List providers, or the models of one provider."),
+    "doctor": ("doctor", "Check what works, what is missing, and how to get it."),
+    "gateway": ("gateway", "Serve models to other machines; the API keys stay here."),
     "completion": ("doctor", "Print the completion script for a shell."),
 }
 
@@ -72,7 +72,7 @@ _DEBUG = click.Option(  # accepted before and after the command
     is_flag=True,
     expose_value=False,
     callback=_set_debug,
-    help="Show everything that is logged, and tracebacks.",
+    help="Show all log messages, and tracebacks.",
 )
 
 
@@ -96,8 +96,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             near = get_close_matches(args[0], COMMANDS, 1)
-            hint = f"Did you mean {near[0]}?" if near else f'To ask an agent: {PROGRAM} run "…"'
-            raise click.UsageError(f"there is no command {args[0]!r}. {hint}", ctx)
+            hint = f"Did you mean {near[0]}?" if near else f'To run an agent: {PROGRAM} run "…"'
+            raise click.UsageError(f"unknown command {args[0]!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -118,9 +118,9 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """An agent on the command line.
+    """Run agents from the command line.
 
-    'clark-agent COMMAND --help' tells more of each command.
+    'clark-agent COMMAND --help' describes a command.
     """
 
 
@@ -147,7 +147,7 @@ def run_command_line(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     finally:
-        _drop_what_cannot_be_written()
+        _flush_streams()
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -158,10 +158,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
-        _tell(error.format_message())
+        _write_error(error.format_message())
         return error.exit_code
     except click.ClickException as error:
-        _tell(f"{PROGRAM}: {_usage(error)}")
+        _write_error(f"{PROGRAM}: {_usage(error)}")
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return 130
@@ -170,8 +170,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if state.debug:
             raise
-        _tell(f"{PROGRAM}: {_told(error)}")
-        return 2 if isinstance(error, _WRONG) else 1
+        _write_error(f"{PROGRAM}: {_describe(error)}")
+        return 2 if isinstance(error, _USAGE_ERRORS) else 1
     return code if isinstance(code, int) else 0
 
 
@@ -185,17 +185,17 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
-def _tell(text: str) -> None:
+def _write_error(text: str) -> None:
     with suppress(OSError):  # the exit code reports it too
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
-_WRONG = (ConfigError, InvalidContinuationError, RunNotFound)
+_USAGE_ERRORS = (ConfigError, InvalidContinuationError, RunNotFound)
 
 
 def _usage(error: click.ClickException) -> str:
-    """Return in one sentence what was wrong with the command line, and where to read more."""
+    """Describe in one sentence what is wrong with the command line, and where to read more."""
     text = error.format_message()
     text = text[:1].lower() + text[1:].rstrip(".")
     context = getattr(error, "ctx", None)
@@ -205,20 +205,23 @@ def _usage(error: click.ClickException) -> str:
     return f"{text}{end} See '{context.command_path} --help'"
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, LogDamaged) and error.at:
         fork = f"{PROGRAM} fork {error.run_id} --before {error.at}"
-        return f"{error}; to go on with what is intact: {fork}"
+        return f"{error}; to continue with the intact part: {fork}"
     if isinstance(error, ClarkAgentError):
         return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     text = f"{type(error).__name__}: {error}"
-    return f"this should not happen: {text}. '{PROGRAM} --debug …' shows where"
+    return f"unexpected error: {text}. '{PROGRAM} --debug …' shows the traceback"
 
 
-def _drop_what_cannot_be_written() -> None:
-    """Flush the streams. Otherwise the interpreter would report an error with its own exit code."""
+def _flush_streams() -> None:
+    """Flush the streams and drop what cannot be written.
+
+    Otherwise the interpreter would report an error with its own exit code.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -26,8 +26,8 @@ from clark_agent.toolkit.ask import OneAtATime
 
 __all__ = ["CHOICES", "Person", "approval_of", "ask_approval", "find_person", "pages"]
 
-CHOICES = "y yes · n no · a always · never · or say what to do instead"
-_PATH = "always and never are for this path"
+CHOICES = "y yes · n no · a always · never · or type what to do instead"
+_PATH = "always and never apply to this path"
 _WORDS = {
     Approval.ONCE: ("y", "yes", "once"),
     Approval.ALWAYS: ("a", "always"),
@@ -72,7 +72,7 @@ async def ask_approval(
         label = f"page {number} of {len(parts)} · {len(text):,} characters · Enter more · n no"
         refusal = approval_of(await ask(label))
         while refusal in (Approval.ONCE, Approval.ALWAYS):
-            refusal = approval_of(await ask(f"see all of it first · {label}"))
+            refusal = approval_of(await ask(f"view every page first · {label}"))
         if refusal is not None:
             return refusal
     choices = CHOICES if request.path is None else f"{CHOICES} ({_PATH})"

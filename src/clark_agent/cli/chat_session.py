@@ -97,8 +97,8 @@ class Chat:
     def answers(self) -> dict[str, Approval]:
         """The person's ``always`` and ``never`` answers about tools."""
         identity = self.conversation.context.identity
-        said = self.gate.remembered((identity and identity.conversation_id) or "")
-        return {**dict.fromkeys(self.gate.always, Approval.ALWAYS), **said}
+        remembered = self.gate.remembered((identity and identity.conversation_id) or "")
+        return {**dict.fromkeys(self.gate.always, Approval.ALWAYS), **remembered}
 
     @property
     def label(self) -> str:
@@ -109,7 +109,7 @@ class Chat:
     def state(self) -> str:
         """The state of the chat in one word."""
         if self._question is not None:
-            return "asks you"
+            return "waiting for you"
         if self._task is None:
             return "ready"
         return "stopping" if self._token.cancelled else "working"
@@ -134,12 +134,12 @@ class Chat:
         receipt = self.agent.steering.steer(line)
         self._receipts.append(receipt)
 
-        async def tell() -> None:
+        async def report() -> None:
             settled = await receipt
             if settled.status is SteeringStatus.DELIVERED:
                 self.screen.note(f"delivered in turn {settled.turn}: {one_line(line, 60)}")
 
-        task = asyncio.create_task(tell())
+        task = asyncio.create_task(report())
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
@@ -213,7 +213,9 @@ class Chat:
             self.begin(lambda token: self.conversation.send(late, token))
             return
         for message in late:
-            self.screen.note(f"not delivered: {one_line(message.plain_text, 60)} (↑ has it)")
+            self.screen.note(
+                f"not delivered: {one_line(message.plain_text, 60)} (press ↑ to edit it)"
+            )
         self.screen.status("")
 
     # --- questions of the agent -------------------------------------------------------------------
@@ -227,11 +229,11 @@ class Chat:
             self.screen.note(safe(question), "tool")
             for number, choice in enumerate(choices, 1):
                 self.screen.note(f"{number}. {one_line(choice)}")
-            while not (said := await self._ask("your answer")):
+            while not (answer := await self._ask("your answer")):
                 pass
-        if said.isdecimal() and 1 <= int(said) <= len(choices):
-            return choices[int(said) - 1]
-        return said
+        if answer.isdecimal() and 1 <= int(answer) <= len(choices):
+            return choices[int(answer) - 1]
+        return answer
 
     async def _ask(self, label: str) -> str:
         self._question = question = _Question(label)
@@ -261,18 +263,18 @@ class Chat:
         self.conversation.context = _branch(context)
         self.run_id = None
 
-    def take_up(self, log: Log, run_id: str) -> None:
+    def continue_run(self, log: Log, run_id: str) -> None:
         """Continue with another run, from its end or from where it was interrupted."""
         folded = fold(log.store.load(run_id))
         if isinstance(folded.ending, RunEnded):
             self.conversation.context = context = fork(log.store, run_id)
             self.run_id = run_id
-            self._view.tell(context.messages[len(folded.began.history) :])
+            self._view.show(context.messages[len(folded.began.history) :])
             return
         began = folded.began
         identity = RunIdentity.root(conversation_id=began.identity.conversation_id)
         context = AgentContext(began.system_prompt, began.history, identity)
-        self._view.tell([m for m in folded.messages if m is not folded.answer])  # resume shows it
+        self._view.show([m for m in folded.messages if m is not folded.answer])  # resume shows it
 
         async def resume_run(token: CancellationToken) -> RunResult:
             try:

@@ -91,8 +91,8 @@ class MarkdownBlocks:
 
     def _text(self, line: str) -> None:
         is_heading = _HEADING.match(line) is not None
-        is_behind_blank = bool(self._lines) and not self._lines[-1].strip()
-        if is_heading or (is_behind_blank and not line[0].isspace()):
+        is_after_blank = bool(self._lines) and not self._lines[-1].strip()
+        if is_heading or (is_after_blank and not line[0].isspace()):
             self._finish()
         if not self._lines:
             self._is_list = _ITEM.match(line) is not None

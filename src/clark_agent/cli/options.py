@@ -85,7 +85,7 @@ FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "search_file
 DEFAULT_TOOLS = (*FILE_TOOLS, "calculator", "current_time")
 TOOLS = (*DEFAULT_TOOLS, "shell", "fetch_url", "ask_user", "finish")
 DEFAULT_MODEL = "local:"
-TOO_SMALL = "local: is a very small model, to see things work; --model names one that can do work"
+TOO_SMALL = "local: is a very small model for a first try; choose a capable one with --model"
 DEFAULT_TURNS = 50
 DEFAULT_SYSTEM = (
     "You are an assistant on a command line. Be brief and exact. Use the tools where they help; "
@@ -130,10 +130,10 @@ def settings_from(given: Given, base: Settings | None = None) -> Settings:
 
     ``CLARK_AGENT_MODEL`` is only a default: a run that is continued keeps its model.
     """
-    said = {name: value for name, value in asdict(given).items() if value is not None}
+    options = {name: value for name, value in asdict(given).items() if value is not None}
     if base is None:
         base = Settings(model=os.environ.get("CLARK_AGENT_MODEL", "").strip() or DEFAULT_MODEL)
-    settings = replace(base, **said)
+    settings = replace(base, **options)
     return replace(settings, root=os.path.abspath(os.path.expanduser(settings.root)))
 
 
@@ -171,20 +171,20 @@ def settings_again(given: Given, log: Log, run_id: str, *, command: str, can_ask
     if is_inside:
         lines.append(f"  {LOG_INSIDE}")
     options = " ".join([f"{_OPTIONS[name]} {_quoted(value)}" for name, value in differs.items()])
-    said = f"{PROGRAM} {command} {run_id[:8]} {options}"
+    explicit = f"{PROGRAM} {command} {run_id[:8]} {options}"
     if not can_ask:
         raise ConfigError(
-            "the log says otherwise than the command line how to go on:\n"
+            "the log has other settings than the command line:\n"
             + "\n".join(lines)
-            + f"\nif that is right, say so: {said}"
+            + f"\nto use them, pass them as options: {explicit}"
         )
-    click.echo("\n".join([f"the log of run {run_id[:8]} says to go on with", *lines]), err=True)
-    if not click.confirm("Go on like that?", err=True):
-        raise ConfigError(f"left as it was; to say how it goes on: {said}".rstrip())
+    click.echo("\n".join([f"settings from the log of run {run_id[:8]}:", *lines]), err=True)
+    if not click.confirm("Continue with these?", err=True):
+        raise ConfigError(f"not continued; to choose the settings: {explicit}".rstrip())
     return settings
 
 
-LOG_INSIDE = "the log lies in the root, where commands of the agent can change it"
+LOG_INSIDE = "the log is inside the root, where commands of the agent can change it"
 _OPTIONS = {
     "model": "--model",
     "tools": "--tools",
@@ -212,8 +212,8 @@ def tool_names(given: Iterable[str]) -> tuple[str, ...]:
             near = close_match(word, [*TOOLS, *groups])
             hint = f" Did you mean {near}?" if near else ""
             raise ConfigError(
-                f"there is no tool {word!r}.{hint} There are {', '.join(TOOLS)}; "
-                "and all, none, default, files"
+                f"unknown tool {word!r}.{hint} The tools are {', '.join(TOOLS)}; "
+                "the groups are all, none, default, files"
             )
         chosen.update(groups.get(word, (word,)))
     return tuple([name for name in TOOLS if name in chosen])
@@ -230,7 +230,7 @@ def read_system(text: str | None) -> str:
     try:
         return Path(text[1:]).expanduser().read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the system prompt cannot be read from {text[1:]}: {error}") from error
+        raise ConfigError(f"cannot read the system prompt from {text[1:]}: {error}") from error
 
 
 # --- the agent ------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def open_model(model: str) -> StreamFn:
         names = " or ".join(error.variables)
         raise ConfigError(
             f"{error.needed_by} needs a key: set {names} in the environment, or "
-            f"choose another model with --model ('{PROGRAM} models' lists the kinds)"
+            f"choose another model with --model ('{PROGRAM} models' lists them)"
         ) from None
 
 
@@ -398,8 +398,8 @@ def find_run(log: Log, given: str) -> str:
         return given if given in found else found[0]
     if found:
         several = ", ".join(sorted(found)[:5])
-        raise ConfigError(f"{given!r} could be any of {len(found)} runs: {several}")
-    raise RunNotFound(given, f"there is no run {given!r} in {log.path}: see 'clark-agent runs'")
+        raise ConfigError(f"{given!r} matches {len(found)} runs: {several}")
+    raise RunNotFound(given, f"no run {given!r} in {log.path}: see 'clark-agent runs'")
 
 
 # --- options --------------------------------------------------------------------------------------
@@ -449,7 +449,7 @@ def log_options(*, can_be_off: bool = False) -> Callable[[F], F]:
             return command(log=None if is_off else open_log(path), **options)
 
         if can_be_off:
-            with_log = click.option("--no-log", is_flag=True, help="Write no log.")(with_log)
+            with_log = click.option("--no-log", is_flag=True, help="Do not write a log.")(with_log)
         return _LOG(with_log)  # type: ignore[return-value]
 
     return decorate
@@ -477,8 +477,8 @@ _AGENT = (
         "-m",
         "--model",
         metavar="MODEL",
-        help="Which model, such as openai:gpt-5.1; 'clark-agent models' lists the kinds. "
-        "Without it CLARK_AGENT_MODEL, or a small model on this machine.",
+        help="The model, such as openai:gpt-5.1; see 'clark-agent models'. "
+        "Default: CLARK_AGENT_MODEL, or a small model on this machine.",
     ),
     click.option(
         "-t",
@@ -486,20 +486,20 @@ _AGENT = (
         metavar="NAMES",
         multiple=True,
         shell_complete=_complete_tools,
-        help=f"Which tools, with commas: {', '.join(TOOLS)}; or files, all, none, default.",
+        help=f"Tools, separated by commas: {', '.join(TOOLS)}; or files, all, none, default.",
     ),
     click.option(
         "-C",
         "--root",
         metavar="FOLDER",
         type=click.Path(file_okay=False),
-        help="The folder that the tools work in; they cannot leave it. The current one by default.",
+        help="The folder that the tools work in and cannot leave. Default: the current one.",
     ),
     click.option(
         "--max-iterations",
         metavar="N",
         type=click.IntRange(min=1),
-        help=f"How many times the model may be asked; {DEFAULT_TURNS} by default.",
+        help=f"The maximum number of turns. Default: {DEFAULT_TURNS}.",
     ),
 )
 _APPROVAL = (
@@ -507,7 +507,7 @@ _APPROVAL = (
         "-y",
         "--yes",
         is_flag=True,
-        help="Run every tool without asking. Secrets, and files that others run, are asked about.",
+        help="Run tools without asking, except for secrets and files that other programs run.",
     ),
     click.option(
         "--allow",
@@ -521,7 +521,7 @@ _LOG = click.option(
     "--log",
     metavar="PATH",
     type=click.Path(),
-    help="Where runs are kept: a folder, or a file that ends in .db.",
+    help="Where runs are logged: a folder, or a file that ends in .db.",
 )
 system_option = click.option(
     "-s", "--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file."

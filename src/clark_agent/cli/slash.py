@@ -47,12 +47,12 @@ async def obey(chat: Chat, line: str) -> None:
     command = COMMANDS.get(name)
     if command is None:
         near = close_match(name, COMMANDS)
-        hint = f"did you mean {near}?" if near else "/help lists what there is."
-        raise ConfigError(f"there is no command {name}; {hint}")
+        hint = f"did you mean {near}?" if near else "/help lists the commands."
+        raise ConfigError(f"unknown command {name}; {hint}")
     if argument and not command.takes:
-        raise ConfigError(f"{name} takes nothing behind it")
+        raise ConfigError(f"{name} takes no argument")
     if command.is_for_idle and argument and chat.is_running:
-        raise ConfigError(f"{name} has to wait until the agent is done; Ctrl-C stops it")
+        raise ConfigError(f"{name} has to wait until the run ends; Ctrl-C stops it")
     await command.do(chat, argument.strip())
 
 
@@ -75,7 +75,7 @@ def complete(chat: Chat, before: str) -> Iterable[tuple[str, str]]:
 async def _help(chat: Chat, _: str) -> None:
     for command in COMMANDS.values():
         chat.screen.note(f"{f'{command.name} {command.takes}':18}{command.help}")
-    chat.screen.note("While the agent works, what you type is put before it with its next turn.")
+    chat.screen.note("A message sent while the agent works reaches it in its next turn.")
     chat.screen.note("Alt-Enter: a new line. Ctrl-C: stop, twice: abort. Ctrl-D: leave.")
 
 
@@ -99,7 +99,7 @@ async def _tools(chat: Chat, names: str) -> None:
 
 async def _save(chat: Chat, name: str) -> None:
     if not name:
-        raise ConfigError("say where to: /save talk.md, or talk.json for all of it")
+        raise ConfigError("/save needs a file: talk.md, or talk.json to keep everything")
     _write(chat.conversation, name)
     chat.screen.note(f"saved {len(chat.conversation.messages)} messages to {name}")
 
@@ -107,7 +107,7 @@ async def _save(chat: Chat, name: str) -> None:
 def _write(conversation: Conversation, name: str) -> None:
     path = Path(name).expanduser()
     if path.exists():
-        raise ConfigError(f"{path} is there already; choose another name")
+        raise ConfigError(f"{path} already exists; choose another name")
     if path.suffix == ".json":
         conversation.save(path)
     else:
@@ -115,29 +115,29 @@ def _write(conversation: Conversation, name: str) -> None:
 
 
 async def _fork(chat: Chat, number: str) -> None:
-    said = [m for m in chat.conversation.messages if isinstance(m, UserMessage)]
+    sent = [m for m in chat.conversation.messages if isinstance(m, UserMessage)]
     if not number:
-        for at, message in enumerate(said, 1):
+        for at, message in enumerate(sent, 1):
             chat.screen.note(f"{at:3} {one_line(message.plain_text, 70)}")
-        chat.screen.note("/fork N goes back to behind the answer to message N; 0 is the beginning")
+        chat.screen.note("/fork N goes back to the answer to message N; 0 is the beginning")
         return
-    if not number.isdecimal() or int(number) > len(said):
-        raise ConfigError(f"there is no message {number}: you have sent {len(said)}")
+    if not number.isdecimal() or int(number) > len(sent):
+        raise ConfigError(f"no message {number}: you have sent {len(sent)}")
     left = chat.run_id
     chat.fork(int(number))
     back = "" if left is None or chat.log is None else f"; /resume {left[:8]} goes back"
-    chat.screen.note(f"a new branch behind message {number}{back}")
+    chat.screen.note(f"new branch after message {number}{back}")
 
 
 async def _resume(chat: Chat, given: str) -> None:
     if chat.log is None:
-        raise ConfigError("there is no log to look for a run in (--no-log)")
+        raise ConfigError("/resume needs a log, and --no-log turns it off")
     if not given:
         for run in chat.log.store.runs(limit=10):
             chat.screen.note(f"{run.run_id[:8]}  {run.outcome or 'not ended'}")
-        chat.screen.note("/resume RUN goes on with one; the beginning of its id will do")
+        chat.screen.note("/resume RUN continues a run; a prefix of its id is enough")
         return
-    chat.take_up(chat.log, find_run(chat.log, given))
+    chat.continue_run(chat.log, find_run(chat.log, given))
 
 
 async def _usage(chat: Chat, _: str) -> None:
@@ -149,15 +149,13 @@ async def _quit(chat: Chat, _: str) -> None:
 
 
 _ALL = (
-    Command("/model", "[NAME]", "show the model, or go on with another", _model, is_for_idle=True),
+    Command("/model", "[NAME]", "show the model, or switch to another", _model, is_for_idle=True),
     Command("/tools", "[NAMES]", "show the tools, or choose others", _tools, is_for_idle=True),
-    Command("/save", "FILE", "write down what was said, as .md or .json", _save),
-    Command(
-        "/fork", "[N]", "go back to behind message N, on a new branch", _fork, is_for_idle=True
-    ),
-    Command("/resume", "[RUN]", "go on with a run of the log", _resume, is_for_idle=True),
-    Command("/usage", "", "show the tokens of this session", _usage),
-    Command("/help", "", "show this", _help),
-    Command("/quit", "", "leave", _quit),
+    Command("/save", "FILE", "save the conversation as .md or .json", _save),
+    Command("/fork", "[N]", "continue after message N on a new branch", _fork, is_for_idle=True),
+    Command("/resume", "[RUN]", "continue a run from the log", _resume, is_for_idle=True),
+    Command("/usage", "", "show the tokens used in this chat", _usage),
+    Command("/help", "", "show this help", _help),
+    Command("/quit", "", "leave the chat", _quit),
 )
 COMMANDS = {command.name: command for command in _ALL}

@@ -347,7 +347,7 @@ class View:
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
-        self._has_said = False
+        self._has_text = False
         self._began = time.monotonic()
         self._turns = self._calls = 0
         self._running: dict[str, str] = {}
@@ -362,19 +362,19 @@ class View:
                 self._turns += 1
                 screen.status("thinking")
             case ev.MessageStart(message=AssistantMessage()):
-                self._has_said = False
+                self._has_text = False
             case ev.MessageUpdate(chunk=TextChunk(delta)):
-                self._has_said = True
+                self._has_text = True
                 screen.say(safe(delta))
             case ev.MessageUpdate(chunk=ToolCallChunk(name_delta=str(name))) if name:
                 screen.status(f"calling {one_line(name)}")
             case ev.MessageEnd(message=AssistantMessage() as message):
-                if not self._has_said and message.plain_text:
+                if not self._has_text and message.plain_text:
                     screen.say(safe(message.plain_text))
                 screen.status("")
                 screen.end()
             case ev.MessageDiscarded(reason=reason) if reason != "aborted":
-                screen.note(f"this answer does not count ({one_line(reason)})")
+                screen.note(f"answer discarded ({one_line(reason)})")
             case ev.ChildRunEvent(event=ev.ToolExecutionStart() as below):
                 screen.note(f"  {call_line(below.tool_name, below.args)}", "tool")
             case _:
@@ -403,8 +403,8 @@ class View:
             case _:
                 pass
 
-    def tell(self, messages: Iterable[AgentMessage]) -> None:
-        """Show messages of the past."""
+    def show(self, messages: Iterable[AgentMessage]) -> None:
+        """Show messages from the history."""
         screen = self.screen
         for message in messages:
             match message:

@@ -148,11 +148,11 @@ def gateway(
     app = Starlette(
         routes=[
             Route("/v1/stream", _StreamEndpoint(gate), methods=["POST"]),
-            Route("/v1/models", gate.tell_models),
-            Route("/health", gate.tell_health),
-            Route("/openapi.json", gate.tell_description),
+            Route("/v1/models", gate.get_models),
+            Route("/health", gate.get_health),
+            Route("/openapi.json", gate.get_description),
         ],
-        exception_handlers={_Refused: _tell_refusal, HTTPException: _tell_http_error},
+        exception_handlers={_Refused: _refusal_response, HTTPException: _http_error_response},
         lifespan=gate.lifespan,
     )
     app.router.redirect_slashes = False
@@ -189,7 +189,7 @@ def _models(stream: StreamFn | Mapping[str, StreamFn]) -> dict[str, StreamFn]:
         raise ConfigError("gateway() needs at least one transport")
     for name, model in models.items():
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"a model's name is a text, not {name!r}")
+            raise ConfigError(f"the name of a model must be a non-empty string, not {name!r}")
         if not callable(model):
             raise ConfigError(f"gateway() serves transports, not {model!r}")
     return models
@@ -204,7 +204,7 @@ def _allowed(extras: Iterable[str] | None) -> frozenset[str] | None:
     names: Any = () if isinstance(extras, str) else extras
     allowed = frozenset(names)
     if isinstance(extras, str) or not all(isinstance(name, str) for name in allowed):
-        raise ConfigError(f"extras are the names of fields, not {extras!r}")
+        raise ConfigError(f"extras must be the names of fields, not {extras!r}")
     return allowed
 
 
@@ -225,7 +225,7 @@ class _Callers:
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if self.is_open:
             _check_loopback(scope.get("client"), headers)
-            return "anybody"
+            return "local"
         given = next((value for name, value in headers if name == b"authorization"), b"")
         scheme, _, secret = given.partition(b" ")
         digest = sha256(secret.strip(b" ")).digest()
@@ -234,14 +234,14 @@ class _Callers:
         found = [name for name, known in self._digests if hmac.compare_digest(digest, known)]
         if scheme.lower() == b"bearer" and found:
             return found[0]
-        text = "this token is not known" if given else "a token is needed: Authorization: Bearer …"
+        text = "unknown token" if given else "missing token: send Authorization: Bearer …"
         raise _Refused(401, "unauthorized", text, headers={"WWW-Authenticate": "Bearer"})
 
     @contextmanager
     def slot(self, caller: str) -> Generator[None]:
         """Occupy one of the caller's concurrent calls. Raises `_Refused` if all are in use."""
         if self._running[caller] >= self._most:
-            text = f"{self._most} streams are running for this token, and more are not allowed"
+            text = f"this token already has {self._most} running streams, which is its limit"
             raise _Refused(429, "too_many_streams", text, headers={"Retry-After": "1"})
         self._running[caller] += 1
         try:
@@ -254,16 +254,16 @@ def _named_secrets(tokens: Mapping[str, str] | Iterable[str] | None) -> dict[str
     if tokens is None:
         return {}
     if isinstance(tokens, (str, bytes)):
-        raise ConfigError("tokens are a list of secrets, or a mapping of names to secrets")
+        raise ConfigError("tokens must be a list of secrets, or a mapping of names to secrets")
     if isinstance(tokens, Mapping):
         named = dict(tokens)
     else:
         named = {f"token {number}": secret for number, secret in enumerate(tokens, start=1)}
     if not named:
-        raise ConfigError("no token is given: tokens=None opens the gateway to this machine alone")
+        raise ConfigError("tokens is empty: tokens=None opens the gateway to this machine only")
     for name, secret in named.items():
         if not isinstance(secret, str) or not secret.isascii() or not _is_one_word(secret):
-            raise ConfigError(f"the token of {name!r} must be a text of visible ASCII letters")
+            raise ConfigError(f"the token of {name!r} must be visible ASCII characters")
     if len(set(named.values())) < len(named):
         raise ConfigError("two callers have the same token")
     return named
@@ -298,8 +298,8 @@ def _check_loopback(client: Any, headers: Iterable[tuple[bytes, bytes]]) -> None
     is_ours = client is None or _is_loopback(client[0])
     if is_ours and not is_forwarded and len(hosts) == 1 and _is_loopback(_name_in(hosts[0])):
         return
-    why = " and nobody behind a proxy" if is_forwarded else ""
-    text = f"without tokens this gateway answers its own machine alone{why}"
+    why = ", without a proxy" if is_forwarded else ""
+    text = f"without tokens, this gateway serves only its own machine{why}"
     raise _Refused(403, "forbidden", text)
 
 
@@ -366,7 +366,7 @@ class Gateway:
         """Install the signal handlers at startup, and drain at shutdown."""
         loop = asyncio.get_running_loop()
         self.is_draining = False
-        with _heard_signals(lambda: loop.call_soon_threadsafe(self.drain)):
+        with _before_signal_handlers(lambda: loop.call_soon_threadsafe(self.drain)):
             yield
         self.drain()
         tasks = [stream.task for stream in self._streams]
@@ -388,7 +388,7 @@ class Gateway:
             self._streams.add(stream)
             try:
                 how = await stream.run(receive, send)
-                logger.info("%s asked %s: %s", caller, name, how)
+                logger.info("%s called %s: %s", caller, name, how)
             finally:
                 self._streams.discard(stream)
 
@@ -419,9 +419,7 @@ class Gateway:
             if name not in self._extras:
                 shown = name[:_LONGEST_NAME]
                 known = ", ".join(sorted(self._extras)) or "none"
-                text = (
-                    f"this gateway does not pass on {shown!r}; of provider_extras it takes {known}"
-                )
+                text = f"provider_extras may not have {shown!r}; this gateway allows {known}"
                 path = f"$.provider_extras.{shown}"
                 raise _Refused(400, "extra_not_allowed", text, path=path)
 
@@ -443,7 +441,7 @@ class Gateway:
                 async with asyncio.timeout(self.limits.client_timeout):
                     message = await receive()
             except TimeoutError:
-                raise _Refused(408, "timeout", "the body did not come in time") from None
+                raise _Refused(408, "timeout", "the body did not arrive in time") from None
             if message["type"] == "http.disconnect":
                 raise _ClientGone
             pieces.append(message.get("body", b""))
@@ -461,10 +459,10 @@ class Gateway:
         if wanted is None:
             if len(self.models) == 1:
                 return next(iter(self.models))
-            text = "there are several models: name one of those that GET /v1/models lists"
+            text = "missing model: this gateway has several; GET /v1/models lists them"
             raise _Refused(400, "invalid_request", text, path="$.model")
         if wanted not in self.models:
-            text = f"there is no model {wanted!r}; GET /v1/models lists those that there are"
+            text = f"unknown model {wanted!r}; GET /v1/models lists the models"
             raise _Refused(404, "unknown_model", text, path="$.model")
         return wanted
 
@@ -473,23 +471,23 @@ class Gateway:
         incident = random_id()[:8]
         trace = "".join(traceback.format_exception(error))
         logger.error("incident %s\n%s", incident, self._redactor.text(trace))
-        return f"the gateway failed; its log has more under incident {incident}"
+        return f"the gateway failed; see its log for incident {incident}"
 
     # --- the other endpoints --------------------------------------------------------------------
 
-    async def tell_models(self, request: Request) -> Response:
+    async def get_models(self, request: Request) -> Response:
         """Answer ``GET /v1/models``."""
         self._callers.identify(request.scope)
         return _json(200, msgspec.json.encode(Models(tuple(self.models))))
 
-    async def tell_health(self, request: Request) -> Response:
+    async def get_health(self, request: Request) -> Response:
         """Answer ``GET /health``."""
         if self.is_draining:
             body = msgspec.json.encode(Health("draining", self.streams))
             return _json(503, body, {"Retry-After": "2"})
         return _json(200, msgspec.json.encode(Health("ok", self.streams)))
 
-    async def tell_description(self, request: Request) -> Response:
+    async def get_description(self, request: Request) -> Response:
         """Answer ``GET /openapi.json``."""
         return _json(200, self._description)
 
@@ -523,7 +521,7 @@ def _secrets_of(*streams: Any) -> list[str]:
 
 
 @contextmanager
-def _heard_signals(react: Callable[[], object]) -> Generator[None]:
+def _before_signal_handlers(react: Callable[[], object]) -> Generator[None]:
     """Call ``react`` on SIGTERM and Ctrl-C, before the existing handlers, which still run.
 
     A server ends the app's lifespan only after every connection is closed. That is too late to
@@ -574,12 +572,12 @@ class _Refused(Exception):
         self.headers = headers
 
 
-async def _tell_refusal(request: Request, error: Exception) -> Response:
+async def _refusal_response(request: Request, error: Exception) -> Response:
     assert isinstance(error, _Refused)
     return _json(error.status, msgspec.json.encode(ErrorReply(error.detail)), error.headers)
 
 
-async def _tell_http_error(request: Request, error: Any) -> Response:
+async def _http_error_response(request: Request, error: Any) -> Response:
     """Answer what Starlette itself rejects: an unknown path, a method that is not allowed."""
     kind = "method_not_allowed" if error.status_code == 405 else "not_found"
     body = msgspec.json.encode(ErrorReply(ErrorDetail(kind, str(error.detail))))
@@ -597,7 +595,7 @@ def _json(status: int, body: bytes, headers: Mapping[str, str] | None = None) ->
 _CLOSE_SECONDS = 5.0  # how long a stream may take to end after it was cancelled
 _GOODBYE_SECONDS = 1.0  # how long a client may take to read the last event
 _KEEP_ALIVE = b": keep-alive\n\n"
-_SHUTTING_DOWN = "the gateway is shutting down, and the answer was broken off"
+_SHUTTING_DOWN = "the gateway is shutting down and ended the answer early"
 _UNFINISHED = "the stream ended without an answer"
 _BEGINNING: dict[str, Any] = {
     "type": "http.response.start",
@@ -635,7 +633,7 @@ class _Stream:
         self._limits = limits
         self._fault = fault
         self._assembler = MessageAssembler()
-        self._is_told = False
+        self._has_ended = False
         self._is_cut = False
         self._lock = asyncio.Lock()  # both tasks write: events and keep-alive comments
         self._is_writing = False
@@ -674,7 +672,7 @@ class _Stream:
                 if isinstance(event, Chunk):
                     self._assembler.feed(event.chunk)
                 elif isinstance(event, (Done, Error)):
-                    self._is_told = True
+                    self._has_ended = True
                     return
         finally:
             if (close := getattr(self._events, "aclose", None)) is not None:
@@ -691,7 +689,7 @@ class _Stream:
             except TimeoutError:
                 silent = self._time() - self._wrote_at
                 if self._is_writing and silent >= limits.client_timeout:
-                    logger.warning("a client did not read for %g s and is given up", silent)
+                    logger.warning("dropped a client that did not read for %g s", silent)
                     return
                 if not self._is_writing and silent >= limits.keep_alive:
                     async with asyncio.timeout(limits.client_timeout):
@@ -718,23 +716,23 @@ class _Stream:
         """Stop both tasks and the call. Send the terminal event if the client is still there."""
         is_gone = watching.done()
         self._is_cut = self._is_cut or not (is_gone or pumping.done())
-        self._signal.cancel("nobody reads the answer any more")
+        self._signal.cancel("the call to the gateway has ended")
         pumping.cancel()
         watching.cancel()
         failures = await asyncio.gather(pumping, watching, return_exceptions=True)
-        last = self._last_word(failures[0], is_gone=is_gone)
+        last = self._terminal_event(failures[0], is_gone=is_gone)
         if is_gone or isinstance(failures[0], _ClientGone):
-            return "the client went away"
+            return "the client disconnected"
         try:
             async with asyncio.timeout(_GOODBYE_SECONDS):
                 if last is not None:
                     await self._write(b"data: %b\n\n" % encode_event(last), send)
                 await self._write(b"", send, more=False)
         except (TimeoutError, _ClientGone):
-            return "the client went away"
+            return "the client disconnected"
         return last.message if last is not None else "answered"
 
-    def _last_word(self, failure: BaseException | None, *, is_gone: bool) -> Error | None:
+    def _terminal_event(self, failure: BaseException | None, *, is_gone: bool) -> Error | None:
         """Return the terminal event if the transport sent none. Logs the transport's exception."""
         is_fault = failure is not None and not isinstance(failure, _ClientGone)
         if isinstance(failure, asyncio.CancelledError):
@@ -745,7 +743,7 @@ class _Stream:
             kind, text = StreamErrorKind.TRANSIENT, _SHUTTING_DOWN
         else:
             kind, text = StreamErrorKind.EMPTY, _UNFINISHED
-        if self._is_told:
+        if self._has_ended:
             return None
         partial = self._assembler.message(StopReason.ERROR, error_message=text)
         return Error(partial, kind, text)

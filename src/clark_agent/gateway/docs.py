@@ -46,20 +46,20 @@ class Models(Struct, frozen=True):
 
 
 _REFUSALS = {
-    400: "The body is not JSON, not a call, or has an extra that is not taken; see ``path``.",
-    401: "No token, or one that is not known.",
-    403: "Without tokens the gateway answers this machine alone.",
-    404: "There is no such model.",
-    408: "The body did not come in time.",
+    400: "The body is not JSON, not a call, or has an extra that is not allowed; see ``path``.",
+    401: "Missing or unknown token.",
+    403: "Without tokens, the gateway serves only its own machine.",
+    404: "Unknown model.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
-    429: "This token has as many streams as it may have at once.",
-    500: "The gateway failed; its log has the incident that the text names.",
+    415: "The content type is not JSON, or the body is compressed.",
+    429: "This token has reached its limit of concurrent streams.",
+    500: "The gateway failed. The message names the incident in its log.",
     503: "The gateway is shutting down.",
 }
 _WAITS = {
     "Retry-After": {
-        "description": "How many seconds to wait.",
+        "description": "Seconds to wait.",
         "schema": {"type": "integer", "minimum": 0},
     }
 }
@@ -112,7 +112,7 @@ def describe(
         "info": {
             "title": "clark-agent gateway",
             "version": __version__,
-            "description": "Models behind one door: the keys of their providers stay inside.",
+            "description": "Serves models to clients. The API keys stay in the gateway.",
         },
         "paths": {
             "/v1/stream": {"post": stream},
@@ -128,14 +128,14 @@ def _stream(call: Any, reply: Any, access: int) -> dict[str, Any]:
     events = {
         "description": (
             "Server-sent events. The data of each is a `StreamEvent` as JSON, on one line, sent as "
-            "soon as the model has produced it. The last one is `done` or `error`: a failure of "
-            "the model is told there. Comments keep the connection alive while the model is silent."
+            "soon as the model has produced it. The last one is `done`, or `error` if the model "
+            "failed. Comments keep the connection alive while the model is silent."
         ),
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
     return {
         "operationId": "stream",
-        "summary": "Ask a model.",
+        "summary": "Call a model.",
         "requestBody": {"required": True, "content": {"application/json": {"schema": call}}},
         "responses": {
             "200": events,
@@ -147,7 +147,7 @@ def _stream(call: Any, reply: Any, access: int) -> dict[str, Any]:
 def _models(models: Any, reply: Any, access: int) -> dict[str, Any]:
     return {
         "operationId": "models",
-        "summary": "The names of the models.",
+        "summary": "List the names of the models.",
         "responses": {"200": _json("The names.", models), **_refusals(reply, [access])},
     }
 
@@ -155,10 +155,10 @@ def _models(models: Any, reply: Any, access: int) -> dict[str, Any]:
 def _health(health: Any) -> dict[str, Any]:
     return {
         "operationId": "health",
-        "summary": "Whether the gateway takes calls, and how many streams run. Needs no token.",
+        "summary": "Whether the gateway accepts calls, and how many streams run. Needs no token.",
         "responses": {
-            "200": _json("It does.", health),
-            "503": {**_json("It is shutting down.", health), "headers": _WAITS},
+            "200": _json("The gateway accepts calls.", health),
+            "503": {**_json("The gateway is shutting down.", health), "headers": _WAITS},
         },
     }
 
@@ -166,8 +166,8 @@ def _health(health: Any) -> dict[str, Any]:
 def _itself() -> dict[str, Any]:
     return {
         "operationId": "openapi",
-        "summary": "This description. Needs no token.",
-        "responses": {"200": _json("The description.", {"type": "object"})},
+        "summary": "This document. Needs no token.",
+        "responses": {"200": _json("The OpenAPI document.", {"type": "object"})},
     }
 
 

@@ -83,7 +83,7 @@ class RunningCommand:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
-        self._told = b""
+        self._reports = b""
         self.output = CommandOutput(max_output)
         with ExitStack() as ours, ExitStack() as theirs:
             lifeline, self._lifeline = _pipe(reader=theirs, writer=ours)
@@ -111,11 +111,11 @@ class RunningCommand:
 
     async def watch(self, ctx: ToolContext) -> None:
         """Wait for the end, and send the newest output as progress now and then."""
-        told = 0
+        reported = 0
         while not self._done.done():
             await asyncio.wait([self._done], timeout=_PROGRESS_SECONDS)
-            if self.output.received != told and not self._done.done():
-                told = self.output.received
+            if self.output.received != reported and not self._done.done():
+                reported = self.output.received
                 await ctx.update(self.output.newest)
 
     async def end(self) -> None:
@@ -153,13 +153,13 @@ class RunningCommand:
         been reused.
         """
         self._process.kill()
-        for pid in self._told_ids()[1:]:
+        for pid in self._reported_ids()[1:]:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _told_ids(self) -> list[int]:
+    def _reported_ids(self) -> list[int]:
         """Return the ids of the command and its supervisor, or [] before they are reported."""
-        line = self._told.partition(b"\n")[0]
+        line = self._reports.partition(b"\n")[0]
         return [int(word) for word in line.split() if word.isdigit() and int(word) > 1]
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class RunningCommand:
     def _read_status(self) -> None:
         data = self._status.read(_CHUNK)
         if data:
-            self._told += data
+            self._reports += data
         elif data is not None:
             self._finish()
 
@@ -200,10 +200,10 @@ class RunningCommand:
             self.output.feed(data)
         self.output.feed(b"", final=True)
         self._process.wait()  # it has ended, so this returns at once
-        outcomes = self._told.splitlines()[1:]
+        outcomes = self._reports.splitlines()[1:]
         if outcomes:  # each of two supervisors may have reported one
             self.outcome = msgspec.json.decode(outcomes[0], type=Outcome)
-        for pid in [] if outcomes else self._told_ids()[:1]:
+        for pid in [] if outcomes else self._reported_ids()[:1]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
         self._done.set_result(None)

@@ -252,10 +252,10 @@ def _changes(text: str, old: str, new: str, count: int) -> Iterator[_Change]:
         counted = start
         end = start
         while count and place >= 0 and (end == start or place < end):
-            behind = place + len(old)
-            if behind >= end:  # otherwise it ends in the line that was already found
-                end = _end_of_line(text, behind, joins=not new.endswith("\n"))
-            place = text.find(old, behind)
+            after = place + len(old)
+            if after >= end:  # otherwise it ends in the line that was already found
+                end = _end_of_line(text, after, joins=not new.endswith("\n"))
+            place = text.find(old, after)
             count -= 1
         before = text[start:end]
         yield _trimmed(line, _lines(before), _lines(before.replace(old, new)))

@@ -60,9 +60,9 @@ def _read_markup(page: _Page, html: str, begin: int) -> int:
     tag = _NAME.match(html, begin)
     if tag is None:
         if html.startswith("<!--", begin):
-            return _behind(html, "-->", begin + 4)
+            return _after(html, "-->", begin + 4)
         if html.startswith(("<!", "<?", "</"), begin):
-            return _behind(html, ">", begin)
+            return _after(html, ">", begin)
         page.text("<")
         return begin + 1
     end, name = _end_of_tag(html, tag.end()), tag[2].lower()
@@ -76,7 +76,7 @@ def _read_markup(page: _Page, html: str, begin: int) -> int:
             return -1
         if name == "title" and not page.title:
             page.title = _SPACE.sub(" ", unescape(html[end + 1 : closing.start()])).strip()
-        return _behind(html, ">", closing.end())
+        return _after(html, ">", closing.end())
     if tag[1]:
         page.close(name)
     else:
@@ -84,7 +84,7 @@ def _read_markup(page: _Page, html: str, begin: int) -> int:
     return end + 1
 
 
-def _behind(html: str, what: str, at: int) -> int:
+def _after(html: str, what: str, at: int) -> int:
     found = html.find(what, at)
     return -1 if found < 0 else found + len(what)
 

@@ -132,16 +132,16 @@ def _no_connection(url: Url, error: BaseException) -> str:
             why = f"its certificate is not to be trusted ({cause.verify_message})"
             return f"{url.authority} was not asked: {why}."
         cause = cause.__cause__ or cause.__context__
-    said = "it took too long" if isinstance(error, httpcore2.ConnectTimeout) else str(error)
-    return f"There is no connection to {url.authority}: {said or 'it was refused'}."
+    reason = "it took too long" if isinstance(error, httpcore2.ConnectTimeout) else str(error)
+    return f"There is no connection to {url.authority}: {reason or 'it was refused'}."
 
 
 def _no_answer(url: Url, error: Exception) -> str:
     """Describe a response that could not be read. Text from the server is not quoted."""
-    said = str(error)
-    if "too long" in said:
+    reason = str(error)
+    if "too long" in reason:
         return "The headers of the answer are too long."
-    if isinstance(error, httpcore2.ProtocolError) and "disconnected" in said:
+    if isinstance(error, httpcore2.ProtocolError) and "disconnected" in reason:
         return f"{url.authority} broke the connection."
     if isinstance(error, httpcore2.NetworkError):
         return f"{url.authority} broke the connection."

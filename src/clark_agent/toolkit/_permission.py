@@ -95,10 +95,10 @@ class Permission:
     ) -> None:
         """Use the remembered answer, or ask for one."""
         async with self._one_at_a_time.turn():
-            said = [self._remembered.get(key) for key in keys]
-            if False in said:
+            known = [self._remembered.get(key) for key in keys]
+            if False in known:
                 raise _refused(f"{about}, and the user does not want that. Do not try it again")
-            if None in said:
+            if None in known:
                 await self._put(ask, request, keys, about)
 
     async def _put(
@@ -111,7 +111,7 @@ class Permission:
         except TimeoutError:
             raise _refused(f"{about}, and nobody has answered in time. {_INSTEAD}") from None
         except Exception as error:
-            logger.exception("nobody could be asked about %r", request.path)
+            logger.exception("asking about %r failed", request.path)
             raise _refused(f"{about}, and asking failed ({type(error).__name__})") from error
         match answer:
             case Approval.ONCE:
@@ -121,8 +121,8 @@ class Permission:
             case Approval.NEVER:
                 self._remember(keys, False)
                 raise _refused(f"{about}, and the user does not want that. Do not try it again")
-            case Denied(said) if said.strip():
-                raise _refused(f"{about}, and the user says: {said.strip()}")
+            case Denied(reason) if reason.strip():
+                raise _refused(f"{about}, and the user says: {reason.strip()}")
             case _:
                 raise _refused(f"{about}, and the user has refused it")
 

@@ -241,15 +241,15 @@ class Supervisor:
         """Send SIGTERM to every process, including new ones, but only once to each: many programs
         take a second one as "at once". Return when all have ended or the grace period is over.
         """
-        told: set[int] = {self.main} if self._sandboxed else set()
+        signalled: set[int] = {self.main} if self._sandboxed else set()
         until = time.monotonic() + self._grace
         if not self._sees_processes and not self._sandboxed:
             _signal_group(self.main, signal.SIGTERM)
         while not self._is_gone() and time.monotonic() < until:
             for pid in self._descendants():
-                if pid not in told:
+                if pid not in signalled:
                     _signal(pid, signal.SIGTERM)
-                    told.add(pid)
+                    signalled.add(pid)
             self._pause(_PAUSE_SECONDS)
 
     def _freeze(self) -> None:
@@ -359,7 +359,7 @@ class Program:
         if pid == 0:
             try:
                 os.setsid()
-                _tell(status, b"%d %d\n" % (os.getpid(), os.getppid()))
+                _report(status, b"%d %d\n" % (os.getpid(), os.getppid()))
                 if sandboxed:
                     leave_keyring()
                 self._become(stdin)
@@ -433,12 +433,12 @@ def _supervise(
     program: Program, status: int, timeout: float, grace: float, *, sandboxed: bool, most: int
 ) -> None:
     supervisor = Supervisor(grace=grace, sandboxed=sandboxed, most=most)
-    left_over, told = os.pipe()
-    stdin = told if sandboxed else os.open(os.devnull, os.O_RDONLY)
+    left_over, write_end = os.pipe()
+    stdin = write_end if sandboxed else os.open(os.devnull, os.O_RDONLY)
     supervisor.main, errno = program.start(stdin=stdin, status=status, sandboxed=sandboxed)
-    os.close(told)
+    os.close(write_end)
     if errno:
-        _tell(status, b'{"errno": %d}\n' % errno)
+        _report(status, b'{"errno": %d}\n' % errno)
         return
     timed_out = supervisor.watch(timeout)
     stopped = supervisor.ended is None and not timed_out and not supervisor.is_crowded
@@ -448,7 +448,7 @@ def _supervise(
     ended = supervisor.ended
     code = b"null" if ended is None else b"%d" % os.waitstatus_to_exitcode(ended)
     flags = (_json(timed_out), _json(stopped), _json(supervisor.is_crowded))
-    _tell(
+    _report(
         status,
         b'{"code": %s, "timed_out": %s, "stopped": %s, "crowded": %s, "background": %d, '
         b'"left": %d}\n' % (code, *flags, background, supervisor.count()),
@@ -462,7 +462,7 @@ def _guard(supervisor: int, status: int, grace: float) -> None:
     guardian.watch(_FOR_EVER)
     if guardian.ended != 0:
         guardian.end()
-        _tell(status, b'{"supervised": false, "left": %d}\n' % guardian.count())
+        _report(status, b'{"supervised": false, "left": %d}\n' % guardian.count())
 
 
 def _pair(text: str) -> tuple[str, int]:
@@ -470,7 +470,7 @@ def _pair(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def _tell(status: int, line: bytes) -> None:
+def _report(status: int, line: bytes) -> None:
     with suppress(OSError):  # the reader is gone, but the processes must still be ended
         os.write(status, line)
 

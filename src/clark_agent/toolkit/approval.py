@@ -139,12 +139,12 @@ def _is_plain(function: object) -> bool:
 def _names(label: str, given: Any) -> frozenset[str]:
     """Return the tool names. Raises `ConfigError` for anything else, even for tool objects."""
     if isinstance(given, str):
-        raise ConfigError(f"ApprovalGate: {label} are names of tools: [{given!r}]")
+        raise ConfigError(f"ApprovalGate: {label} must be a list of tool names: [{given!r}]")
     names = tuple(given)
     for name in names:
         if not isinstance(name, str):
             hint = f": write {name.name!r}" if isinstance(name, AgentTool) else ""
-            raise ConfigError(f"ApprovalGate: {label} are names of tools, not {name!r}{hint}")
+            raise ConfigError(f"ApprovalGate: {label} must be tool names, not {name!r}{hint}")
     return frozenset(names)
 
 
@@ -215,7 +215,7 @@ class ApprovalGate:
         while len(self._remembered) > _MOST_CONVERSATIONS:
             self._remembered.pop(next(iter(self._remembered)), None)
 
-    def _said(self, key: _Owner | None, tool: str) -> Approval | None:
+    def _known_answer(self, key: _Owner | None, tool: str) -> Approval | None:
         answer = None if key is None else self._remembered.get(key, {}).get(tool)
         return Approval.ALWAYS if answer is None and tool in self.always else answer
 
@@ -240,9 +240,10 @@ class ApprovalGate:
             self._met.update(tools)
         elif not self._met:
             near = close_match(missing[0], tools)
-            hint = f"did you mean {near!r}?" if near else f"there are {', '.join(tools) or 'none'}"
+            known = ", ".join(tools) or "none"
+            hint = f"did you mean {near!r}?" if near else f"the tools are {known}"
             raise ConfigError(
-                f"ApprovalGate: tools names {missing[0]!r}, and the config has no such tool: {hint}"
+                f"ApprovalGate: tools has {missing[0]!r}, but the config has no such tool: {hint}"
             )
 
     def for_run(self) -> ApprovalGate:
@@ -261,13 +262,15 @@ class ApprovalGate:
         name, owner = ctx.tool_call.name, self._owner(ctx.identity)
         if not self._must_ask(ctx):
             return None
-        if (said := self._said(owner, name)) is not None:
-            return _decision(said)
+        if (known := self._known_answer(owner, name)) is not None:
+            return _decision(known)
         if self._ask is None:
             return _blocked("nobody_to_ask", _NOBODY)
         async with self._one_at_a_time.turn():
-            if (said := self._said(owner, name)) is not None:  # answered while this call waited
-                return _decision(said)
+            if (
+                known := self._known_answer(owner, name)
+            ) is not None:  # answered while this call waited
+                return _decision(known)
             return await self._put(self._ask, ctx, owner)
 
     def _must_ask(self, ctx: BeforeToolCallContext) -> bool:
@@ -283,7 +286,7 @@ class ApprovalGate:
         try:
             return bool(self._needs_approval(ctx))
         except Exception:
-            logger.exception("needs_approval failed for a call of %r; it is asked about", name)
+            logger.exception("needs_approval failed for a call of %r; asking for approval", name)
             return True
 
     async def ask(self, request: ApprovalRequest) -> Approval | Denied:
@@ -295,7 +298,7 @@ class ApprovalGate:
         if self._has_approved(request):
             return Approval.ONCE
         if self._ask is None:
-            raise EOFError("there is nobody to ask")
+            raise EOFError("the gate has no ask function")
         async with self._one_at_a_time.turn():
             return await self._answer(self._ask, request)
 
@@ -312,7 +315,7 @@ class ApprovalGate:
 
     async def _answer(self, ask: AskApproval, request: ApprovalRequest) -> Approval | Denied:
         async with asyncio.timeout(self._timeout):
-            return _understood(await put_to(ask, request))
+            return _checked_answer(await put_to(ask, request))
 
     async def _put(
         self, ask: AskApproval, ctx: BeforeToolCallContext, owner: _Owner | None
@@ -329,7 +332,7 @@ class ApprovalGate:
         except NobodyThere:
             return _blocked("nobody_to_ask", _NOBODY)
         except Exception as error:
-            logger.exception("a call of %r could not be put to anybody, and is blocked", call.name)
+            logger.exception("asking about a call of %r failed; it is blocked", call.name)
             why = f"{type(error).__name__}: {error}"
             return _blocked("approval_failed", f"asking for approval failed ({why}). {_INSTEAD}")
         if _cancellations() > before:  # ``ask`` has swallowed the cancellation: too late
@@ -356,7 +359,7 @@ async def preview_of(tool: AgentTool, args: Any) -> str | None:
         text = await run_in_thread(tool.preview, args)
         return None if text is None else visible(text)
     except Exception:
-        logger.exception("the preview of a call of %r failed; it is shown without", tool.name)
+        logger.exception("the preview of a call of %r failed; asking without it", tool.name)
         return None
 
 
@@ -365,7 +368,7 @@ def _cancellations() -> int:
     return 0 if task is None else task.cancelling()
 
 
-def _understood(answer: object) -> Approval | Denied:
+def _checked_answer(answer: object) -> Approval | Denied:
     if isinstance(answer, Denied):
         return answer
     if isinstance(answer, str) and answer in list(Approval):

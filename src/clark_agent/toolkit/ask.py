@@ -4,8 +4,8 @@ The host supplies the function that reaches the person. An ``async def`` is awai
 with the call. A plain ``def`` runs in its own thread, where it may block. If the call is cancelled,
 the thread is abandoned and its answer dropped.
 
-The model always gets a result and goes on: also if there is no ``ask`` function, if it fails, if
-the answer does not come in time, or if it is blank.
+The model always gets a result and continues, even if there is no ``ask`` function, if it fails, if
+the answer does not arrive in time, or if it is blank.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _GO_ON = "Go on by yourself: take the most sensible assumption, and say in the e
 
 
 def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> AgentTool:
-    """Make the tool ``ask_user``. Without ``ask``, each call returns an error that says to go on.
+    """Make the tool ``ask_user``. Without ``ask``, calls return an error that says to continue.
 
     ``ask(question, choices)`` asks the question and returns the answer; it may be async. The model
     suggests the ``choices``, often none. Concurrent questions are asked one after the other.
@@ -84,7 +84,7 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
         except NobodyThere:
             return ToolResult.error(f"Nobody is there to answer. {_GO_ON}")
         except Exception as error:
-            logger.exception("the question could not be put to the user")
+            logger.exception("asking the user failed")
             why = f"{type(error).__name__}: {error}"
             return ToolResult.error(f"The question could not be put to the user ({why}). {_GO_ON}")
         if answer is None or not str(answer).strip():
@@ -104,12 +104,12 @@ def check_asking(owner: str, ask: object, timeout: object, *parameters: str) -> 
     """
     if ask is not None:
         if not callable(ask):
-            raise ConfigError(f"{owner}: ask must be a function, or None for nobody, not {ask!r}")
+            raise ConfigError(f"{owner}: ask must be a function or None, not {ask!r}")
         try:
             signature(ask).bind(*parameters)
         except TypeError:
             raise ConfigError(
-                f"{owner}: ask{signature(ask)} cannot be called: it takes ({', '.join(parameters)})"
+                f"{owner}: ask must accept ({', '.join(parameters)}), not {signature(ask)}"
             ) from None
         except ValueError:
             pass
@@ -133,7 +133,7 @@ async def put_to(ask: Callable[..., Any], *question: object) -> Any:
         answer = await run_in_thread(ask, *question)
         return await answer if isawaitable(answer) else answer
     except EOFError as error:
-        raise NobodyThere("nobody is there") from error
+        raise NobodyThere("the input has ended") from error
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise

@@ -51,12 +51,12 @@ def current_time_tool(
         if wanted is not None and zone is None:
             return ToolResult.error(_unknown(wanted))
         moment = datetime.fromtimestamp(source.now_ms() / 1000, UTC).astimezone(zone)
-        return ToolResult.text(_told(moment))
+        return ToolResult.text(_describe(moment))
 
     return current_time
 
 
-def _told(moment: datetime) -> str:
+def _describe(moment: datetime) -> str:
     """For example ``2026-02-11T14:03:22+01:00, Wednesday (Europe/Berlin, CET)``."""
     zone, short = getattr(moment.tzinfo, "key", None), moment.tzname()
     names = [name for name in dict.fromkeys((zone, short)) if name]

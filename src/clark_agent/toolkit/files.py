@@ -169,8 +169,8 @@ class ReadFile(_ReadingTool):
             try:
                 text = open_text(file)
             except NotTextError as error:
-                told = f"[No text: {name} is {error}, {human_size(size)}.]"
-                return ToolResult.text(told, details={**about, "binary": str(error)})
+                note = f"[No text: {name} is {error}, {human_size(size)}.]"
+                return ToolResult.text(note, details={**about, "binary": str(error)})
             with text:
                 part = _Part(max(offset, 1), max(limit, 1))
                 # Reading on to count the lines is worth it, but only up to a limit.
@@ -308,9 +308,9 @@ class WriteFile(_FileTool):
         is_new = self.workspace.write(path, data)
         lines = content.count("\n") + (not content.endswith("\n") and content != "")
         verb = "Created" if is_new else "Replaced"
-        told = f"{verb} {name}: {_count(lines, 'line')}, {human_size(len(data))}."
+        text = f"{verb} {name}: {_count(lines, 'line')}, {human_size(len(data))}."
         details = {"path": name, "created": is_new, "size": len(data), "lines": lines}
-        return ToolResult.text(told, details=details).with_narration(f"{verb} {name}")
+        return ToolResult.text(text, details=details).with_narration(f"{verb} {name}")
 
     def _diff(self, name: str, given: Any) -> str:
         try:
@@ -385,8 +385,8 @@ def _edited(name: str, edit: Edit) -> ToolResult:
         "line": edit.line,
         "diff": f"--- {name}\n+++ {name}\n{diff}",
     }
-    told = f"Edited {name} in {places} at line {edit.line}."
-    return ToolResult.text(told, details=details).with_narration(f"Edited {name}")
+    text = f"Edited {name} in {places} at line {edit.line}."
+    return ToolResult.text(text, details=details).with_narration(f"Edited {name}")
 
 
 def _encoded(argument: str, text: str) -> bytes:
@@ -475,7 +475,7 @@ class _Listing:
     def result(self, patience: _Patience) -> ToolResult:
         missing = [path for path in self._folders if path not in self._entered]
         entries = sorted(self.entries, key=lambda entry: entry.path.split("/"))
-        lines = "\n".join([_told(entry) for entry in entries])
+        lines = "\n".join([_describe(entry) for entry in entries])
         blocks = [mark_untrusted(lines)] if entries else []
         if not entries and self._wanted.pattern is not None:
             blocks.append(f"[Nothing matches {self._wanted.pattern}.]")
@@ -502,7 +502,7 @@ def _is_entered(entry: Entry) -> bool:
     return entry.path.rpartition("/")[2] not in _NOT_ENTERED
 
 
-def _told(entry: Entry) -> str:
+def _describe(entry: Entry) -> str:
     path = shown(entry.path)
     match entry.kind:
         case "file":
@@ -542,7 +542,7 @@ class _Filter:
 
 
 class _Patience:
-    """How long a call may go on: until its time is up or its signal is cancelled."""
+    """How long a call may run: until its time is up or its signal is cancelled."""
 
     def __init__(self, signal: CancellationToken, seconds: float) -> None:
         self._signal = signal
@@ -618,9 +618,11 @@ class SearchFiles(_ReadingTool):
             raise ToolExecutionError(str(error)) from None
         except SearchStopped:
             matches.was_interrupted(ctx.signal)
-        told = matches.result(pattern, regex=regex)
+        result = matches.result(pattern, regex=regex)
         what = shown(pattern if len(pattern) <= 80 else f"{pattern[:80]}…")
-        return told.with_narration(f"Searched {shown(start.path)} for {what}: {matches.summary()}")
+        return result.with_narration(
+            f"Searched {shown(start.path)} for {what}: {matches.summary()}"
+        )
 
     def _searching(
         self, pattern: str, regex: bool, ignore_case: bool, signal: CancellationToken

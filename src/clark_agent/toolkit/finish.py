@@ -4,7 +4,7 @@ The answer is ``RunResult.output``, a `str`. ``RunResult.text`` is what the mode
 call, which is often nothing. For an answer of another type make a tool with
 `clark_agent.finish_tool`. Like every tool of that kind, it must be the only call of its message, so
 that the end of the run does not interrupt another call. Otherwise the call is refused and the run
-goes on.
+continues.
 """
 
 from __future__ import annotations

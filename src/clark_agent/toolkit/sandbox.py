@@ -168,9 +168,7 @@ def choose_sandbox(mode: SandboxMode) -> SandboxStatus:
         return SandboxStatus(problem="it is switched off")
     status = sandbox_status()
     if mode == "require" and not status.works:
-        raise ConfigError(
-            f"a sandbox is required for commands, and there is none: {status.problem}"
-        )
+        raise ConfigError(f"commands require a sandbox, but none is available: {status.problem}")
     if not status.works:
         _warn_once(f"commands will run without a sandbox: {status.problem}")
     return status
@@ -197,7 +195,7 @@ def sandboxed(
     of its parent.
     """
     if status.program is None or not status.works:
-        raise ConfigError(f"there is no sandbox: {status.problem}")
+        raise ConfigError(f"no sandbox is available: {status.problem}")
     options = [
         *status.options,
         *_walls(network=network),
@@ -211,8 +209,8 @@ def sandboxed(
     if status.filters and (program := filter_program()) is not None:
         descriptors.append(files.enter_context(data_file(program)).fileno())
         options += ["--seccomp", str(descriptors[0])]
-    told = b"".join([os.fsencode(option) + b"\0" for option in options])
-    descriptors.append(files.enter_context(data_file(told)).fileno())
+    data = b"".join([os.fsencode(option) + b"\0" for option in options])
+    descriptors.append(files.enter_context(data_file(data)).fileno())
     return [status.program, "--args", str(descriptors[-1]), "--", *argv], descriptors
 
 
@@ -280,7 +278,7 @@ def _try(program: str) -> SandboxStatus:
     or containers lack. A user namespace of its own adds protection. In some containers, root can
     use the sandbox only without one.
     """
-    said = ""
+    first_problem = ""
     has_filter = filter_program() is not None
     variants = product([True, False], [True, False][not has_filter :], [("--unshare-user",), ()])
     for limits_scratch, filters, options in variants:
@@ -290,13 +288,13 @@ def _try(program: str) -> SandboxStatus:
         try:
             problem = _problem(status)
         except subprocess.TimeoutExpired as error:
-            said = said or str(error)
+            first_problem = first_problem or str(error)
             break
         if problem is None:
             return status
-        said = said or problem
+        first_problem = first_problem or problem
     return SandboxStatus(
-        program=program, problem=f"{program} does not work here ({said}). {_ADVICE}"
+        program=program, problem=f"{program} does not work here ({first_problem}). {_ADVICE}"
     )
 
 

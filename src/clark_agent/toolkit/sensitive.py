@@ -127,7 +127,7 @@ class SensitiveRules:
         given = tuple(rules)
         for rule in given:
             if not isinstance(rule, SensitivePath):
-                raise ConfigError(f"sensitive takes a list of SensitivePath, not {rule!r} in it")
+                raise ConfigError(f"sensitive must be a list of SensitivePath, but has {rule!r}")
         self._rules: dict[Access, tuple[SensitivePath, ...]] = {
             "read": tuple([rule for rule in given if rule.access == "read"]),
             "write": tuple([rule for rule in given if rule.access == "write"]),

@@ -161,7 +161,7 @@ def shell_tool(
     status = choose_sandbox(sandbox)
     folder = _folder(root)
     if status.works and folder == "/":
-        raise ConfigError("no sandbox can hold a root that is the whole machine: choose a folder")
+        raise ConfigError("shell_tool: the root cannot be '/' in a sandbox: choose a folder")
     if status.works and is_below(status.program or "", folder):
         raise ConfigError(f"shell_tool: {status.program} is in the root: choose another folder")
     settings = _Settings(
@@ -220,7 +220,7 @@ def _folder(given: str | Path | Rooted) -> str:
         raise ConfigError(f"shell_tool: root must be a path or a Workspace, not {given!r}")
     folder = os.path.realpath(path)
     if not os.path.isdir(folder):
-        raise ConfigError(f"shell_tool: {folder} is no folder: make it first")
+        raise ConfigError(f"shell_tool: {folder} is not a folder: create it first")
     return folder
 
 
@@ -229,7 +229,7 @@ def _sandbox_note(status: SandboxStatus, root: str) -> str:
     home = os.path.realpath(os.path.expanduser("~"))
     if not status.works or os.path.commonpath([home, root]) != root:
         return str(status)
-    logger.warning("commands can read the home folder, because it lies in their root %s", root)
+    logger.warning("commands can read the home folder, because it is inside their root %s", root)
     return f"{status}, but with the home folder, which lies in the root"
 
 
@@ -237,10 +237,10 @@ def _names(given: str | Path) -> list[str]:
     """Return a path that should be visible inside, and what it links to."""
     path = os.path.abspath(os.fspath(given))
     if not os.path.exists(path):
-        raise ConfigError(f"shell_tool: {path}, which should be readable, is not there")
+        raise ConfigError(f"shell_tool: the readable path {path} does not exist")
     names = list(dict.fromkeys([path, os.path.realpath(path)]))
     if any(name == "/" or f"{name}/".startswith("/proc/") for name in names):
-        raise ConfigError(f"shell_tool: {path} cannot be readable: no sandbox would be left of it")
+        raise ConfigError(f"shell_tool: {path} cannot be readable: it would open the sandbox")
     return names
 
 
@@ -248,7 +248,7 @@ def _shell(given: str | None) -> str:
     wanted = given or shutil.which("bash", path=SYSTEM_PATH) or shutil.which("bash") or "/bin/sh"
     found = shutil.which(wanted)
     if found is None:
-        raise ConfigError(f"shell_tool: there is no shell {wanted!r} that can be run")
+        raise ConfigError(f"shell_tool: the shell {wanted!r} was not found or cannot be run")
     return os.path.abspath(found)
 
 
@@ -258,13 +258,15 @@ def _supervisor_command(root: str | None) -> list[str]:
     if interpreter is None:
         where = "" if root is None else f" outside of {root}, where commands could replace it"
         raise ConfigError(
-            f"shell_tool: commands are supervised by python3, and there is none{where}: install "
+            f"shell_tool: commands are supervised by python3, but none was found{where}: install "
             "the system's python3, or choose another root"
         )
     try:
         return interpreter.command(source_of(_supervisor.__name__))
     except OSError as error:
-        raise ConfigError(f"shell_tool: there is no source of the supervisor: {error}") from error
+        raise ConfigError(
+            f"shell_tool: cannot read the source of the supervisor: {error}"
+        ) from error
 
 
 def _environment(added: Mapping[str, str], *, in_sandbox: bool) -> dict[str, str]:
@@ -280,7 +282,7 @@ def _environment(added: Mapping[str, str], *, in_sandbox: bool) -> dict[str, str
         environment.pop("TMPDIR", None)
     for name, value in added.items():
         if not name or "=" in name or "\0" in f"{name}{value}" or not isinstance(value, str):
-            raise ConfigError(f"shell_tool: {name!r} is no variable that can be set to {value!r}")
+            raise ConfigError(f"shell_tool: the variable {name!r} cannot be set to {value!r}")
         environment[name] = value
     return environment
 
@@ -378,8 +380,8 @@ def _result(settings: _Settings, command: RunningCommand, timeout: float) -> Too
         "characters_left_out": output.left_out,
         "sandbox": settings.sandbox_note,
     }
-    said = output.text.rstrip("\n")
-    text = mark_untrusted(said) if said else "(no output)"
+    printed = output.text.rstrip("\n")
+    text = mark_untrusted(printed) if printed else "(no output)"
     text = "\n".join([text, *[f"[{note}]" for note in notes]])
     return (ToolResult.text if code == 0 else ToolResult.error)(text, details=details)
 

@@ -137,12 +137,12 @@ def _allowed(allow: Iterable[str] | Callable[[str], bool] | None) -> Callable[[s
     if callable(allow):
         return allow
     if isinstance(allow, str):
-        raise ConfigError(f"fetch_url_tool: allow is a list of hosts: [{allow!r}]")
+        raise ConfigError(f"fetch_url_tool: allow must be a list of hosts: [{allow!r}]")
     given: list[Any] = list(allow)
     names = [name.lower().rstrip(".") if isinstance(name, str) else "" for name in given]
     for name in names:
         if not re.fullmatch(r"(\*\.)?[a-z0-9_.:-]+", name):
-            raise ConfigError(f"fetch_url_tool: allow takes names of hosts, not {given!r}")
+            raise ConfigError(f"fetch_url_tool: allow must be names of hosts, not {given!r}")
     exact = frozenset(names)
     below = tuple([name[1:] for name in names if name.startswith("*.")])
     return lambda host: host in exact or host.endswith(below)
@@ -150,7 +150,9 @@ def _allowed(allow: Iterable[str] | Callable[[str], bool] | None) -> Callable[[s
 
 def _networks(given: Iterable[str]) -> tuple[Network, ...]:
     if isinstance(given, str):
-        raise ConfigError(f"fetch_url_tool: private_networks is a list of networks: [{given!r}]")
+        raise ConfigError(
+            f"fetch_url_tool: private_networks must be a list of networks: [{given!r}]"
+        )
     try:
         return tuple([ip_network(network) for network in given])
     except ValueError as error:
@@ -321,9 +323,9 @@ def _decoded(response: Response, kind: str) -> str:
     """Decode the body with the first declared encoding that fits."""
     body = response.body
     meta = _META.search(body[:2_048]) if kind in _HTML else None
-    told = _CHARSET.search(_content_type(response.headers))
-    said = [told and told[1], meta and meta[1].decode("ascii", "replace")]
-    declared = [name for name in map(_codec, said) if name]
+    header = _CHARSET.search(_content_type(response.headers))
+    charsets = [header and header[1], meta and meta[1].decode("ascii", "replace")]
+    declared = [name for name in map(_codec, charsets) if name]
     marks = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16"}
     marks[codecs.BOM_UTF16_BE] = "utf-16"
     marked = [name for mark, name in marks.items() if body.startswith(mark)]

@@ -325,14 +325,14 @@ class Workspace:
 def _check_platform() -> None:
     if not can_descend():
         raise ConfigError(
-            "a Workspace needs a system that opens files relative to a folder (Linux, macOS, BSD); "
-            "this one does not, and without it a path cannot be kept inside"
+            "a Workspace needs a system that can open files relative to a folder (Linux, macOS, "
+            "BSD): otherwise a path could leave the root"
         )
 
 
 def _check_settings(protected: object, max_read_bytes: object) -> None:
     if isinstance(protected, str | os.PathLike):
-        raise ConfigError(f"protected takes a list of paths, not {protected!r} alone")
+        raise ConfigError(f"protected must be a list of paths, not {protected!r}")
     if not isinstance(max_read_bytes, int) or max_read_bytes < 1:
         raise ConfigError(f"max_read_bytes must be a number above 0, not {max_read_bytes!r}")
 
@@ -348,9 +348,9 @@ def _open_root(root: str) -> int:
     try:
         return open_root(root)
     except FileNotFoundError:
-        raise ConfigError(f"there is no folder {root!r} for a workspace: make it first") from None
+        raise ConfigError(f"the folder {root!r} does not exist: create it first") from None
     except NotADirectoryError:
-        raise ConfigError(f"{root!r} is no folder, so it cannot be a workspace") from None
+        raise ConfigError(f"{root!r} is not a folder, so it cannot be a workspace") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{root!r} cannot be a workspace: {error}") from error
 

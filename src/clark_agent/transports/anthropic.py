@@ -39,7 +39,7 @@ from clark_agent.transports.anthropic_messages import (
 )
 from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.failures import failure_of_sdk, failure_told
+from clark_agent.transports.http.failures import failure_in_stream, failure_of_sdk
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.http.request import with_extras
@@ -189,15 +189,15 @@ class Anthropic(Transport[bytes]):
         self, body: dict[str, Any], message: AssistantMessage, paused: dict[str, Any]
     ) -> dict[str, Any]:
         """The same request, with the model's message so far appended."""
-        said = MessagesWriter(self._refused).assistant_blocks(message)
-        if said and said[-1]["type"] == "text":
-            said[-1] = {**said[-1], "text": said[-1]["text"].rstrip()}
+        blocks = MessagesWriter(self._refused).assistant_blocks(message)
+        if blocks and blocks[-1]["type"] == "text":
+            blocks[-1] = {**blocks[-1], "text": blocks[-1]["text"].rstrip()}
         turns, asked = body["messages"], body.get("container")
         if turns[-1]["role"] == "assistant":  # a prefilled answer
-            turns, said = turns[:-1], [*turns[-1]["content"], *said]
+            turns, blocks = turns[:-1], [*turns[-1]["content"], *blocks]
         if paused and isinstance(asked, dict):  # keep the host's settings of the container
             paused = {"container": {**asked, "id": paused["container"]}}
-        turn = [{"role": "assistant", "content": said}] if said else []
+        turn = [{"role": "assistant", "content": blocks}] if blocks else []
         return with_extras({**body, **paused, "messages": [*turns, *turn]}, None)
 
     @asynccontextmanager
@@ -369,7 +369,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
 
     def _event(self, event: _Event) -> bool:
         if event.error:
-            raise ProviderFailure(failure_told(event.error))
+            raise ProviderFailure(failure_in_stream(event.error))
         index = event.index or 0
         match event.type:
             case "content_block_delta":
@@ -449,8 +449,8 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
                     self._cite(block, [delta.citation])
             case "compaction_delta":
                 if block is not None and block.item is not None:
-                    told = {"content": delta.content, "encrypted_content": delta.encrypted_content}
-                    block.item |= {name: value for name, value in told.items() if value is not None}
+                    sent = {"content": delta.content, "encrypted_content": delta.encrypted_content}
+                    block.item |= {name: value for name, value in sent.items() if value is not None}
             case "thinking_delta":
                 if block is None:
                     block = self._open[index] = _OpenBlock("thinking", next(self._keys))
@@ -506,8 +506,8 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         if reason == "pause_turn" and not self._answer.has_calls:
             self._answer.paused = self._container
         if reason == "refusal":
-            told = fields_of(details)
-            why = told.get("explanation") or told.get("category")
+            refusal = fields_of(details)
+            why = refusal.get("explanation") or refusal.get("category")
             text = "the model declined to answer"
             self._answer.withheld = f"{text}: {why}" if why else text
         self.may_end = True

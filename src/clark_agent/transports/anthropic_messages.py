@@ -156,13 +156,13 @@ class MessagesWriter:
     def assistant_blocks(self, message: AssistantMessage) -> list[_Block]:
         """Return the blocks of an assistant message, in their order."""
         blocks: list[_Block] = []
-        said: list[AssistantBlock] = []
+        text_blocks: list[AssistantBlock] = []
         citations = _Citations(message.annotations)
 
         def end_text() -> None:
-            text = woven_text(said)
-            plain = "".join([block.text for block in said if isinstance(block, TextContent)])
-            said.clear()
+            text = woven_text(text_blocks)
+            plain = "".join([block.text for block in text_blocks if isinstance(block, TextContent)])
+            text_blocks.clear()
             cited = citations.cut(plain)
             if text.strip():
                 blocks.extend(cited if text == plain else [_text(text)])
@@ -170,7 +170,7 @@ class MessagesWriter:
         for block in message.content:
             match block:
                 case TextContent() | ThinkingContent():
-                    said.append(block)
+                    text_blocks.append(block)
                 case ReasoningContent() | ImageContent():
                     pass  # reasoning goes back as details, pictures in a user turn
                 case ReasoningDetailsContent():
@@ -352,7 +352,7 @@ def _file(file: FileContent) -> _Block | None:
         try:
             text = b64decode(f"{data}==").decode(errors="replace")  # extra padding is ignored
         except ValueError:
-            raise TransportError(f"a file of type {media_type} is no base64") from None
+            raise TransportError(f"a file of type {media_type} is not valid base64") from None
         source = {"type": "text", "media_type": "text/plain", "data": text}
     else:
         return None

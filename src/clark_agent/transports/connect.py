@@ -87,7 +87,7 @@ def connect(
     if scheme not in _CHAT_SERVERS and scheme not in _OWN_APIS:
         raise ConfigError(_unknown(model, scheme if separator else ""))
     if not name:
-        raise ConfigError(f"{model!r} names no model: write {scheme}:model")
+        raise ConfigError(f"missing model in {model!r}: write {scheme}:model")
     if (transport := _OWN_APIS.get(scheme)) is not None:
         return transport(name, api_key=api_key, retry=retry, timeouts=timeouts)
     return OpenAIChat(
@@ -104,10 +104,10 @@ def _split(given: str, *, needs_model: bool = True) -> tuple[str, str]:
         parts = None
     if parts is None or not parts.hostname:
         shown = without_credentials(given)
-        raise ConfigError(f"{shown!r} names no host: write http://host:port/v1#model")
+        raise ConfigError(f"missing host in {shown!r}: write http://host:port/v1#model")
     if needs_model and not name:
         shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()  # no password
-        raise ConfigError(f"{shown!r} names no model: add it behind a #, as in {shown}#model")
+        raise ConfigError(f"missing model in {shown!r}: add it after a #, as in {shown}#model")
     return address, name
 
 
@@ -120,6 +120,6 @@ def _unknown(model: str, scheme: str) -> str:
         hint = f" Did you mean http://{model.strip()}?"
     shown = without_credentials(model)
     return (
-        f"{shown!r} names no provider.{hint} Write provider:model with one of {known} or the "
+        f"unknown provider in {shown!r}.{hint} Write provider:model with one of {known} or the "
         "address of a server, as in http://localhost:8080/v1#model or gateway+https://host#model"
     )

@@ -81,7 +81,7 @@ class FirstOf:
                     if isinstance(event, Error) and not has_begun:
                         if event.kind in _OUTAGES and not is_last and not signal.cancelled:
                             failed.append(_failure(transport, event))
-                            text = "%s cannot answer (%s); asking the next"
+                            text = "%s failed (%s); trying the next transport"
                             logger.warning(text, _name(transport), event.message)
                             break
                         yield _with_failures(event, failed)
@@ -121,13 +121,13 @@ def _with_details(start: Start, transport: StreamFn, failed: list[dict[str, Any]
     """
     if not failed:
         return start
-    told: dict[str, Any] = start.details if isinstance(start.details, dict) else {}
-    inner = told.get("failed", ())
+    details: dict[str, Any] = start.details if isinstance(start.details, dict) else {}
+    inner = details.get("failed", ())
     return replace(
         start,
         details={
-            **told,
-            "answered_by": told.get("answered_by", _name(transport)),
+            **details,
+            "answered_by": details.get("answered_by", _name(transport)),
             "failed": [*failed, *(inner if isinstance(inner, list) else ())],
         },
     )

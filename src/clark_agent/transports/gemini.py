@@ -38,7 +38,11 @@ from clark_agent.transports.gemini_contents import (
     takes_file,
 )
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.failures import failure_from_response, failure_of_sdk, failure_told
+from clark_agent.transports.http.failures import (
+    failure_from_response,
+    failure_in_stream,
+    failure_of_sdk,
+)
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
@@ -136,9 +140,7 @@ class Gemini(Transport[bytes]):
             writer.write(message)
         writer.flush_results()
         if not writer.contents:
-            raise TransportError(
-                "there is nothing that the model could answer: no message has text"
-            )
+            raise TransportError("the request is empty: no message has text")
         body: dict[str, Any] = {"contents": writer.contents}
         if writer.instructions:
             text = "\n\n".join(writer.instructions)
@@ -157,7 +159,7 @@ class Gemini(Transport[bytes]):
         extras: Any = request.provider_extras
         if isinstance(extras, Mapping):
             extras = _as_in_rest(extras)
-            if _says_how_long(extras.get("generationConfig")):
+            if _sets_thinking_length(extras.get("generationConfig")):
                 generation.pop("thinkingConfig", None)
         if generation:
             body["generationConfig"] = generation
@@ -176,7 +178,7 @@ class Gemini(Transport[bytes]):
             async for _ in await self._ask(own.sdk, body):
                 pass  # the SDK sees an empty body, see `_http_client`
             if not taken:
-                raise RuntimeError("google-genai did not use the HTTP client that it was given")
+                raise RuntimeError("google-genai did not use the HTTP client that was passed to it")
             yield taken[0].aiter_bytes()
         finally:
             for response in taken:
@@ -203,11 +205,11 @@ class Gemini(Transport[bytes]):
 
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, self._api_error):
-            told: Any = error
-            headers = getattr(told.response, "headers", None)
-            return failure_from_response(told.code or 0, told.details, headers)
+            rejected: Any = error
+            headers = getattr(rejected.response, "headers", None)
+            return failure_from_response(rejected.code or 0, rejected.details, headers)
         if type(error).__name__ == "UnknownApiResponseError":
-            text = f"the server sent an event that cannot be read: {error}"
+            text = f"the server sent an event that cannot be decoded: {error}"
             return Failure(StreamErrorKind.TRANSIENT, text[:300])
         if type(error).__module__.startswith("aiohttp."):  # the SDK prefers it if installed
             text = f"the connection failed: {type(error).__name__}: {error}"
@@ -390,7 +392,7 @@ def _as_in_rest(extras: Mapping[str, Any]) -> dict[str, Any]:
     return {**written, "generationConfig": settings} if settings else written
 
 
-def _says_how_long(settings: Any) -> bool:
+def _sets_thinking_length(settings: Any) -> bool:
     """Whether the host sets a thinking level or budget: the API rejects two settings."""
     thinking = settings.get("thinkingConfig") if isinstance(settings, dict) else None
     return isinstance(thinking, dict) and not thinking.keys().isdisjoint(
@@ -467,8 +469,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
         self._new_id = new_id
         self._call_numbers = count()
         self._item_numbers = count()
-        self._has_said_anything = False
-        self._said: list[str] = []
+        self._has_output = False
+        self._texts: list[str] = []
         self._sources: dict[str, Any] = {}  # held back until the text that they refer to is there
 
     def _event(self, event: _Chunk | list[_Chunk]) -> bool:
@@ -479,7 +481,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
 
     def _chunk(self, chunk: _Chunk) -> bool:
         if chunk.error:
-            raise ProviderFailure(failure_told(chunk.error))
+            raise ProviderFailure(failure_in_stream(chunk.error))
         if chunk.usage_metadata:
             self._answer.usage = _usage(chunk.usage_metadata)
         feedback = chunk.prompt_feedback
@@ -499,19 +501,19 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             for part in candidate.content.parts or ():
                 self._part(part)
         for name in _SOURCES:
-            if isinstance(told := getattr(candidate, name), dict):
-                self._sources[name] = {**self._sources.get(name, {}), **told}
+            if isinstance(found := getattr(candidate, name), dict):
+                self._sources[name] = {**self._sources.get(name, {}), **found}
         if candidate.finish_reason:
             self._finish(candidate.finish_reason, candidate.finish_message)
         if self.may_end and self._sources:
             sources, self._sources = self._sources, {}
-            for annotation in _annotations(sources, "".join(self._said)):
+            for annotation in _annotations(sources, "".join(self._texts)):
                 self._answer.annotate(annotation)
 
     def _finish(self, reason: str, message: str | None) -> None:
         answer, why = self._answer, _named(reason, message)
-        if reason in _BROKEN and not self._has_said_anything:
-            text = f"the provider could not read what the model wrote: {why}"
+        if reason in _BROKEN and not self._has_output:
+            text = f"the provider could not parse the model's output: {why}"
             raise ProviderFailure(Failure(StreamErrorKind.ZERO_OUTPUT_TRANSPORT, text))
         if reason in _WITHHELD:
             answer.withheld = f"the provider stopped the answer: {why}"
@@ -534,8 +536,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             if signature:
                 self._keep(type="reasoning.text", part="thought", text=text, signature=signature)
         else:
-            self._has_said_anything = self._has_said_anything or bool(text.strip())
-            self._said.append(text)
+            self._has_output = self._has_output or bool(text.strip())
+            self._texts.append(text)
             self._answer.text(text)
             if signature:
                 self._seal(signature, part="text", id=None, chars=len(text))
@@ -549,7 +551,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
             case {"inlineData": {"mimeType": str(kind), "data": str(data)}} if kind.startswith(
                 "image/"
             ) and unsigned.keys() == {"inlineData"}:
-                self._has_said_anything = True
+                self._has_output = True
                 self._answer.block(ImageContent(f"data:{kind};base64,{data}", kind))
             case _ if unsigned:
                 self._answer.block(ProviderContent(PROVIDER, unsigned))
@@ -560,9 +562,9 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
 
     def _call(self, call: dict[str, Any], signature: str | None) -> None:
         if call.get("willContinue") or call.get("partialArgs"):
-            text = "the arguments of a call came in pieces, which nobody should have asked for"
+            text = "the arguments of a call came in pieces: do not enable that in provider_extras"
             raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
-        self._has_said_anything = True
+        self._has_output = True
         call_id = str(call.get("id") or self._new_id())
         arguments = call.get("args")
         self._answer.call(
@@ -614,8 +616,8 @@ def _dicts(values: Any) -> list[dict[str, Any]]:
     return [value if isinstance(value, dict) else {} for value in given]
 
 
-def _source(told: dict[str, Any], segment: Any = None) -> Annotation:
-    inner = next((value for value in told.values() if isinstance(value, dict)), told)
+def _source(data: dict[str, Any], segment: Any = None) -> Annotation:
+    inner = next((value for value in data.values() if isinstance(value, dict)), data)
     place: dict[str, Any] = segment if isinstance(segment, dict) else {}
 
     def text(*names: str) -> str | None:
@@ -636,7 +638,7 @@ def _source(told: dict[str, Any], segment: Any = None) -> Annotation:
         start=start if end is None or start is not None else 0,  # the API omits zeros
         end=end,
         provider=PROVIDER,
-        data=told,
+        data=data,
     )
 
 
@@ -667,11 +669,11 @@ def _named(reason: str, message: str | None) -> str:
     return f"{reason} ({message})" if message else reason
 
 
-def _usage(told: Mapping[str, Any]) -> Usage:
+def _usage(counts: Mapping[str, Any]) -> Usage:
     """Convert the usage. Prompt tokens include cached ones; candidates' exclude thoughts."""
 
     def number(name: str) -> int:
-        value = told.get(name)
+        value = counts.get(name)
         return value if type(value) is int and value > 0 else 0
 
     cached = number("cachedContentTokenCount")

@@ -133,9 +133,9 @@ class ContentsWriter:
             self.contents.append({"role": role, "parts": parts})
 
     def _result(self, message: ToolResultMessage, media: list[Part]) -> Part:
-        said = {"error" if message.is_error else "output": message.plain_text}
+        response = {"error" if message.is_error else "output": message.plain_text}
         _, name = self._open[message.tool_call_id]
-        answer: dict[str, Any] = {"name": name, "response": said}
+        answer: dict[str, Any] = {"name": name, "response": response}
         if self._has_ids:
             answer["id"] = message.tool_call_id
         blocks = [b for b in message.content if not isinstance(b, TextContent)]
@@ -188,15 +188,15 @@ class _ModelTurn:
         self._has_ids = has_ids
         self._calls: dict[str, Part] = {}
         self._for_later: list[tuple[str, str]] = []  # call ids and their signatures
-        self._said = 0  # how many characters at the end are unchanged text of the model
+        self._unchanged = 0  # how many characters at the end are unchanged text of the model
 
     def thought(self, text: str) -> None:
         """Add a thought in tags. They may differ from the model's tags, so no signature fits."""
         self.text(text)
-        self._said = 0
+        self._unchanged = 0
 
     def text(self, text: str) -> None:
-        self._said += len(text)
+        self._unchanged += len(text)
         if text and self.parts and self.parts[-1].keys() == {"text"}:
             self.parts[-1]["text"] += text
         elif text:
@@ -240,7 +240,7 @@ class _ModelTurn:
             return
         last = self.parts[-1] if self.parts else {}
         text = last["text"] if last.keys() == {"text"} else ""
-        if not isinstance(chars, int) or not 0 < chars <= min(len(text), self._said):
+        if not isinstance(chars, int) or not 0 < chars <= min(len(text), self._unchanged):
             return
         signed = {"text": text[-chars:], "thoughtSignature": signature}
         self.parts[-1:] = [{"text": text[:-chars]}, signed] if chars < len(text) else [signed]

@@ -25,7 +25,7 @@ from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.failures import failure_of_sdk, failure_told
+from clark_agent.transports.http.failures import failure_in_stream, failure_of_sdk
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.request import (
     arguments_text,
@@ -595,7 +595,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
 
     def _event(self, event: _Chunk) -> bool:
         if event.error:
-            raise ProviderFailure(failure_told(event.error))
+            raise ProviderFailure(failure_in_stream(event.error))
         if event.usage:
             self._usage(event.usage)
         if event.search_results or event.citations:
@@ -609,8 +609,8 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
     def _cite(self, sources: Any) -> None:
         """Add sources of the whole answer, as Perplexity and xAI send them, perhaps repeatedly."""
         for source in sources if isinstance(sources, list) else ():
-            told = {"url": source} if isinstance(source, str) else fields_of(source)
-            url, title = told.get("url"), told.get("title")
+            fields = {"url": source} if isinstance(source, str) else fields_of(source)
+            url, title = fields.get("url"), fields.get("title")
             if isinstance(url, str) and url not in self._cited:
                 self._cited.add(url)
                 title = title if isinstance(title, str) else None
@@ -619,14 +619,16 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
 
     def _choice(self, choice: _Choice) -> None:
         if choice.error:
-            raise ProviderFailure(failure_told(choice.error))
+            raise ProviderFailure(failure_in_stream(choice.error))
         if (delta := choice.delta or choice.message) is not None:
             self._delta(delta)
         if choice.usage:
             self._usage(choice.usage)
         if reason := choice.finish_reason:
             if reason in _BROKEN:
-                raise ProviderFailure(failure_told({"message": _BROKEN[reason], "code": reason}))
+                raise ProviderFailure(
+                    failure_in_stream({"message": _BROKEN[reason], "code": reason})
+                )
             self._answer.finish = _FINISH.get(reason, StopReason.OTHER)
             if reason == "content_filter":
                 self._answer.withheld = "the provider's content filter stopped the answer"

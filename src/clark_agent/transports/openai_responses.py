@@ -30,7 +30,7 @@ from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_ite
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.transports.dialects import openai_effort
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.failures import failure_of_sdk, failure_told
+from clark_agent.transports.http.failures import failure_in_stream, failure_of_sdk
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.request import (
     arguments_text,
@@ -330,7 +330,7 @@ class _Turn:
         self._refused = refused
         self._custom = custom
         self._picture: dict[str, Any] | None = None  # the item of the picture that follows
-        self._said: list[AssistantBlock] = []
+        self._text_blocks: list[AssistantBlock] = []
         self._phase: str | None = None
         self._summary: list[dict[str, Any]] = []
         for block in message.content:
@@ -341,7 +341,7 @@ class _Turn:
 
     def _add(self, block: AssistantBlock) -> None:
         if isinstance(block, (TextContent, ThinkingContent)):
-            self._said.append(block)
+            self._text_blocks.append(block)
             return
         self._end_text()
         if isinstance(block, ReasoningDetailsContent):
@@ -379,13 +379,13 @@ class _Turn:
             self.images.append(_part(image))
 
     def _end_text(self) -> None:
-        if text := woven_text(self._said):
+        if text := woven_text(self._text_blocks):
             part = {"type": "output_text", "text": text, "annotations": []}
             written = _message("assistant", [part])
             if self._phase is not None:
                 written["phase"] = self._phase
             self.items.append(written)
-        self._said.clear()
+        self._text_blocks.clear()
         self._phase = None
 
     def _structured(self, entry: Any) -> None:
@@ -568,9 +568,9 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             case "response.failed":
                 self._end(event, "failed")
             case "error":
-                raise ProviderFailure(failure_told(_error_of(event)))
+                raise ProviderFailure(failure_in_stream(_error_of(event)))
             case None if event.error:
-                raise ProviderFailure(failure_told(_error_of(event)))
+                raise ProviderFailure(failure_in_stream(_error_of(event)))
             case None if event.output is not None:
                 self._end(event)
             case _:
@@ -642,8 +642,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         item = self._find(kind, index, whole.id)
         if item is None:
             known = self._named.get(whole.id)
-            told = (kind, index, whole.call_id or "")
-            if known is not None and (known.kind, known.index, known.call_id) == told:
+            place = (kind, index, whole.call_id or "")
+            if known is not None and (known.kind, known.index, known.call_id) == place:
                 return  # a repeated event
             item = self._begin(kind, index, whole.id)
         self._complete(item, whole)
@@ -675,8 +675,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         if response.usage:
             self._answer.usage = _usage(response.usage)
         if status in ("failed", "cancelled"):
-            told = response.error or event.error or f"the server calls the response {status}"
-            raise ProviderFailure(failure_told(told))
+            error = response.error or event.error or f"the response has the status {status}"
+            raise ProviderFailure(failure_in_stream(error))
         self._fill(response.output or ())
         if status == "incomplete":
             self._cut_off((response.incomplete_details or {}).get("reason"))
@@ -702,8 +702,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
                 self._complete(self._begin(kind, index, whole.id), whole)
         for item in unfinished:
             if not item.pieces:
-                tell = self._custom_input if item.kind == _CUSTOM else self._arguments
-                tell(item, item.announced)
+                emit = self._custom_input if item.kind == _CUSTOM else self._arguments
+                emit(item, item.announced)
 
     def _cut_off(self, reason: Any) -> None:
         is_full = reason in (None, "max_output_tokens", "max_tokens", "length")
@@ -736,8 +736,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
         item.name += name
         if call_id or name:
             self._thought = None
-            tell = self._answer.custom_call if item.kind == _CUSTOM else self._answer.call
-            tell(item.key, call_id, name)
+            emit = self._answer.custom_call if item.kind == _CUSTOM else self._answer.call
+            emit(item.key, call_id, name)
 
     def _custom_input(self, item: _Item, delta: Any) -> None:
         if type(delta) is str and delta:
@@ -833,14 +833,14 @@ def openai_annotation(note: dict[str, Any], begin: int = 0) -> Annotation:
     """Convert an OpenAI annotation; ``begin`` is added to its positions."""
     kind = note.get("type")
     inner = note.get(kind) if isinstance(kind, str) else None
-    told: dict[str, Any] = inner if isinstance(inner, dict) else note
+    fields: dict[str, Any] = inner if isinstance(inner, dict) else note
 
     def text(*names: str) -> str | None:
-        values = [told.get(name) for name in names]
+        values = [fields.get(name) for name in names]
         return next((value for value in values if isinstance(value, str)), None)
 
     def place(name: str) -> int | None:
-        value = told.get(name)
+        value = fields.get(name)
         return begin + value if type(value) is int and value >= 0 else None
 
     return Annotation(
@@ -858,8 +858,8 @@ def openai_annotation(note: dict[str, Any], begin: int = 0) -> Annotation:
 def _error_of(event: _Event) -> Any:
     """The error in an event: flat, as documented, or nested, as servers send it."""
     flat = {"code": event.code, "message": event.message}
-    told: dict[str, Any] = {name: value for name, value in flat.items() if value is not None}
-    return {**told, "error": event.error} if event.error else told
+    error: dict[str, Any] = {name: value for name, value in flat.items() if value is not None}
+    return {**error, "error": event.error} if event.error else error
 
 
 def _texts(parts: Any) -> list[str]:

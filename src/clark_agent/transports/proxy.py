@@ -47,7 +47,7 @@ from clark_agent.transports.http.base import REFUSES_ACCESS, pause
 from clark_agent.transports.http.failures import (
     failure_from_response,
     failure_of_sdk,
-    not_understood,
+    undecodable_event,
 )
 from clark_agent.transports.http.reader import Cancelled, Feed
 from clark_agent.transports.http.redaction import Redactor, address_parts, secrets_in
@@ -97,9 +97,9 @@ class ProxyStream:
         self.timeouts = timeouts or Timeouts()
         self.clock = clock or SystemClock()
         if token is not None and not _is_sendable(token, is_empty_fine=False):
-            raise ConfigError("a token is a text of visible ASCII letters")
+            raise ConfigError("token must be a non-empty string of printable ASCII characters")
         if not all(_is_sendable(value) for value in (headers or {}).values()):
-            raise ConfigError("a header of ProxyStream holds what HTTP does not allow")
+            raise ConfigError("a header of ProxyStream has characters that HTTP does not allow")
         self._redactor = Redactor([token or "", *secrets_in(headers)])
         self._headers = {
             **(headers or {}),
@@ -151,7 +151,7 @@ class ProxyStream:
                 text = f"{failure.message}{tried}"
                 yield Error(attempt.partial(text), failure.kind, text, failure.cause)
                 return
-            text = "gateway: %s; asking again in %.1f s, attempt %d of %d"
+            text = "gateway: %s; retrying in %.1f s, attempt %d of %d"
             logger.warning(text, failure.message, delay, number + 1, self.retry.attempts)
             if not await pause(self.clock.sleep(delay), signal):
                 text = signal.reason or "the call was cancelled"
@@ -184,7 +184,8 @@ class ProxyStream:
                 raise ProviderFailure(self._refused(await _refusal(response)))
             kind = response.headers.get("content-type", "")
             if not kind.startswith("text/event-stream"):
-                text = f"what is at {self.url} is no gateway: it answers with {kind or 'nothing'}"
+                answer = kind or "no content type"
+                text = f"{self.url} is not a gateway: it answers with {answer}"
                 raise ProviderFailure(Failure(StreamErrorKind.FATAL, text))
             yield response.aiter_bytes()
 
@@ -192,9 +193,9 @@ class ProxyStream:
         """Mark a 401 or 403 as rejected by the gateway itself, not by the provider behind it."""
         if failure.status not in REFUSES_ACCESS:
             return failure
-        hint = "check the token" if failure.status == 401 else "it does not answer this caller"
-        told = self._redactor.text(failure.message).replace("the server", "the gateway", 1)
-        text = f"{told} ({hint})"
+        hint = "check the token" if failure.status == 401 else "it does not serve this caller"
+        message = self._redactor.text(failure.message).replace("the server", "the gateway", 1)
+        text = f"{message} ({hint})"
         cause = AccessRefused("gateway", failure.status, text)
         return replace(failure, message=text, cause=cause)
 
@@ -298,7 +299,7 @@ class _Attempt:
             event = decode_event(payload)
         except DecodeError as error:
             # A retry would not help: the server does not speak the gateway's protocol.
-            failure = replace(not_understood(payload, error), kind=StreamErrorKind.FATAL)
+            failure = replace(undecodable_event(payload, error), kind=StreamErrorKind.FATAL)
             raise ProviderFailure(failure) from None
         self._has_begun = True
         if isinstance(event, Chunk):
@@ -309,9 +310,9 @@ class _Attempt:
         # A third-party gateway may quote the token anywhere.
         safe = self._proxy._redactor.event(_by_provider(event))
         if isinstance(event, Error) and isinstance(safe, Error):
-            said = self._assembler.message().content
-            if event.partial.content == said:  # the model's own words are not redacted
-                return replace(safe, partial=replace(safe.partial, content=said))
+            received = self._assembler.message().content
+            if event.partial.content == received:  # the model's own words are not redacted
+                return replace(safe, partial=replace(safe.partial, content=received))
         return safe
 
     def _fail(self, failure: Failure) -> None:
@@ -325,7 +326,7 @@ def _by_provider(event: StreamEvent) -> StreamEvent:
         return event
     cause = event.cause
     who = "the provider" if cause.by == "provider" else "another gateway"
-    text = f"{who} behind the gateway refused the key that the gateway has for it: {event.message}"
+    text = f"{who} behind the gateway rejected the key that the gateway uses: {event.message}"
     partial = replace(event.partial, error_message=text)
     return Error(partial, event.kind, text, AccessRefused(cause.by, cause.status, text))
 
@@ -334,7 +335,7 @@ def _checked_url(url: str) -> str:
     parts = address_parts(url, "the url of a ProxyStream", "")
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(
-            "the address of a gateway has no user, no query and no fragment: a token is passed "
+            "the url of a ProxyStream must not have a user, a query or a fragment: pass the token "
             "as token"
         )
     return url.rstrip("/").removesuffix("/v1/stream")
@@ -364,9 +365,9 @@ async def _refusal(response: Any) -> Failure:
         if len(body) >= _LONGEST_REFUSAL:
             break
     try:
-        told = msgspec.json.decode(body)
+        content = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        told = body.decode(errors="replace")
-    failure = failure_from_response(response.status_code, told, response.headers)
+        content = body.decode(errors="replace")
+    failure = failure_from_response(response.status_code, content, response.headers)
     kind = _KINDS.get(response.status_code, StreamErrorKind.FATAL)
     return replace(failure, kind=kind)

@@ -135,7 +135,7 @@ class RecordingStream:
         try:
             seen = _seen(request)
         except (TypeError, ValueError, NotImplementedError, RecursionError) as error:
-            failure = TransportError(f"the request cannot be written down: {error}")
+            failure = TransportError(f"the request cannot be recorded: {error}")
             yield Error(_EMPTY, StreamErrorKind.FATAL, str(failure), failure)
             return
         self._begin()
@@ -182,7 +182,7 @@ class PlaybackMismatch(TransportError):
     def __init__(self, call: int, path: str, recorded: Any, asked: Any) -> None:
         super().__init__(
             f"the request differs from recorded call {call} at {path}: "
-            f"recorded was {shown(recorded, _SHOWN)}, asked is {shown(asked, _SHOWN)}"
+            f"recorded {shown(recorded, _SHOWN)}, requested {shown(asked, _SHOWN)}"
         )
         self.call = call
         self.path = path
@@ -223,20 +223,20 @@ class PlaybackStream:
         except TransportError as error:
             yield Error(_EMPTY, StreamErrorKind.FATAL, str(error), error)
             return
-        told: list[StreamEvent] = []
+        played: list[StreamEvent] = []
         for record in call.events:
             if signal.cancelled:
                 break
-            told.append(from_record(record))
-            yield told[-1]
-        is_over = bool(told) and isinstance(told[-1], (Done, Error))
+            played.append(from_record(record))
+            yield played[-1]
+        is_over = bool(played) and isinstance(played[-1], (Done, Error))
         if not is_over and (signal.cancelled or call.given_up):
-            text = signal.reason or "the recorded call was given up here"
-            yield Error(_folded(told), StreamErrorKind.ABORTED, text)
+            text = signal.reason or "the recorded call was closed here"
+            yield Error(_folded(played), StreamErrorKind.ABORTED, text)
 
     def _find(self, request: StreamRequest) -> _Call:
         if not self._unplayed:
-            text = f"the recording has {self._count} calls, and this is one more"
+            text = f"the recording has {self._count} calls, and all of them were played"
             raise TransportError(f"{self.path.name}: {text}")
         first = next(iter(self._unplayed))
         if not self.strict:
@@ -263,7 +263,9 @@ def _load(path: Path) -> Iterable[_Call]:
     lines = path.read_bytes().splitlines()
     header = _line(path, 1, lines[0] if lines else b"", _Header)
     if header.format != FORMAT or header.version != VERSION:
-        raise DecodeError(f"{path.name} is no recording that this version can read", path="line 1")
+        raise DecodeError(
+            f"{path.name} is not a recording that this version can read", path="line 1"
+        )
     return [
         _line(path, number, line, _Call)
         for number, line in enumerate(lines[1:], start=2)

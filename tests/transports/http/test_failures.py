@@ -23,9 +23,9 @@ from clark_agent.transports import OpenAIChat, RetryPolicy
 from clark_agent.transports.http.failures import (
     classify,
     failure_from_response,
+    failure_in_stream,
     failure_of_sdk,
-    failure_told,
-    not_understood,
+    undecodable_event,
 )
 from clark_agent.transports.http.response import Failure
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -64,7 +64,7 @@ NAMES = [f"{number}-{row.provider}-{row.status}" for number, row in enumerate(RO
 @pytest.mark.parametrize("row", ROWS, ids=NAMES)
 def test_a_response_that_was_seen_means_what_it_meant(row: Row) -> None:
     failure = (
-        failure_told(row.body)
+        failure_in_stream(row.body)
         if row.in_stream
         else failure_from_response(row.status, row.body, row.headers)
     )
@@ -118,7 +118,7 @@ bodies = st.recursive(
 
 @given(bodies, st.sampled_from([200, 400, 413, 429, 500, 503]))
 def test_no_body_is_too_odd(body: Any, status: int) -> None:
-    for failure in (failure_from_response(status, body), failure_told(body)):
+    for failure in (failure_from_response(status, body), failure_in_stream(body)):
         assert failure.kind in (FATAL, LIMITED, OVERFLOW, TRANSIENT)
         assert len(failure.message) < 1100
         assert failure.retry_after is None or failure.retry_after >= 0
@@ -181,7 +181,7 @@ RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay":
 )
 def test_a_body_says_how_long_to_wait(body: Any) -> None:
     assert failure_from_response(429, body).retry_after == 37.5
-    assert failure_told(body).retry_after == 37.5
+    assert failure_in_stream(body).retry_after == 37.5
     assert failure_from_response(429, body, {"retry-after": "2"}).retry_after == 2.0
 
 
@@ -223,7 +223,9 @@ def told(body: Any, status: int = 400) -> str:
 )
 def test_the_text_for_people_is_found(body: Any, text: str) -> None:
     assert told(body) == f"the server answered 400: {text}"
-    assert failure_told(body).message == f"the server failed in the middle of the stream: {text}"
+    assert (
+        failure_in_stream(body).message == f"the server failed in the middle of the stream: {text}"
+    )
 
 
 def test_of_a_page_only_the_text_is_told() -> None:
@@ -272,7 +274,7 @@ def test_a_long_text_is_cut() -> None:
 
 
 def test_what_is_no_event_is_quoted_from_its_start() -> None:
-    failure = not_understood(b"\xff{nonsense" + b"x" * 500, ValueError("no JSON"))
+    failure = undecodable_event(b"\xff{nonsense" + b"x" * 500, ValueError("no JSON"))
     assert failure.kind is TRANSIENT
     assert "(no JSON)" in failure.message
     assert "\ufffd{nonsense" in failure.message
@@ -460,7 +462,7 @@ def test_an_error_event_that_an_sdk_raises(status: int | None) -> None:
     ],
 )
 def test_an_unknown_exception_is_fatal_and_named(error: Exception, named: str) -> None:
-    assert failure_of_sdk(error) == Failure(FATAL, f"the request could not be made: {named}")
+    assert failure_of_sdk(error) == Failure(FATAL, f"the request failed: {named}")
 
 
 # --- and a transport never raises for what a server says ----------------------------------------

@@ -188,5 +188,5 @@ def test_the_origin_decides(
 
 @pytest.mark.parametrize("location", ["http://[", "http://a:b/", "//[::1"])
 def test_an_address_that_is_none(location: str) -> None:
-    with pytest.raises(TransportError, match="address that is none"):
+    with pytest.raises(TransportError, match="an invalid address"):
         redirect_target(307, location, "http://a.example/v1")

@@ -381,7 +381,7 @@ def test_a_thought_alone_cannot_be_used() -> None:
     told.text("<think>hm</think>")
     failure = failure_of(told)
     assert failure.kind is StreamErrorKind.ZERO_OUTPUT_TRANSPORT
-    assert failure.message == "neither text nor a tool call came, only reasoning"
+    assert failure.message == "the answer has neither text nor a tool call, only reasoning"
 
 
 def test_an_item_of_a_provider_alone_cannot_be_used_either() -> None:
@@ -389,7 +389,7 @@ def test_an_item_of_a_provider_alone_cannot_be_used_either() -> None:
     told.block(ProviderContent("p", {"type": "search"}))
     failure = failure_of(told)
     assert failure.kind is StreamErrorKind.ZERO_OUTPUT_TRANSPORT
-    assert failure.message.endswith("came, only items of the provider's own tools")
+    assert failure.message.endswith("call, only items of the provider's own tools")
 
 
 def test_nothing_but_cut_off_is_an_answer() -> None:

@@ -128,7 +128,7 @@ NO_ADDRESSES = ["localhost:8000/v1", "ftp://h/v1", "h", "http://", "http://[::1"
 @pytest.mark.parametrize("make", EVERYBODY)
 @pytest.mark.parametrize("url", NO_ADDRESSES)
 def test_what_is_no_address_is_refused_when_the_transport_is_made(make: Any, url: str) -> None:
-    with pytest.raises(ConfigError, match="base_url is the address of a server, as in http"):
+    with pytest.raises(ConfigError, match="base_url must be the address of a server, as in http"):
         make("m", base_url=url, api_key="k")
 
 
@@ -147,12 +147,12 @@ def test_a_string_with_an_address_that_is_none(model: str) -> None:
 @pytest.mark.parametrize("make", EVERYBODY)
 @pytest.mark.parametrize("key", [7, b"secret"])
 def test_a_key_is_a_text(make: Any, key: Any) -> None:
-    with pytest.raises(ConfigError, match="a key is a text, not ") as told:
+    with pytest.raises(ConfigError, match="api_key must be a string, not ") as told:
         make("m", base_url="http://localhost:1", api_key=key)
     assert "secret" not in str(told.value)
 
 
 @pytest.mark.parametrize("make", EVERYBODY)
 def test_a_header_is_a_text(make: Any) -> None:
-    with pytest.raises(ConfigError, match="the header 'x' is a text, not int"):
+    with pytest.raises(ConfigError, match="the header 'x' must be a string, not int"):
         make("m", base_url="http://localhost:1", api_key="k", headers={"x": 7})

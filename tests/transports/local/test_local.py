@@ -627,12 +627,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("missing.gguf", r"there is no file '.*missing.gguf': name the path of a GGUF file"),
-        ("folder.gguf", r"there is no file '.*folder.gguf': name the path of a GGUF file"),
+        ("missing.gguf", r"no file '.*missing.gguf': pass the path of a GGUF file"),
+        ("folder.gguf", r"no file '.*folder.gguf': pass the path of a GGUF file"),
         ("text.gguf", r"^/\S+/text.gguf is not a GGUF file"),
-        ("empty.gguf", r"/empty.gguf cannot be read: .*empty file"),
-        ("begun.gguf", r"llama.cpp cannot load /\S+/begun.gguf.*not whole"),
-        ("cut.gguf", r"llama.cpp cannot load /\S+/cut.gguf.*not whole"),
+        ("empty.gguf", r"cannot read the model /\S+/empty.gguf: .*empty file"),
+        ("begun.gguf", r"llama.cpp cannot load /\S+/begun.gguf.*complete GGUF file"),
+        ("cut.gguf", r"llama.cpp cannot load /\S+/cut.gguf.*complete GGUF file"),
     ],
 )
 def test_files_that_are_no_model(
@@ -659,7 +659,7 @@ def test_files_that_are_no_model(
         ({"chat_template": " "}, "chat_template must be"),
         ({"chat_template": "{% for %}"}, "chat_template"),
         ({"path": 5}, "5 is not the path"),
-        ({"path": ""}, "there is no file ''"),
+        ({"path": ""}, "no file ''"),
         ({"path": "~nobody-of-that-name/x.gguf"}, "x.gguf"),
         ({"retry": 3}, "retry must be a RetryPolicy"),
     ],
@@ -845,7 +845,7 @@ def test_weights_that_cannot_be_put_together(
 ) -> None:
     (tmp_path / "models").write_text("in the way")
     monkeypatch.setenv("CLARK_AGENT_CACHE", str(tmp_path))
-    with pytest.raises(ConfigError, match=r"cannot be put together in .*Set CLARK_AGENT_CACHE"):
+    with pytest.raises(ConfigError, match=r"cannot assemble .*Set CLARK_AGENT_CACHE"):
         LocalModel()
 
 

@@ -45,7 +45,7 @@ __all__ = ["chat"]
 @agent_options
 @system_option
 @approval_options
-@click.option("--resume", metavar="RUN", help="Go on with a run of the log; 'last' is the newest.")
+@click.option("--resume", metavar="RUN", help="Resume a run from the log; 'last' is the newest.")
 @log_options(can_be_off=True)
 def chat(
     *,
@@ -55,18 +55,18 @@ def chat(
     resume: str | None,
     log: Log | None,
 ) -> int:
-    """Talk with an agent in the terminal.
+    """Chat with an agent in the terminal.
 
-    Enter sends. What you type while the agent works is put before it with its next turn. Ctrl-C
-    stops it, twice aborts it; Ctrl-D leaves. /help lists the commands. Tools with side effects ask
-    before they run.
+    Enter sends a message. A message sent while the agent works reaches it in its next turn. Ctrl-C
+    stops the agent, twice aborts it; Ctrl-D leaves. /help lists the commands. Tools with side
+    effects ask before they run.
     """
     if not (has_terminal() and sys.stdin.isatty()):
         raise ConfigError(f'chat needs a terminal; without one use {PROGRAM} run "…"')
     run_id, settings = None, settings_from(given)
     if resume is not None:
         if log is None:
-            raise ConfigError("--resume needs the log that --no-log turns off")
+            raise ConfigError("--resume needs a log, and --no-log turns it off")
         run_id = find_run(log, resume)
         can_ask = not approvals.yes
         settings = settings_again(given, log, run_id, command="chat --resume", can_ask=can_ask)
@@ -77,7 +77,7 @@ def chat(
     with show_log_messages(screen, debug=is_debugging()):
         asyncio.run(_talk(talk, screen, run_id))
     if log is not None and talk.run_id is not None and talk.can_resume:
-        screen.note(f"to go on: {PROGRAM} chat --resume {talk.run_id[:8]}")
+        screen.note(f"to continue: {PROGRAM} chat --resume {talk.run_id[:8]}")
     return 0
 
 
@@ -96,11 +96,13 @@ async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
         try:
             if talk.agent.settings.model == DEFAULT_MODEL:
                 screen.note(TOO_SMALL)
-            screen.note(f"{talk.agent.config.model_id} in {talk.agent.settings.root}; /help helps")
+            screen.note(
+                f"{talk.agent.config.model_id} in {talk.agent.settings.root}; /help for help"
+            )
             if resume is not None:
-                await _obeyed(talk, f"/resume {resume}")
+                await _run_command(talk, f"/resume {resume}")
             while True:
-                await _heard(talk, await prompt.read())
+                await _handle_line(talk, await prompt.read())
         except EOFError:
             pass
         finally:
@@ -108,15 +110,15 @@ async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
             screen.prompt = None
 
 
-async def _heard(talk: Chat, line: str) -> None:
+async def _handle_line(talk: Chat, line: str) -> None:
     if is_command(line):
         talk.screen.note(one_line(line), "user")
-        await _obeyed(talk, line)
+        await _run_command(talk, line)
     elif line.strip() or talk.is_asking:
         talk.take(line.strip())
 
 
-async def _obeyed(talk: Chat, line: str) -> None:
+async def _run_command(talk: Chat, line: str) -> None:
     try:
         await obey(talk, line)
     except (ClarkAgentError, OSError) as error:

@@ -25,13 +25,13 @@ from clark_agent._version import __version__
 from clark_agent.cli.app import PROGRAM, cli, examples
 from clark_agent.cli.options import (
     DEFAULT_MODEL,
+    Given,
     Log,
     log_options,
     open_model,
     settings_from,
     without_password,
 )
-from clark_agent.cli.options import Given as NothingGiven
 from clark_agent.cli.view import one_line
 from clark_agent.config import LoopConfig
 from clark_agent.engine.loop import run
@@ -46,7 +46,7 @@ from clark_agent.types import AgentContext
 __all__ = ["completion", "doctor", "models"]
 
 _OPENAI = "https://api.openai.com/v1"
-_PATIENCE = 120.0  # seconds for a model to return one word
+_TIMEOUT = 120.0  # seconds for a model to return one word
 
 
 # --- providers ------------------------------------------------------------------------------------
@@ -126,9 +126,9 @@ def _complete_providers(_: Any, __: Any, incomplete: str) -> list[CompletionItem
 )
 @click.argument("provider", required=False, shell_complete=_complete_providers)
 def models(*, provider: str | None) -> None:
-    """List the kinds of models, or the models of a PROVIDER.
+    """List providers, or the models of one PROVIDER.
 
-    A provider is one of the kinds, or the address of a server that speaks Chat Completions.
+    PROVIDER is a name from the list, or the URL of a server that speaks Chat Completions.
     """
     if provider is None:
         click.echo(f"{'local:':<28}a small model on this machine, or local:/path/to/model.gguf")
@@ -146,14 +146,14 @@ def _listed(given: str) -> list[str]:
     word = given.partition("#")[0]
     if word.startswith(("http://", "https://")):
         provider = Provider(word, (), "openai", "openai", word.rstrip("/"))
-        return [f"{provider.url}#{name}" for name in _ask(provider)]
+        return [f"{provider.url}#{name}" for name in _list_models(provider)]
     word = word.partition(":")[0]
     known = {provider.scheme: provider for provider in _providers()}
     if word not in known:
         near = close_match(word, list(known))
         hint = f" Did you mean {near}?" if near else f" See '{PROGRAM} models'."
-        raise ConfigError(f"there is no provider {word!r}.{hint}")
-    return [f"{word}:{name}" for name in _ask(known[word])]
+        raise ConfigError(f"unknown provider {word!r}.{hint}")
+    return [f"{word}:{name}" for name in _list_models(known[word])]
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -163,7 +163,7 @@ class _NoRedirect(HTTPRedirectHandler):
         return None
 
 
-def _ask(provider: Provider) -> list[str]:
+def _list_models(provider: Provider) -> list[str]:
     """Return the models that a server lists."""
     headers = {"User-Agent": PROGRAM}
     if provider.keys:
@@ -182,9 +182,9 @@ def _ask(provider: Provider) -> list[str]:
         return sorted([str(row["id"]).removeprefix("models/") for row in rows])
     except (URLError, OSError) as error:
         why = getattr(error, "reason", None) or error
-        raise ClarkAgentError(f"{provider.url} cannot be asked for its models: {why}") from error
+        raise ClarkAgentError(f"cannot list the models of {provider.url}: {why}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ClarkAgentError(f"{provider.url} does not say which models it has") from error
+        raise ClarkAgentError(f"{provider.url} did not return a list of models") from error
 
 
 # --- doctor ---------------------------------------------------------------------------------------
@@ -193,38 +193,40 @@ def _ask(provider: Provider) -> list[str]:
 class Finding(Struct, frozen=True):
     """One result of a check."""
 
-    is_there: bool
+    is_ok: bool
     what: str
     about: str
 
 
 @click.command(epilog=examples("clark-agent doctor", "clark-agent doctor --offline"))
-@click.option("--offline", is_flag=True, help="Do not load or ask any model.")
+@click.option("--offline", is_flag=True, help="Do not load or call any model.")
 @log_options()
 def doctor(*, offline: bool, log: Log) -> int:
-    """Say what is there, what is missing, and how to get it.
+    """Check what works, what is missing, and how to get it.
 
-    The model that would be used, and the one on this machine, are asked for a word; --offline
-    leaves that out. Of keys it is told whether they are set, never what they are.
+    Sends a short prompt to the default model and to the model on this machine, unless --offline is
+    given. Reports whether keys are set, never their values.
 
     Exit codes: 0 an agent can run here, 1 it cannot.
     """
-    model = settings_from(NothingGiven()).model
+    model = settings_from(Given()).model
     for finding in _findings(log):
         _print(finding)
-    found = Finding(True, "model", f"{without_password(model)} (not asked)")
+    found = Finding(True, "model", f"{without_password(model)} (not called)")
     if not offline:
         found = _try(model)
         if model != DEFAULT_MODEL:
             _print(_try(DEFAULT_MODEL, "local model"))
     _print(found)
-    if not found.is_there and model == DEFAULT_MODEL:
-        click.echo("     or name another: CLARK_AGENT_MODEL=openai:gpt-5.1; see clark-agent models")
-    return 0 if found.is_there else 1
+    if not found.is_ok and model == DEFAULT_MODEL:
+        click.echo(
+            "     or choose another: CLARK_AGENT_MODEL=openai:gpt-5.1; see clark-agent models"
+        )
+    return 0 if found.is_ok else 1
 
 
 def _print(finding: Finding) -> None:
-    mark = "ok " if finding.is_there else "-- "
+    mark = "ok " if finding.is_ok else "-- "
     line = f"{mark}  {finding.what:<24} {one_line(finding.about, 300)}"
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
@@ -259,9 +261,9 @@ def _log_finding(log: Log) -> Finding:
     while not folder.exists():
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        return Finding(False, "run log", f"{log.path} cannot be written: choose --log, or --no-log")
+        return Finding(False, "run log", f"cannot write {log.path}: choose --log, or --no-log")
     if log.is_inside(os.getcwd()):
-        where = f"{log.path} lies in this folder, where commands of an agent can change it"
+        where = f"{log.path} is inside this folder, where commands of an agent can change it"
         return Finding(False, "run log", f"{where}: choose --log")
     return Finding(True, "run log", f"{log.path}, {len(log.store.runs())} runs")
 
@@ -270,7 +272,7 @@ def _try(model: str, what: str = "model") -> Finding:
     """Check whether a model answers."""
 
     async def ask() -> None:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             config = LoopConfig(stream=open_model(model), max_iterations=1, max_output_tokens=16)
             await run("Say hello.", AgentContext(), config)
 
@@ -278,7 +280,7 @@ def _try(model: str, what: str = "model") -> Finding:
     try:
         asyncio.run(ask())
     except TimeoutError:
-        return Finding(False, what, f"{name} did not answer in {_PATIENCE:g} seconds")
+        return Finding(False, what, f"{name} did not answer in {_TIMEOUT:g} seconds")
     except ClarkAgentError as error:
         return Finding(False, what, f"{name}: {error}")
     return Finding(True, what, f"{name} answers")

@@ -29,25 +29,25 @@ __all__ = ["gateway"]
     "--host",
     metavar="ADDRESS",
     default="127.0.0.1",
-    help="Where to listen; only this machine by default.",
+    help="The address to listen on. Default: reachable from this machine only.",
 )
 @click.option(
-    "--port", metavar="N", default=8000, type=click.IntRange(0, 65535), help="8000 by default."
+    "--port", metavar="N", default=8000, type=click.IntRange(0, 65535), help="Default: 8000."
 )
 @click.option(
     "--token",
     "tokens",
     multiple=True,
     metavar="NAME=VARIABLE",
-    help="Who may use it: a name for the log, and the environment variable with their secret. "
-    "Without any only this very machine is answered.",
+    help="Who may call: a name for the log, and the environment variable that holds the secret. "
+    "Without tokens, only this machine may call.",
 )
 @click.option(
     "--extra",
     "extras",
     multiple=True,
     metavar="FIELD",
-    help="A field that callers may set in provider_extras, besides those that are safe.",
+    help="A field that callers may set in provider_extras, besides the safe ones.",
 )
 def gateway(
     *,
@@ -57,9 +57,9 @@ def gateway(
     tokens: tuple[str, ...],
     extras: tuple[str, ...],
 ) -> None:
-    """Serve MODELs to other machines; the keys of their providers stay here.
+    """Serve MODELs to other machines; the API keys stay here.
 
-    The first Ctrl-C lets running answers end, the second does not.
+    The first Ctrl-C waits for running answers to end; the second aborts them.
     """
     load_sdk("uvicorn", "gateway", "the gateway")
     served = _models(models)
@@ -77,7 +77,7 @@ def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:
             name, model = "default", word
         if name in served:
             raise ConfigError(
-                f"two models are named {name!r}: write NAME={without_password(model)}"
+                f"two models have the name {name!r}: write NAME={without_password(model)}"
             )
         served[name] = open_model(model)
     return served
@@ -90,7 +90,9 @@ def _tokens(given: tuple[str, ...]) -> dict[str, str] | None:
         name, _, variable = word.partition("=")
         secret = os.environ.get(variable, "").strip()
         if not secret:
-            what = f"the variable {variable!r} is not set" if variable else "it names no variable"
+            what = (
+                f"the variable {variable!r} is not set" if variable else "the variable is missing"
+            )
             raise ConfigError(f"--token {word}: {what}; write NAME=VARIABLE")
         tokens[name] = secret
     return tokens or None

@@ -73,13 +73,13 @@ __all__ = ["diff", "export", "replay", "runs", "show"]
     metavar="N",
     default=20,
     type=click.IntRange(min=1),
-    help="How many; 20 by default.",
+    help="How many runs to list. Default: 20.",
 )
-@click.option("--all", "children", is_flag=True, help="Those that other runs started, too.")
-@click.option("--json", "as_json", is_flag=True, help="One run a line, as JSON.")
+@click.option("--all", "children", is_flag=True, help="Include runs that other runs started.")
+@click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
 @log_options()
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
-    """List the runs that were logged, the newest first."""
+    """List logged runs, the newest first."""
     found = [run for run in log.store.runs() if children or not run.depth][:limit]
     if as_json:
         for run in found:
@@ -89,11 +89,11 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     rows = [_row(run, log) for run in found]
     columns = [max([len(cell) for cell in column]) for column in zip(*rows, strict=True)]
     for row in rows:
-        *cells, said = [cell.ljust(size) for cell, size in zip(row, columns, strict=True)]
-        line = "  ".join([*cells, said.rstrip()])
+        *cells, prompt = [cell.ljust(size) for cell, size in zip(row, columns, strict=True)]
+        line = "  ".join([*cells, prompt.rstrip()])
         click.echo(line if len(line) <= width else line[: width - 1] + "…")
     if not found:
-        click.echo(f"there are no runs in {log.path}", err=True)
+        click.echo(f"no runs in {log.path}", err=True)
 
 
 def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
@@ -103,9 +103,9 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     records = log.store.load(run.run_id).records
     began = records[0].entry if records else None
     if not isinstance(began, RunBegan):
-        return (*start, "-", "(its beginning cannot be read)")
-    said = " ".join([message.plain_text for message in began.prompts])
-    return (*start, one_line(began.model_id or "-", 28), one_line(said))
+        return (*start, "-", "(the first record cannot be read)")
+    prompt = " ".join([message.plain_text for message in began.prompts])
+    return (*start, one_line(began.model_id or "-", 28), one_line(prompt))
 
 
 def _time(unix_ms: int, form: str) -> str:
@@ -132,14 +132,14 @@ def _time(unix_ms: int, form: str) -> str:
     nargs=2,
     type=click.FloatRange(min=0),
     metavar="IN OUT",
-    help="What a million tokens cost, in and out: then each step has its cost, too.",
+    help="The price of a million input and output tokens; adds the cost of each step.",
 )
 @log_options()
 def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
-    """Show what was said and done in a run, and what it took.
+    """Show the messages, tool calls and usage of a run.
 
-    Below each answer stands when it was asked for, how long it took, its tokens, and how long each
-    of its tools ran. Where a log is broken is said at the end.
+    Below each answer: when it was requested, how long it took, its tokens, and how long each of its
+    tools ran. Damage to the log is reported at the end.
     """
     loaded, folded, damage = _readable(log.store.load(find_run(log, run_id)))
     began, settings = folded.began, settings_of(folded.began)
@@ -154,9 +154,9 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
         screen.note(f"talk      {one_line(began.identity.conversation_id)}")
     cost = None if price is None else Price(input=price[0], output=price[1])
     view, steps = View(screen), list(_steps(loaded))
-    view.tell(began.history)
+    view.show(began.history)
     for message in folded.messages:
-        view.tell([message])
+        view.show([message])
         place = next((n for n, step in enumerate(steps) if step.message is message), -1)
         for step in steps[: place + 1]:  # including discarded attempts before it
             screen.note(f"  {step.line(cost)}")
@@ -215,7 +215,7 @@ class _Step(Struct):
             if price is not None:
                 parts.append(f"{price.of(usage):.4f}")
         if self.discarded is not None:
-            parts.append(f"does not count ({one_line(self.discarded)})")
+            parts.append(f"discarded ({one_line(self.discarded)})")
         for name, began, ended in self.tools.values():
             took = "not ended" if ended is None else f"{(ended - began) / 1000:.1f} s"
             parts.append(f"{one_line(name)} {took}")
@@ -252,12 +252,12 @@ def _steps(loaded: LoadedRun) -> Iterator[_Step]:
 @agent_options
 @log_options()
 def replay(*, run_id: str, given: Given, log: Log) -> int:
-    """Run a logged run again, offline, and say what differs.
+    """Replay a logged run offline and report what differs.
 
-    Model, tools and clock answer from the log, so nothing is called and nothing changes. The run is
-    set up as it was, unless options say otherwise: then it is told what they would have changed.
+    The model, tools and clock answer from the log, so nothing is called and nothing changes. The
+    run keeps its settings; options show what other settings would have changed.
 
-    Exit codes: 0 identical, 1 not.
+    Exit codes: 0 identical, 1 different.
     """
     found = find_run(log, run_id)
     began = fold(log.store.load(found)).began
@@ -275,9 +275,9 @@ def replay(*, run_id: str, given: Given, log: Log) -> int:
 @run_argument("second")
 @log_options()
 def diff(*, first: str, second: str, log: Log) -> int:
-    """Say where two runs part, times and names aside.
+    """Report the first difference between two runs, ignoring times and run ids.
 
-    Exit codes: 0 they are the same, 1 they are not.
+    Exit codes: 0 the same, 1 different.
     """
     found = first_difference(log.store, find_run(log, first), find_run(log, second))
     click.echo("the same" if found is None else safe(str(found)))
@@ -337,13 +337,15 @@ FORMATS: dict[str, Callable[[LoadedRun], str]] = {
     "name",
     type=click.Choice(list(FORMATS)),
     default="markdown",
-    help="markdown, or JSON: messages as openai and anthropic take them, trajectory records, or "
-    "the records of the log.",
+    help="Markdown, or JSON: messages for openai or anthropic, trajectory records, or the records "
+    "of the log. Default: markdown.",
 )
-@click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Where to; stdout.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(), help="The output file. Default: stdout."
+)
 @log_options()
 def export(*, run_id: str, name: str, output: str | None, log: Log) -> None:
-    """Write a run in a form that others read."""
+    """Export a run as Markdown or JSON."""
     text = FORMATS[name](log.store.load(find_run(log, run_id)))
     if output is None or output == "-":
         sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
@@ -351,4 +353,4 @@ def export(*, run_id: str, name: str, output: str | None, log: Log) -> None:
     try:
         Path(output).expanduser().write_text(text, "utf-8", errors="surrogatepass")
     except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror}") from error
+        raise ConfigError(f"cannot write {output}: {error.strerror}") from error

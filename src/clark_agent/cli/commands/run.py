@@ -55,7 +55,9 @@ from clark_agent.types import AgentContext, RunIdentity, Usage
 
 __all__ = ["fork", "resume", "run"]
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Write one event a line.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write events as JSON, one per line."
+)
 prompt_argument = click.argument("prompt", nargs=-1)
 
 
@@ -82,11 +84,11 @@ def run(
     as_json: bool,
     log: Log | None,
 ) -> int:
-    """Give an agent something to do, and watch it.
+    """Run an agent on a prompt.
 
-    PROMPT is what to do. What is piped in is added to it; "-" takes all of it from there. What the
-    model says goes to stdout, what it does to stderr. Tools with side effects ask before they run;
-    without a terminal they are refused unless --yes or --allow says otherwise.
+    PROMPT is the task. Piped input is added to it; "-" reads the whole prompt from stdin. The
+    model's text goes to stdout, its actions to stderr. Tools with side effects ask before they run;
+    without a terminal they are refused, unless --yes or --allow permits them.
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 a limit was hit, 130 interrupted.
     """
@@ -109,12 +111,11 @@ def run(
 @json_option
 @log_options()
 def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, log: Log) -> int:
-    """Go on with a run that was interrupted or has failed.
+    """Resume a run that was interrupted or failed.
 
-    RUN is its id, the beginning of it, or "last". The run has the model, the tools and the folder
-    that it had, unless options say otherwise. You are asked to agree where the log says other than
-    the command line would; with --yes, and without a terminal, that has to be said by options.
-    Calls that have their result are not run again.
+    RUN is a run id, a prefix of one, or "last". The run keeps its model, tools and folder, unless
+    options change them. Settings that only the log has need your consent; with --yes, or without a
+    terminal, pass them as options. Tool calls that have a result are not run again.
     """
     found = find_run(log, run_id)
     fold(log.store.load(found))  # refuse a damaged log before asking anything
@@ -134,12 +135,12 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
 )
 @run_argument()
 @prompt_argument
-@click.option("--turn", type=click.IntRange(min=0), metavar="N", help="Fork behind turn N.")
+@click.option("--turn", type=click.IntRange(min=0), metavar="N", help="Fork after turn N.")
 @click.option(
     "--before",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Leave out record N of the log and what comes behind it, such as damage.",
+    help="Drop record N of the log and everything after it, such as damaged records.",
 )
 @agent_options
 @approval_options
@@ -156,10 +157,10 @@ def fork(
     as_json: bool,
     log: Log,
 ) -> int:
-    """Begin another run from the middle of one.
+    """Start a new run from a point in a logged run.
 
     The new run has the history of RUN up to the end of a turn (all of it by default; 0 is before
-    the first) and goes on with PROMPT, or by itself where an answer is due.
+    the first turn). It continues with PROMPT, or without one if an answer of the model is due.
     """
     found = find_run(log, run_id)
     context = fork_run(log.store, found, turn=turn, before=before)
@@ -189,7 +190,7 @@ def _read_prompt(words: tuple[str, ...], *, needed: bool = True) -> str:
         piped = sys.stdin.buffer.read().decode("utf-8", "replace").strip()
     prompt = "\n\n".join([part for part in (text, piped) if part])
     if needed and not prompt:
-        raise click.UsageError(f'there is no prompt: {PROGRAM} run "Read notes.txt."')
+        raise click.UsageError(f'missing prompt: {PROGRAM} run "Read notes.txt."')
     return prompt
 
 
@@ -272,7 +273,7 @@ class Stage:
                 self.view(event)
         except OSError as error:
             self._unwritable = error
-            self._token.cancel("what the model says cannot be written")
+            self._token.cancel("the output cannot be written")
 
     @contextmanager
     def _signals(self) -> Generator[None]:
@@ -291,11 +292,11 @@ class Stage:
             self._signal = number
             self._token.cancel("interrupted")
             with suppress(OSError):  # the terminal may be gone
-                self.screen.note("stopping; Ctrl-C again leaves at once")
+                self.screen.note("stopping; Ctrl-C again exits at once")
             return
         with suppress(OSError):
             self.screen.close()
-            self.screen.note(f"left in the middle{self._how_to_resume()}", "error")
+            self.screen.note(f"exited before the run ended{self._how_to_resume()}", "error")
             sys.stdout.flush()
         os._exit(128 + number)  # do not wait for what does not stop: the log is on the disk
 
@@ -323,7 +324,7 @@ class Stage:
     def _how_to_resume(self) -> str:
         if self._log is None or self._run_id is None:
             return ""
-        return f"; to go on: {PROGRAM} resume {self._run_id[:8]}"
+        return f"; to continue: {PROGRAM} resume {self._run_id[:8]}"
 
 
 def _usage(outcome: RunResult | LoopError) -> Usage:
@@ -332,9 +333,9 @@ def _usage(outcome: RunResult | LoopError) -> Usage:
 
 def _ending(outcome: RunResult | LoopError, word: str, run_id: str | None) -> dict[str, object]:
     """Return the last line of ``--json``: how the run ended. It is not an event."""
-    told: dict[str, object] = {"type": "run_result", "run_id": run_id, "outcome": word}
+    row: dict[str, object] = {"type": "run_result", "run_id": run_id, "outcome": word}
     if isinstance(outcome, RunResult):
-        told |= {"text": outcome.text, "output": outcome.output}
+        row |= {"text": outcome.text, "output": outcome.output}
     else:
-        told |= {"error": type(outcome).__name__, "text": str(outcome)}
-    return {**told, "usage": _usage(outcome)}
+        row |= {"error": type(outcome).__name__, "text": str(outcome)}
+    return {**row, "usage": _usage(outcome)}

@@ -109,8 +109,8 @@ class Transport(ABC, Generic[T]):
             if not secret.isascii() or not secret.isprintable():
                 # The HTTP libraries would log the value when they reject it.
                 raise ConfigError(
-                    f"{type(self).__name__}: a key or a header holds what HTTP does not allow: "
-                    "a line break, perhaps, or a letter that is not ASCII"
+                    f"{type(self).__name__}: a key or a header has characters that HTTP does not "
+                    "allow, such as a line break or a letter that is not ASCII"
                 )
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Transport(ABC, Generic[T]):
 
         ``body`` is the first request, ``message`` all that was received since.
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot go on with a paused answer")
+        raise NotImplementedError(f"{type(self).__name__} cannot continue a paused answer")
 
     @abstractmethod
     async def aclose(self) -> None:
@@ -176,7 +176,7 @@ class Transport(ABC, Generic[T]):
         began = self.clock.now_ms()
         while True:
             attempts += 1
-            answer, has_told = fresh(), False
+            answer, has_emitted = fresh(), False
             spent = (self.clock.now_ms() - began) / 1000
             async with _Attempt(self, answer, body, signal, spent) as attempt:
                 while (chunks := await attempt.read()) is not None:
@@ -184,7 +184,7 @@ class Transport(ABC, Generic[T]):
                         has_begun = True
                         yield Start(_EMPTY)
                     for chunk in chunks:
-                        has_told = True
+                        has_emitted = True
                         yield Chunk(chunk)
             if (failure := attempt.failure) is None:
                 if answer.paused is not None and pauses < _MOST_PAUSES:
@@ -200,9 +200,9 @@ class Transport(ABC, Generic[T]):
                 other = self._rewritten(request, failure)
             if other is not None:
                 asked, body, is_rewritten = other, other, True
-                logger.warning("%s: %s; asking in another way", self.provider, failure.message)
+                logger.warning("%s: %s; sending a changed request", self.provider, failure.message)
                 continue
-            delay = None if has_told else self._delay(failure, attempts, began)
+            delay = None if has_emitted else self._delay(failure, attempts, began)
             if delay is None:
                 rest = attempt.rest()
                 for chunk in rest if has_begun else ():
@@ -211,7 +211,7 @@ class Transport(ABC, Generic[T]):
                 text = f"{failure.message}{tried}"
                 yield Error(attempt.message, failure.kind, text, failure.cause)
                 return
-            text = "%s: %s; asking again in %.1f s, attempt %d of %d"
+            text = "%s: %s; retrying in %.1f s, attempt %d of %d"
             most = self.retry.attempts
             logger.warning(text, self.provider, failure.message, delay, attempts + 1, most)
             if not await pause(self.clock.sleep(delay), signal):
@@ -251,8 +251,8 @@ class Transport(ABC, Generic[T]):
         if failure.kind is StreamErrorKind.FATAL and failure.status in _HINTS:
             where = f"{self.provider}, model {self.model!r}"
             # Redact before the hint is added: a truncated message may end in half a secret.
-            told = self._redactor.text(failure.message)
-            text = f"{told} ({where}: {_HINTS[failure.status]})"
+            message = self._redactor.text(failure.message)
+            text = f"{message} ({where}: {_HINTS[failure.status]})"
             cause = failure.cause
             if failure.status in REFUSES_ACCESS:
                 cause = AccessRefused("provider", failure.status, text)
@@ -261,7 +261,7 @@ class Transport(ABC, Generic[T]):
 
 
 _UNFINISHED = Failure(
-    StreamErrorKind.EMPTY, "the stream ended before the provider had said that it was done"
+    StreamErrorKind.EMPTY, "the stream ended before the provider signalled the end"
 )
 
 

@@ -24,10 +24,10 @@ from clark_agent.transports.http.response import Failure
 __all__ = [
     "classify",
     "failure_from_response",
+    "failure_in_stream",
     "failure_of_sdk",
-    "failure_told",
     "no_stream",
-    "not_understood",
+    "undecodable_event",
 ]
 
 _FATAL = StreamErrorKind.FATAL
@@ -292,24 +292,26 @@ def failure_from_response(
     )
 
 
-def failure_told(body: Any) -> Failure:
+def failure_in_stream(body: Any) -> Failure:
     """Return the failure for an error event inside a stream."""
     text = _message(body) or "no text"
-    told = f"the server failed in the middle of the stream: {text}"
-    return Failure(classify(_IN_STREAM, body), told, _retry_after({}, body))
+    message = f"the server failed in the middle of the stream: {text}"
+    return Failure(classify(_IN_STREAM, body), message, _retry_after({}, body))
 
 
-def not_understood(payload: bytes, error: Exception) -> Failure:
+def undecodable_event(payload: bytes, error: Exception) -> Failure:
     """Return the failure for an event that cannot be decoded."""
     start = payload[:200].decode(errors="replace")
-    return Failure(_TRANSIENT, f"the server sent an event that cannot be read ({error}): {start}")
+    return Failure(
+        _TRANSIENT, f"the server sent an event that cannot be decoded ({error}): {start}"
+    )
 
 
 def no_stream(body: bytes) -> Failure:
     """Return the failure for a body without events: a proxy's HTML page, plain text."""
-    text = _message(body[:_LONGEST_READ]) or "nothing that can be read"
-    told = f"the server did not send a stream of events, but: {text}"
-    return Failure(StreamErrorKind.EMPTY, told)
+    text = _message(body[:_LONGEST_READ]) or "an unreadable body"
+    message = f"the server did not send an event stream, but: {text}"
+    return Failure(StreamErrorKind.EMPTY, message)
 
 
 def failure_of_sdk(error: Exception, address: str = "") -> Failure:
@@ -328,10 +330,10 @@ def failure_of_sdk(error: Exception, address: str = "") -> Failure:
         body = getattr(error, "body", None)
         return failure_from_response(status, str(error) if body is None else body, headers)
     if isinstance(status, int):  # an error event inside a stream that began well
-        return failure_told(getattr(error, "body", None) or str(error))
+        return failure_in_stream(getattr(error, "body", None) or str(error))
     below = names | {kind.__name__ for kind in type(error.__cause__).__mro__}
     if "LocalProtocolError" in below:  # its text quotes the header, which may be the key
-        text = "the request could not be made: a key or a header holds what HTTP does not allow"
+        text = "the request was not sent: a key or a header has characters that HTTP does not allow"
         return Failure(_FATAL, text)
     if "ConnectTimeout" in below:
         timeout = StreamTimeout("connect", None)
@@ -344,8 +346,8 @@ def failure_of_sdk(error: Exception, address: str = "") -> Failure:
         where = f" to {address}" if address else ""
         return Failure(_TRANSIENT, f"the connection{where} failed: {_named(reason)}")
     if "APIError" in names:
-        return failure_told(getattr(error, "body", None) or str(error))
-    return Failure(_FATAL, f"the request could not be made: {_named(error)}")
+        return failure_in_stream(getattr(error, "body", None) or str(error))
+    return Failure(_FATAL, f"the request failed: {_named(error)}")
 
 
 def _named(error: BaseException) -> str:
@@ -398,9 +400,9 @@ def _retry_after(headers: Mapping[str, str], body: Any) -> float | None:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         return max(0.0, (moment - datetime.now(UTC)).total_seconds())
-    said = _TRY_AGAIN.search(_read(body, None)[1])
-    if said is not None and (seconds := _number(said["number"])) is not None:
-        return seconds * _UNITS.get(said["unit"].lower(), 1.0)
+    stated = _TRY_AGAIN.search(_read(body, None)[1])
+    if stated is not None and (seconds := _number(stated["number"])) is not None:
+        return seconds * _UNITS.get(stated["unit"].lower(), 1.0)
     return _retry_info(body)
 
 

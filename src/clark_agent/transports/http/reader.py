@@ -61,7 +61,7 @@ class Feed(Generic[T]):
         self._is_over = False
         self._news: asyncio.Future[None] | None = None  # set while `read` waits for a piece
         self._room: asyncio.Future[None] | None = None  # set while the task waits for `read`
-        self._heard = 0.0
+        self._last_piece_at = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
         self._total_timer: asyncio.TimerHandle | None = None
         self._subscription: Subscription | None = None
@@ -72,7 +72,7 @@ class Feed(Generic[T]):
             self._failure = Cancelled(self._signal.reason or "the call was cancelled")
             self._is_over = True
             return self
-        self._heard = self._loop.time()
+        self._last_piece_at = self._loop.time()
         if self._idle is not None:
             self._watch_idle(self._idle)
         if self._total is not None:
@@ -135,7 +135,7 @@ class Feed(Generic[T]):
         try:
             async with self._source() as pieces:
                 async for piece in pieces:
-                    self._heard = self._loop.time()
+                    self._last_piece_at = self._loop.time()
                     self._unread.append(piece)
                     if self._news is not None:
                         _wake(self._news)
@@ -143,7 +143,7 @@ class Feed(Generic[T]):
                         self._room = self._loop.create_future()
                         await self._room
                         self._room = None
-                        self._heard = self._loop.time()
+                        self._last_piece_at = self._loop.time()
         except Exception as error:
             self._fail(error)
         finally:
@@ -166,7 +166,7 @@ class Feed(Generic[T]):
 
         Time in which the task waits for the consumer does not count as silence.
         """
-        silent = self._loop.time() - self._heard if self._room is None else 0.0
+        silent = self._loop.time() - self._last_piece_at if self._room is None else 0.0
         if silent >= limit:
             self._fail(StreamTimeout("idle", limit))
             return

@@ -70,7 +70,7 @@ def secrets_in(headers: Mapping[str, str] | None) -> list[str]:
     found: list[str] = []
     for name, value in (headers or {}).items():
         if not isinstance(value, str):
-            raise ConfigError(f"the header {name!r} is a text, not {type(value).__name__}")
+            raise ConfigError(f"the header {name!r} must be a string, not {type(value).__name__}")
         shortest = 4 if is_secret(name) else 8
         found += [word for word in {value.strip(), *value.split()[-1:]} if len(word) >= shortest]
     return found
@@ -110,7 +110,7 @@ def address_parts(url: Any, what: str = "base_url", example: str = "/v1") -> Spl
         pass
     shown = without_credentials(f"{url!r}")
     raise ConfigError(
-        f"{what} is the address of a server, as in http://localhost:8080{example}, not {shown}"
+        f"{what} must be the address of a server, as in http://localhost:8080{example}, not {shown}"
     )
 
 
@@ -133,8 +133,8 @@ class Address(Struct, frozen=True):
         parts = urlsplit(url) if has_query else address_parts(url)
         if (parts.query or parts.fragment) and not has_query:
             raise ConfigError(
-                "the address of a server (base_url) has no query and no fragment: pass what goes "
-                "with every request as headers, or bring a client of your own"
+                "base_url must not have a query or a fragment: send fixed values as headers, or "
+                "pass a client of your own"
             )
         secrets = secrets_in(dict(parse_qsl(parts.query)))
         user, has_user, host = parts.netloc.rpartition("@")
@@ -244,14 +244,14 @@ class Redactor:
 
     def cause(self, error: Exception | None) -> Exception | None:
         """Return the exception, or a new one with redacted text if it holds a secret anywhere."""
-        if error is None or not any(self._is_told(text) for text in _texts_of(error)):
+        if error is None or not any(self._has_secret(text) for text in _texts_of(error)):
             return error
         text = self.text(str(error))
         if isinstance(error, AccessRefused):
             return AccessRefused(error.by, error.status, text)
         return TransportError(text)
 
-    def _is_told(self, text: str) -> bool:
+    def _has_secret(self, text: str) -> bool:
         return self.text(text) != text
 
     def _answer(self, message: AssistantMessage) -> AssistantMessage:

@@ -37,18 +37,18 @@ def redirect_target(status: int, location: str, url: str, *, setting: str = "bas
         here, there = urlsplit(url), urlsplit(target)
         is_same = _origin(here) == _origin(there)
     except ValueError:
-        raise TransportError(f"the server answered {status} with an address that is none") from None
+        raise TransportError(f"the server answered {status} with an invalid address") from None
     if is_same and status in _KEEP_THE_REQUEST:
         return target
     if is_same:
         raise TransportError(
-            f"the server answered {status} and points to {_shown(there)}, which would lose the "
+            f"the server answered {status} and redirects to {_shown(there)}, which would drop the "
             f"request: check {setting}"
         )
     raise TransportError(
-        f"the server redirects to another origin, {_shown(there)}, and was not followed: the key "
-        f"and the conversation are for {_shown(here, with_path=False)} alone. If the server has "
-        f"moved, set {setting} to its new address"
+        f"the redirect to another origin, {_shown(there)}, was not followed: the key and the "
+        f"conversation are only for {_shown(here, with_path=False)}. If the server has moved, set "
+        f"{setting} to its new address"
     )
 
 

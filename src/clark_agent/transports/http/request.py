@@ -85,7 +85,7 @@ def sendable(
     kept = [(place, m) for place, m in enumerate(messages) if _is_for_models(m)]
     converted = convert_history([message for _, message in kept], target)
     _audit(converted, [place for place, _ in kept])
-    return repair_history([message for message in converted if _says_something(message)]).messages
+    return repair_history([message for message in converted if _has_content(message)]).messages
 
 
 def _is_for_models(message: AgentMessage) -> bool:
@@ -94,20 +94,20 @@ def _is_for_models(message: AgentMessage) -> bool:
     if isinstance(message, AssistantMessage):
         # The user has seen the text of an aborted message. An incomplete call, or the text before
         # a failure, is left out.
-        is_said = bool(message.plain_text.strip()) and not message.tool_calls
+        has_text = bool(message.plain_text.strip()) and not message.tool_calls
         was_stopped = message.stop_reason is StopReason.ABORTED
-        return (was_stopped and is_said) or message.stop_reason not in _BROKEN
+        return (was_stopped and has_text) or message.stop_reason not in _BROKEN
     return True
 
 
-def _says_something(message: AgentMessage) -> bool:
+def _has_content(message: AgentMessage) -> bool:
     if not isinstance(message, (UserMessage, AssistantMessage)):
         return True
     content = message.content
-    return bool(content) if isinstance(content, str) else any(map(_holds_something, content))
+    return bool(content) if isinstance(content, str) else any(map(_is_content, content))
 
 
-def _holds_something(block: AssistantBlock | UserBlock) -> bool:
+def _is_content(block: AssistantBlock | UserBlock) -> bool:
     if isinstance(block, ReasoningDetailsContent):
         return bool(block.details)
     whole = (ToolCall, ImageContent, FileContent, ProviderContent)
@@ -129,26 +129,25 @@ def _check_files(
             where = f"block {number} of message {place} ({message.role}){name}"
             if not _is_inline(block.source) and not _ADDRESS.match(block.source):
                 raise TransportError(
-                    f"a file comes as a data: URL, or by an address that {provider} can fetch: "
-                    f"{where}"
+                    f"a file needs a data: URL, or an address that {provider} can fetch: {where}"
                 )
             if not takes_file(block):
                 how = "inside the request" if inline_data(block.source) else "by its address"
                 raise TransportError(
-                    f"{provider} takes no file of type {media_type_of(block) or 'unknown'} {how}: "
-                    f"{where}"
+                    f"{provider} does not accept a file of type "
+                    f"{media_type_of(block) or 'unknown'} {how}: {where}"
                 )
 
 
 def media_type_of(block: FileContent | ImageContent) -> str:
     """The media type of the block: stated, or guessed from its name or address, or empty."""
     is_inline = _is_inline(block.source)
-    told = block.source[5:].partition(",")[0].partition(";")[0] if is_inline else ""
-    if not told:
+    stated = block.source[5:].partition(",")[0].partition(";")[0] if is_inline else ""
+    if not stated:
         name = block.name if isinstance(block, FileContent) else None
         address = "" if is_inline else block.source
-        told = block.media_type or _guessed(name or "") or _guessed(address) or ""
-    return told.lower().replace("image/jpg", "image/jpeg")
+        stated = block.media_type or _guessed(name or "") or _guessed(address) or ""
+    return stated.lower().replace("image/jpg", "image/jpeg")
 
 
 def _guessed(address: str) -> str | None:
@@ -284,8 +283,8 @@ def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:
     try:
         msgspec.json.encode(body)
     except UnicodeEncodeError:
-        mended: dict[str, Any] = _well_formed(body)
-        return mended
+        fixed: dict[str, Any] = _well_formed(body)
+        return fixed
     except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
         raise TransportError(f"the request cannot be written as JSON: {error}") from error
     return body

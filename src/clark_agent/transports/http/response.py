@@ -115,12 +115,12 @@ class Answer:
         self._chunks: list[StreamChunk] = []
         self._assembler = MessageAssembler(new_id)
         self._splitter = ThoughtSplitter(thinking_tags) if thinking_tags != "off" else None
-        self._said = 0
+        self._visible_size = 0
         self._annotations: list[Annotation] = []  # with positions in all received text
         self._details: list[_Item] = []
         self._calls: dict[int | str, _Call] = {}
         self._last_call: _Call | None = None
-        self._has_told = False
+        self._has_emitted = False
         self._is_usable = False
         self._usage_before: Usage | None = None
 
@@ -133,7 +133,7 @@ class Answer:
         more = Answer(
             cap=self._cap, thinking_tags=self._tags, new_id=self._new_id, clean=self._clean
         )
-        more.received, more._said = self.received, self._said
+        more.received, more._visible_size = self.received, self._visible_size
         more._assembler = self._assembler  # holds only emitted chunks
         more._calls = {f"before {n}": call for n, call in enumerate(self._calls.values())}
         more._is_usable, more._has_items = self._is_usable, self._has_items
@@ -155,12 +155,12 @@ class Answer:
         if splitter is None or splitter.passes(delta):
             self._visible(delta)
         else:
-            self._tell_pieces(splitter.feed(delta))
+            self._emit_pieces(splitter.feed(delta))
 
     def reasoning(self, delta: str) -> None:
         """Add readable reasoning from the provider's own channel."""
         if delta:
-            self._tell(ReasoningChunk(delta))
+            self._emit(ReasoningChunk(delta))
 
     def reasoning_details(self, items: Iterable[Any]) -> None:
         """Add structured reasoning: whole items, or fragments of the newest one."""
@@ -181,7 +181,7 @@ class Answer:
         A fragment without a number starts a new call if it has a name and another id, or a name and
         arguments after a complete call. Any other belongs to the newest call.
         """
-        self._let_go()
+        self._flush_held()
         call = self._call_for(key, call_id, name, arguments)
         id_delta = name_delta = None
         if call_id and not call.id:
@@ -194,7 +194,7 @@ class Answer:
             call.arguments.append(arguments)
         if id_delta or name_delta or arguments:
             self._is_usable = True
-            self._tell(ToolCallChunk(call.index, id_delta, name_delta, arguments or None))
+            self._emit(ToolCallChunk(call.index, id_delta, name_delta, arguments or None))
 
     def custom_call(
         self,
@@ -216,17 +216,17 @@ class Answer:
 
     def block(self, block: ImageContent | ProviderContent, *, is_answer: bool = False) -> None:
         """Add a whole block. ``is_answer``: the answer is usable even without other content."""
-        self._let_go()
+        self._flush_held()
         self._has_items = True
         if is_answer or isinstance(block, ImageContent):
             self._is_usable = True
-        self._tell(BlockChunk(block if self._clean is None else self._clean(block)))
+        self._emit(BlockChunk(block if self._clean is None else self._clean(block)))
 
     def annotate(self, annotation: Annotation) -> None:
         """Add a source. Its positions count all received text, as `received` does."""
         self._annotations.append(annotation if self._clean is None else self._clean(annotation))
         if self._splitter is None:
-            self._tell_annotations()
+            self._emit_annotations()
 
     # --- called by the transport ----------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Answer:
     @property
     def is_empty(self) -> bool:
         """Whether no chunk was emitted yet; chunks before a pause do not count."""
-        return not self._has_told
+        return not self._has_emitted
 
     @property
     def has_calls(self) -> bool:
@@ -252,14 +252,14 @@ class Answer:
         """
         if self._splitter is not None:
             rest = self._splitter.flush()
-            self._tell_pieces(rest if is_whole else [("thought", text) for _, text in rest])
+            self._emit_pieces(rest if is_whole else [("thought", text) for _, text in rest])
         self._end_details()
         for call in self._calls.values():
             if call.is_custom:
                 call.is_custom = False
                 call.arguments.append('"}')
-                self._tell(ToolCallChunk(call.index, None, None, '"}'))
-        self._tell_annotations()
+                self._emit(ToolCallChunk(call.index, None, None, '"}'))
+        self._emit_annotations()
 
     def message(self) -> AssistantMessage | Failure:
         """Return the whole answer, or why it cannot be used. Call it after `close`."""
@@ -267,9 +267,9 @@ class Answer:
             return self.unreadable
         reason = self._stop_reason()
         if reason is StopReason.ERROR:
-            return Failure(StreamErrorKind.TRANSIENT, "the provider says that it failed")
+            return Failure(StreamErrorKind.TRANSIENT, "the provider reported a failure")
         if not self._is_usable and self.paused is None and reason is not StopReason.MAX_TOKENS:
-            return self._nothing()
+            return self._failure_if_empty()
         return self._assembler.message(reason, usage=self._total_usage())
 
     def partial(self, failure: Failure) -> AssistantMessage:
@@ -281,8 +281,8 @@ class Answer:
 
     # --- internals ------------------------------------------------------------------------------
 
-    def _tell(self, chunk: StreamChunk) -> None:
-        self._has_told = True
+    def _emit(self, chunk: StreamChunk) -> None:
+        self._has_emitted = True
         self._assembler.feed(chunk)
         self._chunks.append(chunk)
 
@@ -295,36 +295,36 @@ class Answer:
         if delta:
             if not self._is_usable and not delta.isspace():
                 self._is_usable = True
-            self._said += len(delta)
-            self._tell(TextChunk(delta))
+            self._visible_size += len(delta)
+            self._emit(TextChunk(delta))
 
-    def _tell_pieces(self, pieces: Iterable[Piece]) -> None:
+    def _emit_pieces(self, pieces: Iterable[Piece]) -> None:
         for kind, text in pieces:
             if kind == "said":
                 self._visible(text)
             else:
-                self._tell(ThinkingChunk(text))
+                self._emit(ThinkingChunk(text))
         if self._splitter is not None and self._splitter.is_settled:
             self._splitter = None  # no more thoughts can follow
 
     def _release(self) -> None:
         """Emit text that was held back because it might have become a tag."""
         if self._splitter is not None and self._splitter.is_holding:
-            self._tell_pieces(self._splitter.flush())
+            self._emit_pieces(self._splitter.flush())
 
-    def _let_go(self) -> None:
+    def _flush_held(self) -> None:
         """Emit everything that was held back, before a chunk of another kind."""
         if self._details:
             self._end_details()
         self._release()
 
-    def _tell_annotations(self) -> None:
+    def _emit_annotations(self) -> None:
         """Emit the sources, with positions in the visible text alone.
 
         Leading thoughts shift all positions by their length. If thoughts may be anywhere, the
         positions are unknown and dropped.
         """
-        hidden = self.received - self._said
+        hidden = self.received - self._visible_size
         for annotation in self._annotations:
             start, end = annotation.start, annotation.end
             if hidden and self._tags == "anywhere":
@@ -335,13 +335,13 @@ class Answer:
                     start=None if start is None else max(0, start - hidden),
                     end=None if end is None else max(0, end - hidden),
                 )
-            self._tell(AnnotationChunk(annotation))
+            self._emit(AnnotationChunk(annotation))
         self._annotations.clear()
 
     def _end_details(self) -> None:
         if self._details:
             items, self._details = self._details, []
-            self._tell(ReasoningDetailsChunk(tuple([item.build() for item in items])))
+            self._emit(ReasoningDetailsChunk(tuple([item.build() for item in items])))
 
     def _call_for(
         self, key: int | str | None, call_id: str | None, name: str | None, arguments: str | None
@@ -374,10 +374,10 @@ class Answer:
             return StopReason.TOOL_USE if self._calls else StopReason.END_TURN
         return finish
 
-    def _nothing(self) -> Failure:
+    def _failure_if_empty(self) -> Failure:
         if self.withheld is not None:
             return Failure(StreamErrorKind.FATAL, self.withheld)
-        text = "neither text nor a tool call came"
+        text = "the answer has neither text nor a tool call"
         if self._has_items:
             text += ", only items of the provider's own tools"
         elif not self._assembler.empty:
@@ -400,7 +400,7 @@ class _Item:
 
     def take(self, fragment: Any) -> bool:
         """Join another fragment of this item. Returns False if it starts a new item."""
-        if not self._goes_on_with(fragment):
+        if not self._is_continued_by(fragment):
             return False
         if not self._grown:
             self._value = dict(self._value)
@@ -418,7 +418,7 @@ class _Item:
             self._value[name] = "".join(pieces)
         return self._value
 
-    def _goes_on_with(self, fragment: Any) -> bool:
+    def _is_continued_by(self, fragment: Any) -> bool:
         first = self._value
         if not isinstance(first, dict) or not isinstance(fragment, dict):
             return False

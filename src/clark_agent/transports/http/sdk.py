@@ -49,7 +49,7 @@ class MissingKeyError(ConfigError):
 def given_key(key: Any) -> str | None:
     """Return the host's key, stripped, or None. Raises `ConfigError` if it is not a string."""
     if key is not None and not isinstance(key, str):
-        raise ConfigError(f"a key is a text, not {type(key).__name__}")
+        raise ConfigError(f"api_key must be a string, not {type(key).__name__}")
     return key and key.strip()
 
 

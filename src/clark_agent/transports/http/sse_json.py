@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.messages.wire import jsonable
-from clark_agent.transports.http.failures import failure_told, no_stream, not_understood
+from clark_agent.transports.http.failures import failure_in_stream, no_stream, undecodable_event
 from clark_agent.transports.http.response import Answer, ProviderFailure
 from clark_agent.transports.http.sse import SseDecoder
 
@@ -83,28 +83,28 @@ class JsonEventDecoder(ABC, Generic[E]):
         try:
             event = self._decode(payload)
         except (ValueError, RecursionError) as error:  # bad JSON, UTF-8 or types
-            self._liberally(payload, error)
+            self._decode_leniently(payload, error)
         else:
             if not self._event(event):
-                self._stranger(_json_in(payload))
+                self._unknown_event(_json_in(payload))
 
-    def _liberally(self, payload: bytes, error: Exception) -> None:
+    def _decode_leniently(self, payload: bytes, error: Exception) -> None:
         """Decode an event that does not match its type, as far as possible."""
         value = _json_in(payload)
         if value is not _BROKEN:
             event: E | None = fitted(value, self._type)
             if event is None or not self._event(event):
-                self._stranger(value)
+                self._unknown_event(value)
         elif b"\n" in payload:  # possibly two events without the empty line between them
             for line in payload.split(b"\n"):
                 self._payload(line)
         else:
-            self._unreadable(not_understood(payload, error))
+            self._unreadable(undecodable_event(payload, error))
 
-    def _stranger(self, value: Any) -> None:
+    def _unknown_event(self, value: Any) -> None:
         """Handle an event of another format. Raises `ProviderFailure` if it is an error."""
         if (error := _error_in(value)) is not None:
-            raise ProviderFailure(failure_told(error))
+            raise ProviderFailure(failure_in_stream(error))
 
     def _unreadable(self, failure: Any) -> None:
         if self._answer.is_empty:
@@ -135,10 +135,10 @@ def _error_in(value: Any) -> dict[str, Any] | None:
     kind = value.get("type")
     if isinstance(kind, str) and "error" not in kind.lower():
         return None  # an event of an unknown type, but not an error
-    told = [value.get(name) for name in ("error", "errors", "detail")]
+    details = [value.get(name) for name in ("error", "errors", "detail")]
     if isinstance(value.get("message"), str):
-        told.append(value["message"])
-    return value if any(told) else None
+        details.append(value["message"])
+    return value if any(details) else None
 
 
 # --- JSON that does not fit its type ----------------------------------------------------------

@@ -54,7 +54,7 @@ _LOOK_AGAIN_SECONDS = 0.1
 # A file's metadata, vocabulary included, is in its first few megabytes.
 _HEADER_BYTES = 64 * 1024 * 1024
 
-Tell = Callable[[bytes], bool]
+OnEvent = Callable[[bytes], bool]
 """Receives an event as JSON. Returns True to stop the call."""
 
 
@@ -81,23 +81,23 @@ class Engine:
             with _signals_kept():
                 self._server = xllamacpp.Server(_parameters(xllamacpp, settings))
         except RuntimeError as error:
-            also = " or is chat_template wrong," if settings.chat_template else ""
+            also = " that chat_template is valid," if settings.chat_template else ""
             raise ConfigError(
-                f"llama.cpp cannot load {settings.path}: is it no GGUF file, or not whole,{also} "
-                f"or is there no memory for a window of {settings.window}? ({error})"
+                f"llama.cpp cannot load {settings.path} ({error}): check that it is a complete "
+                f"GGUF file,{also} and that there is memory for a window of {settings.window}"
             ) from None
         # The server's loop may not run yet, and would then miss a request to stop. A completed
         # call proves that it runs.
         self.complete({"prompt": "Hi", "max_tokens": 1}, lambda _: False)
         _engines.add(self)
 
-    def complete(self, body: dict[str, Any], tell: Tell) -> None:
-        """Continue a text. Blocks until it has ended, or ``tell`` returns True."""
-        self._ask("handle_completions", body, tell)
+    def complete(self, body: dict[str, Any], on_event: OnEvent) -> None:
+        """Continue a text. Blocks until it has ended, or ``on_event`` returns True."""
+        self._ask("handle_completions", body, on_event)
 
-    def chat(self, body: dict[str, Any], tell: Tell) -> None:
+    def chat(self, body: dict[str, Any], on_event: OnEvent) -> None:
         """Continue a conversation, written with the model's chat template. Blocks as `complete`."""
-        self._ask("handle_chat_completions", body, tell)
+        self._ask("handle_chat_completions", body, on_event)
 
     def close(self) -> None:
         """Stop all calls and wait until they have ended, at most ten seconds."""
@@ -105,33 +105,33 @@ class Engine:
             self._is_closing = True
             self._idle.wait_for(lambda: not self._needs, _EXIT_SECONDS)
 
-    def _ask(self, method: str, body: dict[str, Any], tell: Tell) -> None:
+    def _ask(self, method: str, body: dict[str, Any], on_event: OnEvent) -> None:
         asked = msgspec.json.encode(with_extras(body, None))
 
-        def hear(event: bytes) -> bool:
-            return tell(event) or self._is_closing
+        def on_event_or_close(event: bytes) -> bool:
+            return on_event(event) or self._is_closing
 
         # A token has at least one byte, so bytes are an upper bound. An answer without a limit may
         # need the whole window.
         window = self.settings.window
         prompt = body["prompt"].encode(errors="replace") if "prompt" in body else asked
         need = min(len(prompt) + body.get("max_tokens", window), window)
-        if not self._waits_for_room(need, hear):
+        if not self._waits_for_room(need, on_event_or_close):
             return
         try:
-            getattr(self._server, method)(asked, hear)
+            getattr(self._server, method)(asked, on_event_or_close)
         finally:
             with self._idle:
                 self._needs.remove(need)
                 self._idle.notify_all()
 
-    def _waits_for_room(self, need: int, hear: Tell) -> bool:
+    def _waits_for_room(self, need: int, on_event: OnEvent) -> bool:
         """Reserve ``need`` tokens of the window as soon as they are free.
 
         Returns False if the call was stopped first.
         """
         with self._idle:
-            while not hear(b"{}"):
+            while not on_event(b"{}"):
                 if not self._needs or sum(self._needs) + need <= self.settings.window:
                     self._needs.append(need)
                     return True
@@ -221,7 +221,7 @@ def has_chat_template(path: Path) -> bool:
             is_model = data[:4] == b"GGUF"
             found = data.find(struct.pack("<Q", len(key)) + key, 0, _HEADER_BYTES) >= 0
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the model {path} cannot be read: {error}") from None
+        raise ConfigError(f"cannot read the model {path}: {error}") from None
     if not is_model:
-        raise ConfigError(f"{path} is not a GGUF file: it does not begin like one")
+        raise ConfigError(f"{path} is not a GGUF file: it does not start with GGUF")
     return found

@@ -155,7 +155,7 @@ class _Work:
     def _run(self) -> None:
         try:
             if isinstance(self._body, packaged.Case):
-                packaged.guide(self._engine, self._body, self._tell, lambda: self.is_wanted)
+                packaged.guide(self._engine, self._body, self._emit, lambda: self.is_wanted)
             else:
                 self._engine.chat(self._body, self._pass_on)
         except Exception as error:
@@ -166,7 +166,7 @@ class _Work:
         self._send(b"data: %b\n\n" % event)
         return not self.is_wanted
 
-    def _tell(self, event: dict[str, Any]) -> None:
+    def _emit(self, event: dict[str, Any]) -> None:
         self._send(b"data: %b\n\n" % msgspec.json.encode(event))
 
     def _send(self, piece: bytes | Exception | None) -> None:
@@ -188,8 +188,8 @@ def _weights_at(given: str | Path) -> Path:
         raise ConfigError(f"{given!r} is not the path of a GGUF file: {error}") from None
     if not path.is_file():
         raise ConfigError(
-            f"there is no file {str(given)!r}: name the path of a GGUF file, or nothing for the "
-            f"packaged model ({packaged.NAME})"
+            f"no file {str(given)!r}: pass the path of a GGUF file, or no path for the packaged "
+            f"model ({packaged.NAME})"
         )
     return path.resolve()
 

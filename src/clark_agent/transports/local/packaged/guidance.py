@@ -30,7 +30,7 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent.stream import ToolSchema
-from clark_agent.transports.http.failures import failure_told
+from clark_agent.transports.http.failures import failure_in_stream
 from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.local.engine import Engine
 from clark_agent.transports.local.packaged.arguments import (
@@ -87,16 +87,16 @@ _AS_SHOWN = {
 
 
 def guide(
-    engine: Engine, case: Case, tell: Callable[[Any], None], is_wanted: Callable[[], bool]
+    engine: Engine, case: Case, emit: Callable[[Any], None], is_wanted: Callable[[], bool]
 ) -> None:
     """Guide a model to a call or an answer. Blocking: run it in a separate thread.
 
-    ``tell`` is called with the events of the answer as the model writes it, in the format of Chat
+    ``emit`` is called with the events of the answer as the model writes it, in the format of Chat
     Completions. ``is_wanted`` is checked at each token; once it is false, this returns.
     Raises `ProviderFailure`.
     """
     with suppress(_Stopped):
-        _Thinker(engine, tell, is_wanted).think(case)
+        _Thinker(engine, emit, is_wanted).think(case)
 
 
 class _Stopped(Exception):
@@ -124,10 +124,10 @@ class _Thinker:
     """One call to the model: its events, its usage, and whether it is still wanted."""
 
     def __init__(
-        self, engine: Engine, tell: Callable[[Any], None], is_wanted: Callable[[], bool]
+        self, engine: Engine, emit: Callable[[Any], None], is_wanted: Callable[[], bool]
     ) -> None:
         self._engine = engine
-        self._tell = tell
+        self._emit = emit
         self._is_wanted = is_wanted
         self._usage = Usage()
         self._written = 0
@@ -140,7 +140,7 @@ class _Thinker:
         # Tokens that were generated to make the decision count as input: they are not part of the
         # answer, and must not count against its cap.
         read = used.input_tokens + used.cache_read_input_tokens + used.output_tokens
-        self._tell(
+        self._emit(
             {
                 "choices": [{"index": 0, "delta": {}, "finish_reason": finish}],
                 "usage": {
@@ -265,9 +265,9 @@ class _Thinker:
 
     def _call(self, case: Case, tool: ToolSchema) -> str:
         # `MessageAssembler` creates the id, as for all providers that send none.
-        self._tell_call({"name": tool.name})
+        self._emit_call({"name": tool.name})
         finish = self._write(
-            *_call_request(case, tool), lambda text: self._tell_call({"arguments": text})
+            *_call_request(case, tool), lambda text: self._emit_call({"arguments": text})
         )
         return "length" if finish == "length" else "tool_calls"
 
@@ -286,14 +286,14 @@ class _Thinker:
             "temperature": case.temperature,
         }
         prompt = answer_prompt(case.system, case.earlier, case.turn)
-        return self._write(prompt, settings, self._tell_text)
+        return self._write(prompt, settings, self._emit_text)
 
-    def _tell_text(self, text: str) -> None:
-        self._tell({"choices": [{"index": 0, "delta": {"content": text}}]})
+    def _emit_text(self, text: str) -> None:
+        self._emit({"choices": [{"index": 0, "delta": {"content": text}}]})
 
-    def _tell_call(self, function: dict[str, Any]) -> None:
+    def _emit_call(self, function: dict[str, Any]) -> None:
         call = {"index": 0, "function": function}
-        self._tell({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
+        self._emit({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
 
     # --- the engine -----------------------------------------------------------------------------
 
@@ -301,36 +301,36 @@ class _Thinker:
         self,
         prompt: str,
         settings: Mapping[str, Any],
-        tell: Callable[[str], None],
+        emit: Callable[[str], None],
     ) -> str:
         """Let the model continue a text. Returns the finish reason."""
         finish, has_begun = "stop", False
 
-        def hear(choice: _Choice) -> None:
+        def on_choice(choice: _Choice) -> None:
             nonlocal finish, has_begun
             text = choice.text if has_begun else choice.text.lstrip()
             if text:
                 has_begun = True
-                tell(text)
+                emit(text)
             finish = choice.finish_reason or finish
 
-        self._complete({"prompt": prompt, **settings}, hear)
+        self._complete({"prompt": prompt, **settings}, on_choice)
         return finish
 
     def _next_tokens(self, prompt: str) -> dict[str, float]:
         """The likeliest next tokens after a text, with their log probabilities."""
         found: dict[str, float] = {}
 
-        def hear(choice: _Choice) -> None:
+        def on_choice(choice: _Choice) -> None:
             if choice.logprobs is not None:
                 for token in choice.logprobs.content[0].top_logprobs:
                     found.setdefault(token.token, token.logprob)
 
         body = {"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": _TOKENS}
-        self._complete(body, hear)
+        self._complete(body, on_choice)
         return found
 
-    def _complete(self, body: dict[str, Any], hear: Callable[[_Choice], None]) -> None:
+    def _complete(self, body: dict[str, Any], on_choice: Callable[[_Choice], None]) -> None:
         failure: list[Exception] = []
 
         def take(data: bytes) -> bool:
@@ -339,14 +339,14 @@ class _Thinker:
             try:
                 event = _EVENTS.decode(data)
                 if event.error is not None:
-                    raise ProviderFailure(failure_told(event.error))
+                    raise ProviderFailure(failure_in_stream(event.error))
                 if event.usage is not None:
                     self._usage += event.usage.counted
                     self._written = event.usage.completion_tokens
                 if event.prompt_progress is not None:
-                    self._tell({})  # a keep-alive while the prompt is processed
+                    self._emit({})  # a keep-alive while the prompt is processed
                 for choice in event.choices:
-                    hear(choice)
+                    on_choice(choice)
             except Exception as error:  # must not propagate through llama.cpp
                 failure.append(error)
                 return True

@@ -32,8 +32,8 @@ def weights() -> Path:
             os.replace(package.assemble(Path(unfinished, target.name)), target)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"the weights of {NAME} (253 MB) cannot be put together in {folder}: {error}. "
-            "Set CLARK_AGENT_CACHE to a folder with room."
+            f"cannot assemble the weights of {NAME} (253 MB) in {folder}: {error}. "
+            "Set CLARK_AGENT_CACHE to a folder with enough space."
         ) from error
     return target
 
