@@ -29,9 +29,8 @@ async def find_hotels(city: str) -> str:
 
 async def intervene(steering: ChannelSteering, when: SteerWhen) -> None:
     await started.wait()
-    receipt = await steering.handle.steer(
-        "Make it Faro, please.", when
-    )  # waits until it is delivered or expired
+    # Wait until the message is delivered or expired.
+    receipt = await steering.handle.steer("Make it Faro, please.", when)
     print(f"  [{receipt.status} in turn {receipt.turn}]")
 
 
