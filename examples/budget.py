@@ -1,7 +1,8 @@
-"""A budget for an agent and its helper together, and one for the helper alone.
+"""Limit what an agent and its helper may spend.
 
-The helper would search for ever. It is told to wrap up, does not, and is stopped. The agent above
-gets what the helper has so far, and closes with that.
+Both share a budget of money and time, and the helper has a budget of turns of its own. The helper
+never finishes: it gets a warning, ignores it, and is stopped. The agent gets what the helper has so
+far, and finishes with that.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ async def search(query: str) -> str:
 
 
 def paid(text: str, *calls: ToolCall) -> AssistantMessage:
-    """An answer as a provider reports it, with its tokens."""
+    """Return an answer with the tokens that a provider would report."""
     return replace(say(text, *calls), usage=Usage(9_000, 1_000))
 
 

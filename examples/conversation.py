@@ -1,4 +1,4 @@
-"""A conversation that grows from run to run, survives a failure, and can be put on disk."""
+"""Keep a conversation over several runs, continue after a failure, and save it to a file."""
 
 import asyncio
 from pathlib import Path
@@ -21,13 +21,13 @@ async def main() -> None:
         await conversation.send("What is an engine?")
     except StreamError as error:
         print(f"({error.__cause__}; {len(conversation.messages)} messages are safe)")
-    result = await conversation.send()  # without a prompt it goes on from where it stands
+    result = await conversation.send()  # no new prompt: ask again
     print(result.text)
 
     with TemporaryDirectory() as folder:
         path = Path(folder, "talk.json")
         conversation.save(path)
-        config = LoopConfig(stream=ScriptedStream(["You are Ada."]))  # perhaps on another day
+        config = LoopConfig(stream=ScriptedStream(["You are Ada."]))  # maybe on another day
         conversation = Conversation.load(path, config)
 
     result = await conversation.send("Who am I?")

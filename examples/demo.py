@@ -1,8 +1,8 @@
-"""What `make demo` shows: a real model on this machine uses real tools to answer a question.
+"""What `make demo` runs: a real model on this machine uses real tools to answer a question.
 
-The model is a very small one that comes as a package (Gemma 3, 270 million weights). It is here to
-show the machinery at work, not to do work: for that, put a provider's model in its place, for
-instance with CLARK_AGENT_MODEL=anthropic:claude-sonnet-5 and that provider's key.
+The packaged model is very small (Gemma 3, 270 million weights). It shows how the parts work
+together and is not for real tasks. To use another model, set CLARK_AGENT_MODEL, for example to
+anthropic:claude-sonnet-5, and the key of that provider.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ QUESTION = "Read beans.txt and multiply the number in it by 3."
 
 
 class Terminal:
-    """Prints a run as it happens."""
+    """Prints the events of a run."""
 
     def __init__(self) -> None:
         self.colour = sys.stdout.isatty()

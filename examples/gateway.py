@@ -1,7 +1,7 @@
-"""A gateway in front of a model: whoever asks through it has a token, not the provider's key.
+"""A gateway in front of a model: callers have a token instead of the provider's key.
 
-Here both ends are in one program. In earnest the app is a module of its own, and
-``uvicorn my_module:app`` serves it.
+Needs the extra `gateway`. Here, server and client are in one program. In production, put
+``app = gateway(...)`` into a module and serve it with ``uvicorn my_module:app``.
 """
 
 import asyncio

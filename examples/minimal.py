@@ -1,7 +1,7 @@
 """The smallest agent: a model, a prompt, an answer.
 
-The model is scripted, so this runs without a key and without a network. Any async generator of the
-shape of `clark_agent.StreamFn` takes its place.
+The model is scripted, so this runs without a key and a network. To use a real one, replace it with
+``connect("anthropic:claude-sonnet-5")`` from `clark_agent.transports`.
 """
 
 import asyncio

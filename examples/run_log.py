@@ -1,4 +1,4 @@
-"""Log a run, take it up again after a failure, replay it, and see what it cost."""
+"""Log a run, resume it after a failure, replay it, and count what it used."""
 
 import asyncio
 from tempfile import TemporaryDirectory
@@ -11,7 +11,7 @@ from clark_agent.testing import ScriptedStream, call
 
 @tool
 def book(room: str) -> str:
-    """Book a room. Not to be done twice."""
+    """Book a room. It must not happen twice."""
     print(f"booking {room}")
     return f"{room} is booked"
 
@@ -29,7 +29,7 @@ async def main(folder: str) -> None:
     config = config.replace(stream=ScriptedStream(["Room 5 is yours."]))
     result = await resume(store, "holiday", config)  # in this process or another
     print(result.text)
-    print(await replay(store, "holiday", config))  # neither model nor tool is asked
+    print(await replay(store, "holiday", config))  # calls neither model nor tool
     print(usage_tree(store, "holiday").tool_calls, "tool call")
 
 

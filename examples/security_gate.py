@@ -1,6 +1,6 @@
-"""A plugin that stands between the model and its tools: it blocks, it rewrites, it answers.
+"""A plugin that checks tool calls before they run: it can block, rewrite or answer them.
 
-Each decision is named in the details of the result, so "why did this not run?" has an answer.
+The details of each result name the decision, so you can see why a call did not run.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from clark_agent.testing import ScriptedStream, call
 @tool
 def delete(path: str) -> str:
     """Delete a file."""
-    return f"{path} is gone"  # this example only says so
+    return f"{path} is gone"  # this example deletes nothing
 
 
 class Guard:

@@ -1,6 +1,6 @@
-"""Talking to an agent while it works: how soon a message takes effect, and what became of it.
+"""Send a message to an agent while it works, and see when it takes effect.
 
-The agent looks up two cities, one after the other. During the first it hears something new.
+The agent looks up two cities, one after the other. The message arrives during the first call.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ async def find_hotels(city: str) -> str:
 
 async def intervene(steering: ChannelSteering, when: SteerWhen) -> None:
     await started.wait()
-    receipt = await steering.handle.steer("Make it Faro, please.", when)  # until it is settled
+    # Wait until the message is delivered or expired.
+    receipt = await steering.handle.steer("Make it Faro, please.", when)
     print(f"  [{receipt.status} in turn {receipt.turn}]")
 
 

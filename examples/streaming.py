@@ -1,4 +1,4 @@
-"""A run as a stream of events: read them in a loop, and leave whenever you have seen enough."""
+"""Read the events of a run in a loop, and leave early."""
 
 import asyncio
 
@@ -42,7 +42,7 @@ async def main() -> None:
             words += isinstance(event, events.MessageUpdate)
             if words == 7:
                 break
-    # The run is over here: stopped, its stream closed, its tools cleaned up.
+    # Leaving the block has stopped the run: its stream is closed, and no tool is running.
     try:
         print(stream.result)
     except RunAborted as error:

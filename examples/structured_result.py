@@ -1,6 +1,6 @@
-"""A run that ends with a value of a type: the arguments of the last call are the answer.
+"""End a run with a typed value: the arguments of the last call are the answer.
 
-The first try of the model does not fit the type. It is told what is wrong and tries again.
+The first answer of the model does not fit the type. The model gets the reason and tries again.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from clark_agent.testing import ScriptedStream, call
 
 
 class Verdict(msgspec.Struct):
-    """What a review comes to."""
+    """The result of a review."""
 
     decision: Literal["approve", "reject"]
     score: int

@@ -1,6 +1,6 @@
-"""Agents that are tools of another agent. What they do is heard in the events of the one above.
+"""Use agents as tools of another agent, and receive their events.
 
-Two researchers work at the same time. Whoever listens tells them apart by their run.
+Two researchers work at the same time. Each event says which run it belongs to.
 """
 
 import asyncio

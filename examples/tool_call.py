@@ -1,4 +1,4 @@
-"""The model asks for a tool, sees its result, and answers. The tool reports progress meanwhile."""
+"""The model calls a tool, gets its result, and answers. The tool reports progress meanwhile."""
 
 import asyncio
 

@@ -93,6 +93,17 @@ Sunny, 22 °C.
 (done, 4 messages)
 7 words were enough; the run was aborted: the stream was left
 """,
+    "web_sse.py": """\
+ada: I am Ada.
+Hello Ada.
+bob: I am Bob.
+Hello Bob.
+ada: How large is space?
+(Ada left, and the tool was stopped)
+ada: Never mind. Guess!
+It is large, Ada.
+(6 messages of Ada's conversation were sent)
+""",
     "conversation.py": """\
 Hello Ada.
 (no route to host; 3 messages are safe)
