@@ -521,7 +521,7 @@ def test_a_transport_that_returns_is_refused_at_once() -> None:
     async def answer(request: StreamRequest, signal: CancellationToken) -> str:
         return "hello"
 
-    with pytest.raises(ConfigError, match="a transport is an async generator, which yields Start"):
+    with pytest.raises(ConfigError, match="stream must be an async generator that yields Start"):
         LoopConfig(stream=answer)  # type: ignore[arg-type]
 
 

@@ -77,12 +77,12 @@ class Run:
         "pace",
         "purposes",
         "registry",
+        "reports_progress",
         "signal",
         "sourced",
         "spending",
         "system_prompt",
         "tells_deltas",
-        "tells_progress",
         "transcript",
         "turns",
     )
@@ -142,7 +142,7 @@ class Run:
         depend on who listens, go to the emitter itself."""
         self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
         """Whether a listener wants to see a message grow."""
-        self.tells_progress = self.journal.keeps_progress or bool(
+        self.reports_progress = self.journal.keeps_progress or bool(
             self.emitter.listeners(ToolExecutionUpdate)
         )
         """Whether a listener wants to know how far a call has come."""
