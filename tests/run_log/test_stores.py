@@ -314,8 +314,8 @@ def test_a_log_may_begin_with_0_or_1_and_misses_nothing(kind: str, tmp_path: Pat
     assert reasons == {
         "zero": [],
         "one": [],
-        "late": ["it has the number 2, where 0 is due"],
-        "gap": ["it has the number 4, where 2 is due"],
+        "late": ["it has number 2 instead of 0"],
+        "gap": ["it has number 4 instead of 2"],
     }
     counts = {run.run_id: run.records for run in store.runs()}
     assert (counts["zero"], counts["one"]) == (2, 3)

@@ -64,7 +64,7 @@ from clark_agent.run_log.records import (
     ToolsChanged,
     ToolStarted,
 )
-from clark_agent.run_log.resume import spent_by, taken_up
+from clark_agent.run_log.resume import continuation, spent_by
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.run_log.writer import RunWriter
 from clark_agent.steering import SteeringHandle, SteerWhen
@@ -176,7 +176,7 @@ class Script(Effects):
             return AgentContext(began.system_prompt, began.history, began.identity), None
         before = LoadedRun(began.identity.run_id, tuple(self._records[:start]))
         spent = usage_of(self._store, began.identity.run_id, self._below_at(start))
-        return taken_up(fold(before), spent, self._log)
+        return continuation(fold(before), spent, self._log)
 
     def config(self, config: LoopConfig) -> LoopConfig:
         """Return the config with everything outside replaced by the script."""

@@ -60,8 +60,8 @@ class EventChecker:
         self._results_begun = False
         self._running: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
-        self._told: AssistantMessage | None = None
-        self._retold: AssistantMessage | None = None
+        self._announced: AssistantMessage | None = None
+        self._last_announced: AssistantMessage | None = None
 
     def feed(self, event: AgentEvent) -> None:
         """Check the next event."""
@@ -117,7 +117,7 @@ class EventChecker:
         self._broken_off = False
         self._stage = 0
         self._asked = False
-        self._answer = self._told = self._retold = None
+        self._answer = self._announced = self._last_announced = None
         self._results_begun = False
         self._running.clear()
         self._finished.clear()
@@ -129,10 +129,10 @@ class EventChecker:
             wanted = Counter([call.id for call in self._answer.tool_calls])
             self._require(self._finished == wanted, "every call of the turn ends exactly once")
             if wanted:
-                told = Counter([result.tool_call_id for result in event.tool_results])
-                self._require(told == wanted, "turn_end carries one result for every call")
-        was_told = self._retold is not None and event.message == self._retold
-        self._failed = self._answer is None and not self._broken_off and not was_told
+                answered = Counter([result.tool_call_id for result in event.tool_results])
+                self._require(answered == wanted, "turn_end carries one result for every call")
+        was_announced = self._last_announced is not None and event.message == self._last_announced
+        self._failed = self._answer is None and not self._broken_off and not was_announced
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
         same = list(event.messages) == self._messages
@@ -157,8 +157,8 @@ class EventChecker:
         else:
             self._require(message == self._open, "a message ends as it was started")
             # A resumed run announces an answer of another process again before it runs its calls.
-            self._told = message if isinstance(message, AssistantMessage) else None
-            self._retold = self._told or self._retold
+            self._announced = message if isinstance(message, AssistantMessage) else None
+            self._last_announced = self._announced or self._last_announced
         self._open = None
         self._messages.append(message)
 
@@ -199,8 +199,8 @@ class EventChecker:
         self, event: ev.ToolExecutionStart | ev.ToolExecutionUpdate | ev.ToolExecutionEnd
     ) -> None:
         call_id = event.tool_call_id
-        if self._answer is None and self._told is not None:
-            self._answer = self._told
+        if self._answer is None and self._announced is not None:
+            self._answer = self._announced
         self._require(self._answer is not None, "tools run after the answer that asks for them")
         self._require(not self._results_begun, "tools run before the results are told")
         assert self._answer is not None
