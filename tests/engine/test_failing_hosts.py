@@ -514,7 +514,7 @@ async def test_a_transport_that_is_no_async_generator_is_told_so(make: Any) -> N
     returned = make()
     error, _ = await failed(StreamError, lambda request, signal: returned)
     kind = type(returned).__name__
-    assert f"a transport is an async generator, and this one has returned a {kind}" in str(error)
+    assert f"a transport must be an async generator, but this one returned a {kind}" in str(error)
 
 
 def test_a_transport_that_returns_is_refused_at_once() -> None:

@@ -41,8 +41,8 @@ def check_events(events: Iterable[AgentEvent]) -> None:
 class EventChecker:
     """The state machine behind `check_events`, for one event at a time.
 
-    `clark_agent.engine.brackets`, the table that the engine itself uses, says which event may come
-    where. This class checks what an event must carry, and which events belong together.
+    The table of the engine, `clark_agent.engine.brackets`, has the allowed order. This class also
+    checks what an event must carry, and which events belong together.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class EventChecker:
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
         same = list(event.messages) == self._messages
-        self._require(same, "agent_end carries the messages that were told of")
+        self._require(same, "agent_end carries the announced messages")
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class EventChecker:
     # --- requests and tools ---------------------------------------------------------------------
 
     def _about_request(self, event: AgentEvent) -> None:
-        self._require(self._answer is None, "a turn asks no more once it has its answer")
+        self._require(self._answer is None, "a turn makes no request after its answer")
         self._require(not self._asked, "provider_request_prepared is followed by the answer")
         match event:
             case ev.ContextTransformApplied():
@@ -201,8 +201,8 @@ class EventChecker:
         call_id = event.tool_call_id
         if self._answer is None and self._announced is not None:
             self._answer = self._announced
-        self._require(self._answer is not None, "tools run after the answer that asks for them")
-        self._require(not self._results_begun, "tools run before the results are told")
+        self._require(self._answer is not None, "tools run after the answer that calls them")
+        self._require(not self._results_begun, "tools run before the results are announced")
         assert self._answer is not None
         known = sum([call.id == call_id for call in self._answer.tool_calls])
         self._require(known > 0, "a tool runs for a call of the turn's answer")

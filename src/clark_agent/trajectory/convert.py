@@ -160,7 +160,7 @@ def from_trajectory(records: Iterable[TrajectoryRecord]) -> LoadedRun:
         (r.payload.identity for r in given if isinstance(r.payload, rec.RunStarted)), None
     )
     if identity is None:
-        raise DecodeError("no record says which run this is", path="record 0")
+        raise DecodeError("no record identifies the run", path="record 0")
     reader = _Reader()
     entries: list[tuple[int, Entry]] = [(given[0].recorded_at_unix_ms, RunBegan(identity=identity))]
     for record in given:
