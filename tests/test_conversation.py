@@ -204,7 +204,7 @@ async def test_going_on_from_nothing_is_refused_and_changes_nothing() -> None:
         await conversation.send()
     await conversation.send("first")
     before = conversation.context
-    with pytest.raises(InvalidContinuationError, match="the assistant's own message"):
+    with pytest.raises(InvalidContinuationError, match="an assistant message; add a message"):
         await conversation.send()
     assert conversation.context is before
     assert (await conversation.send("second")).text == "two"
@@ -554,7 +554,7 @@ async def test_two_runs_at_once_are_refused_and_nothing_is_lost(
     first = asyncio.create_task(send(conversation, "first", first_streamed))
     await waiting.started.wait()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="in the middle of a run: wait for it, or steer it"):
+        with pytest.raises(RuntimeError, match="run in progress: wait for it to end, or steer it"):
             await send(conversation, "too soon", streamed)
     waiting.release.set()
     assert (await first).text == "one"
@@ -843,9 +843,9 @@ async def test_nothing_is_set_in_the_middle_of_a_run() -> None:
     conversation = Conversation(LoopConfig(stream=stream, tools=[Work("wait", waiting)]))
     task = asyncio.create_task(conversation.send("go"))
     await waiting.started.wait()
-    with pytest.raises(RuntimeError, match="in the middle of a run"):
+    with pytest.raises(RuntimeError, match="has a run in progress"):
         conversation.context = AgentContext("another")
-    with pytest.raises(RuntimeError, match="in the middle of a run"):
+    with pytest.raises(RuntimeError, match="has a run in progress"):
         conversation.config = LoopConfig(stream=stream)
     waiting.release.set()
     assert (await task).text == "ok"

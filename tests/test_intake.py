@@ -142,7 +142,7 @@ NONSENSE: Any = 7
         (AssistantMessage((), StopReason.OTHER, annotations=NONSENSE), "annotations must be"),
         (
             AssistantMessage((), StopReason.OTHER, annotations=(NONSENSE,)),
-            "an Annotation is needed",
+            "expected an Annotation",
         ),
         (
             AssistantMessage((), StopReason.OTHER, annotations=(Annotation("url", url=NONSENSE),)),

@@ -400,7 +400,7 @@ def test_a_bad_context_config_or_continuation_is_told_at_once() -> None:
     with pytest.raises(InvalidContinuationError, match="nothing to continue"):
         stream_run(None, CONTEXT, config)
     answered = CONTEXT.extend([UserMessage("hi"), AssistantMessage.from_text("hello")])
-    with pytest.raises(InvalidContinuationError, match="the assistant's own message"):
+    with pytest.raises(InvalidContinuationError, match="an assistant message; add a message"):
         stream_run(None, answered, config)
     with pytest.raises(ValueError, match="max_buffered must be at least 1, not 0"):
         stream_run("go", CONTEXT, config, max_buffered=0)
@@ -424,10 +424,10 @@ async def test_a_stream_that_is_never_entered_is_none() -> None:
 async def test_a_stream_is_entered_once() -> None:
     agent = Agent("ok")
     async with agent.is_over_after(), agent.stream() as events:
-        with pytest.raises(RuntimeError, match="entered once; ask stream_run for another"):
+        with pytest.raises(RuntimeError, match="entered only once; call stream_run again"):
             await events.__aenter__()
         await read(events)
-    with pytest.raises(RuntimeError, match="entered once; ask stream_run for another"):
+    with pytest.raises(RuntimeError, match="entered only once; call stream_run again"):
         async with events:
             pass
     assert len(agent.model.requests) == 1

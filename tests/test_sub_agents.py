@@ -1556,7 +1556,7 @@ def test_any_tree_can_be_cancelled_anywhere(
     ("arguments", "told"),
     [
         (("", "d"), "agent_tool has no name"),
-        (("a b!", "d"), "will not do as the name"),
+        (("a b!", "d"), "invalid tool name 'a b!'"),
         (("a", 5), "description must be a text"),
     ],
 )

@@ -131,7 +131,7 @@ async def test_a_tool_of_the_config_is_never_replaced(caplog: pytest.LogCaptureF
     result = await run("go", AgentContext(), config)
     assert offered(stream) == [["a", "b"]] * 2
     assert results(result) == ["a 0"]
-    assert "a tool 'a', which the config has" in caplog.text
+    assert "ignored the tool 'a' of the tool source: the config has one" in caplog.text
 
 
 async def test_an_async_source_has_the_time_that_hooks_have() -> None:
@@ -223,7 +223,7 @@ async def test_a_call_that_waits_for_a_tool_of_the_source_is_not_lost(gives: Any
     (summary,) = store.runs()
     store.cut(summary.run_id, 4)  # the process died behind the answer
     assert type(store.load(summary.run_id).records[-1].entry).__name__ == "Answered"
-    with pytest.raises(ConfigError, match="which the tool source does not give now"):
+    with pytest.raises(ConfigError, match="which the tool source does not provide now"):
         await resume(store, summary.run_id, config(ByTurn(gives)))
     assert len(store.load(summary.run_id).records) == 4
     again = config(ByTurn((B,)), "ok")

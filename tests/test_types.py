@@ -270,13 +270,13 @@ def test_the_role_is_that_of_the_json(message: AgentMessage) -> None:
 
 @pytest.mark.parametrize("nothing", [None, 5, "hello"])
 def test_a_context_is_extended_by_messages_alone(nothing: Any) -> None:
-    with pytest.raises(TypeError, match="messages are needed, not"):
+    with pytest.raises(TypeError, match="expected a result, an error of a run, or messages, not"):
         AgentContext().extend(nothing)
 
 
 @pytest.mark.parametrize("wrong", [["hi"], "hi", [UserMessage("a"), {"role": "user"}], [None]])
 def test_a_context_holds_messages_alone(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"messages must be messages, not .*: write UserMessage"):
+    with pytest.raises(TypeError, match=r"messages must be messages, not .*: use UserMessage"):
         AgentContext(messages=wrong)
     with pytest.raises(TypeError, match="messages must be messages"):
         AgentContext().extend([*wrong, UserMessage("b")])

@@ -7,7 +7,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``run_context``: the run, for functions of the host
 - ``tools``: what the model may call, its schema and its arguments
 - ``events``, ``messages``, ``history``, ``gates``, ``intake``: events, and work on messages
-- ``steering``, ``protocol``: messages to a run under way, and the rules for the model's answers
+- ``steering``, ``protocol``: messages to a running agent, and the rules for the model's answers
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
 - ``budget``, ``result``: what a run may spend, and what it returns
@@ -15,7 +15,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
 - ``running``, ``conversation``, ``sub_agents``: what people do with the loop
-- ``run_log``: everything that comes into a run, recorded as it happens
+- ``run_log``: everything that enters a run, recorded as it happens
 - ``toolkit``: tools that most agents need
 - ``transports``: connections to models, each loading its SDK when it is created
 - ``gateway``: a server between clients and models

@@ -1,4 +1,4 @@
-"""Where two JSON values part first, and how to show what stands there."""
+"""The first difference of two JSON values, and how to show it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["first_difference", "shown"]
 
 
 def first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The path of the first place where they differ, and what stands there in each.
+    """The path of the first difference, and both values there.
 
-    A field that is null is not one that is missing, though both are shown as nothing.
+    A null field differs from a missing one, though both are shown as None.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for name in [*first, *[name for name in second if name not in first]]:
@@ -38,6 +38,6 @@ def _at(values: list[Any], index: int) -> Any:
 
 
 def shown(value: Any, longest: int) -> str:
-    """The value as JSON, cut off where it is longer than that."""
+    """The value as JSON, cut off if it is longer than ``longest``."""
     text = "nothing" if value is None else encode_json(value).decode(errors="replace")
     return text if len(text) <= longest else text[: longest - 1] + "…"

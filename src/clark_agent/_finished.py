@@ -1,4 +1,4 @@
-"""What a plain function returns when callers await it and there is nothing to wait for."""
+"""An awaitable for plain functions whose result is awaited, if there is nothing to wait for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["FINISHED"]
 
 
 class _Finished:
-    """Can be awaited any number of times and never waits, without a frame of its own."""
+    """Can be awaited any number of times, never waits, and needs no frame."""
 
     __slots__ = ()
     __await__ = ().__iter__

@@ -1,6 +1,6 @@
-"""Files and folders for their owner alone: what a run says and does may be anybody's secret.
+"""Files and folders that only their owner can read: a run may contain secrets.
 
-What these functions make has the mode 0600 or 0700, whatever the umask. What exists keeps its mode.
+New files and folders get the mode 0600 or 0700, whatever the umask. Existing ones keep their mode.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _FILE, _FOLDER = 0o600, 0o700
 
 
 def open_file(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file, and make it if there is none. Returns its descriptor."""
+    """Open a file, and create it if it is missing. Return its descriptor."""
     flags |= os.O_CREAT | getattr(os, "O_BINARY", 0)
     try:
         handle = os.open(path, flags | os.O_EXCL, _FILE)
     except FileExistsError:
         return os.open(path, flags, _FILE)
     if sys.platform != "win32":
-        os.fchmod(handle, _FILE)  # a umask can only have taken more away
+        os.fchmod(handle, _FILE)  # the umask may have removed more
     return handle
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing."""
+    """Create a folder, and the missing ones above it."""
     try:
         folder.mkdir(_FOLDER)
     except FileNotFoundError:

@@ -1,9 +1,9 @@
 """Threads for synchronous tools.
 
-A pool of our own, because the event loop's default executor is shared with name look-ups and file
+A separate pool, because the event loop's default executor is shared with name lookups and file
 access, has a fixed size that waiting tools would use up, and is joined when the interpreter exits,
 so that one hanging tool would keep the process alive. Here every call gets a thread at once, idle
-threads are used again and end after a while, and all of them are daemons.
+threads are reused and end after a while, and all of them are daemons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 
 
 def has_running_loop() -> bool:
-    """Whether this is the thread of an event loop that runs, and must not be blocked."""
+    """Whether this is the thread of a running event loop, which must not be blocked."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -46,7 +46,7 @@ def is_running(loop: asyncio.AbstractEventLoop | None) -> bool:
 def call_in_loop(
     loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object
 ) -> bool:
-    """Have something called soon in an event loop, from any thread. False: the loop is closed."""
+    """Call something soon in an event loop, from any thread. False: the loop is closed."""
     try:
         loop.call_soon_threadsafe(call, *args)
     except NotImplementedError:  # an event loop that only its own thread can reach
@@ -75,7 +75,7 @@ class _Job:
     def run(self) -> None:
         try:
             self.value = self.context.run(self.call)
-        except StopIteration as stop:  # a future refuses it, and its waiter would wait for ever
+        except StopIteration as stop:  # a future rejects it, and its waiter would wait forever
             self.error = RuntimeError("the function raised StopIteration")
             self.error.__cause__ = stop
         except BaseException as error:
@@ -105,7 +105,7 @@ class WorkerThreads:
     async def run(self, function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in a thread, with the caller's context variables.
 
-        When the awaiting task is cancelled the thread goes on alone and its outcome is dropped.
+        When the awaiting task is cancelled, the thread continues and its outcome is dropped.
         """
         job = _Job(lambda: function(*args, **kwargs))
         try:
@@ -132,7 +132,7 @@ class WorkerThreads:
             job.run()
             self._idle.append(jobs)  # first: the caller may call again at once
             job.deliver()
-            del job  # an idle thread holds on to nothing
+            del job  # an idle thread keeps no references
 
     def forget(self) -> None:
         """Give up the idle threads. A forked child has none of its parent's."""

@@ -1,4 +1,4 @@
-"""Who wants which events: the listeners of a config, found once."""
+"""The listeners of a config for each class of events, found once."""
 
 from __future__ import annotations
 
@@ -20,17 +20,16 @@ class Listener(Struct, frozen=True, eq=False):
     call: Callable[[AgentEvent], Any]
     observes: tuple[type, ...] | None = None
     is_hook: bool = True
-    """Whether it has only the time that hooks have. A reader of ours has all it wants."""
+    """Whether ``hook_timeout`` applies. It does not for a reader of this package."""
 
 
 Listeners: TypeAlias = tuple[Listener, ...]
 
 
 class Audience(dict[type[AgentEvent], Listeners]):
-    """Who wants which events: the sink, a reader of ours, the observers in order.
+    """The listeners by class of event: the sink, a reader of this package, the observers in order.
 
-    Asked with the class of an event. Shared by the runs of a config, as long as none has listeners
-    of its own.
+    Shared by the runs of a config, as long as none has its own listeners.
     """
 
     __slots__ = ("listeners", "only")
@@ -47,12 +46,12 @@ class Audience(dict[type[AgentEvent], Listeners]):
         listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
         self.listeners = tuple(listeners)
         self.only: Callable[[AgentEvent], Any] | None = None
-        """The one listener to everything, if there is no other, as in most runs."""
+        """The only listener, if it wants all events, as in most runs."""
         if len(listeners) == 1 and listeners[0].observes is None:
             self.only = listeners[0].call
 
     def __missing__(self, kind: type[AgentEvent]) -> Listeners:
-        """Found once for each class, and kept."""
+        """Find the listeners of a class, once."""
         found = self[kind] = tuple(
             [x for x in self.listeners if x.observes is None or kind in x.observes]
         )

@@ -1,9 +1,9 @@
 """Budget: what a run and all the runs below it may spend together.
 
 A `Budget` is a setting and never changes. Each run that starts with one gets a `Meter`, which its
-child runs share: whatever any of them spends counts for all. Before a limit is reached each of them
-is told to wrap up, once; when it is reached no further turn begins, and the run ends as
-`out_of_budget`. Only time also stops what is in flight.
+child runs share: what any of them spends counts for all. Before a limit is reached, each of them
+gets a message to wrap up, once; when it is reached, no further turn begins, and the run ends as
+`out_of_budget`. Only the time limit also stops what is in progress.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MILLION = 1_000_000
 
 
 class BudgetLimit(StrEnum):
-    """What can run out."""
+    """A limit of a budget."""
 
     TURNS = "turns"
     TOKENS = "tokens"
@@ -34,9 +34,9 @@ class BudgetLimit(StrEnum):
 
 
 class Price(Struct, frozen=True, kw_only=True):
-    """What a model's tokens cost, per million, in whatever currency the host thinks in.
+    """The price of a model's tokens, per million, in any currency.
 
-    Tokens read from a cache or written to it cost as much as other input unless it says otherwise.
+    Tokens read from a cache or written to it cost as much as other input, unless set.
     """
 
     input: float
@@ -65,10 +65,10 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class Budget(Struct, frozen=True, kw_only=True):
-    """Limits for a run and its children together. None is unlimited, 0 is nothing at all.
+    """Limits for a run and its children together. None is unlimited, 0 allows nothing.
 
-    ``tokens`` counts input and output, cached or not. An answer without usage is counted as the
-    config's estimator sees it. ``cost`` needs the price of the model that the config names.
+    ``tokens`` counts input and output, cached or not. An answer without usage is estimated with the
+    config's estimator. ``cost`` needs the price of the model in the config.
     """
 
     turns: int | None = None
@@ -80,9 +80,9 @@ class Budget(Struct, frozen=True, kw_only=True):
     prices: Mapping[str, Price] = field(default_factory=dict)
     """By ``model_id``."""
     wrap_up_at: float | None = 0.8
-    """At which share of a limit the model is told to wrap up; None: it is not."""
+    """The share of a limit at which the model is asked to wrap up; None disables the message."""
     message: str | None = None
-    """What it is told, instead of the usual words."""
+    """The text of that message, instead of the default."""
 
     def __post_init__(self) -> None:
         for limit in BudgetLimit:
@@ -111,11 +111,11 @@ class Budget(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"Budget.wrap_up_at must be above 0 and at most 1, not {share!r}")
 
     def check_model(self, model_id: str | None) -> None:
-        """Raise `ConfigError` if what the model costs matters and is not known."""
+        """Raise `ConfigError` if the price of the model is needed and not known."""
         if self.cost is None or model_id in self.prices:
             return
         if model_id is None:
-            raise ConfigError("Budget.cost needs to know the model: set model_id in the config")
+            raise ConfigError("Budget.cost needs the name of the model: set model_id in the config")
         known = ", ".join(map(repr, self.prices))
         raise ConfigError(f"Budget.prices has no price for the model {model_id!r}, only {known}")
 
@@ -145,11 +145,11 @@ class Meter:
         """Set by the run whose timer went off."""
 
     def begin_turn(self) -> None:
-        """A run of the tree begins a turn."""
+        """Count a turn of any run in the tree."""
         self._turns += 1
 
     def spend(self, usage: Usage, model_id: str | None) -> None:
-        """A model was asked."""
+        """Count the tokens of a model call."""
         self._tokens += (
             usage.input_tokens
             + usage.output_tokens
@@ -166,7 +166,7 @@ class Meter:
         self.spend(usage, model_id)
 
     def restore_time(self, milliseconds: int) -> None:
-        """Count the time in which another process has worked."""
+        """Count the time that another process has worked."""
         self._started_ms -= milliseconds
 
     def spent(self) -> Spent:
@@ -175,7 +175,7 @@ class Meter:
         return Spent(self._turns, self._tokens, self._cost, seconds)
 
     def seconds_left(self) -> float | None:
-        """How much time is left; None: any."""
+        """The time that is left; None: no limit."""
         limit = self.budget.seconds
         return None if limit is None else max(0.0, limit - self.spent().seconds)
 
@@ -184,9 +184,9 @@ class Meter:
         return self._over(1.0)
 
     def nearly_reached(self) -> BudgetLimit | None:
-        """The limit to tell the model of that is about to begin a turn, which is counted already.
+        """The limit to warn the model about, in a turn that is about to begin and already counted.
 
-        The first turn of all needs no word, and the last always has one.
+        The first turn never has a warning, and the last always has one.
         """
         share = self.budget.wrap_up_at
         if share is None or self._turns <= 1:

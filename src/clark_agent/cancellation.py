@@ -1,14 +1,14 @@
-"""Cancellation that any thread, and any signal handler, may ask for.
+"""Cancellation from any thread and any signal handler.
 
-A token is a flag that goes up once. Code that works under it either looks at ``cancelled`` now and
-then, awaits `wait`, or leaves a callback with `subscribe`. A child token is cancelled with its
+A token is a flag that is set once. Code that works under it either checks ``cancelled`` now and
+then, awaits `wait`, or adds a callback with `subscribe`. A child token is cancelled with its
 parent, never the other way round.
 
 There is no lock: a signal handler may run `cancel` in the middle of `subscribe` on the same thread,
-where a lock would hang. The order of steps does the work instead: `cancel` raises the flag and then
-drains the callbacks, `subscribe` leaves its callback and then looks at the flag, and whatever takes
-an entry out (one atomic ``pop``) is the one to run it. A child holds nothing in its parent until
-a callback is left, and nothing after; so tokens cost nothing to make and cannot leak.
+where a lock would hang. The order of steps is enough: `cancel` sets the flag and then drains the
+callbacks, `subscribe` adds its callback and then checks the flag, and whoever removes an entry (one
+atomic ``pop``) runs it. A child registers with its parent only while it has callbacks; so tokens
+cost nothing to make and cannot leak.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class Subscription:
-    """A callback left with a token. ``close()`` takes it back; closing twice is harmless."""
+    """A callback of a token. ``close()`` removes it; closing twice is harmless."""
 
     __slots__ = ("_callback", "_token")
 
@@ -34,7 +34,7 @@ class Subscription:
         self._callback = [callback]
 
     def close(self) -> None:
-        """Take the callback back. If it has not started by now it never will."""
+        """Remove the callback. If it has not started yet, it never will."""
         self._callback.clear()
         token: CancellationToken | None = self._token
         while token is not None:
@@ -67,7 +67,7 @@ class CancellationToken:
         self._subscriptions: dict[int, Subscription] = {}
 
     def cancel(self, reason: str | None = None) -> None:
-        """Cancel this token and its children. The first reason stays."""
+        """Cancel this token and its children. The first reason counts."""
         if not self._cancelled:
             self._reason = reason
             self._cancelled = True
@@ -90,7 +90,7 @@ class CancellationToken:
 
     @property
     def reason(self) -> str | None:
-        """What the nearest ``cancel`` gave as its reason."""
+        """The reason of the nearest ``cancel``."""
         token = self
         while not token._cancelled and token._parent is not None:
             token = token._parent
@@ -98,12 +98,12 @@ class CancellationToken:
 
     @property
     def has_subscribers(self) -> bool:
-        """Whether a callback or a waiter is left with this token or one below it."""
+        """Whether this token or one below it has a callback or a waiter."""
         return bool(self._subscriptions)
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody has ever waited for this very token or left a callback with it."""
+        """Whether this token itself ever had a waiter or a callback."""
         return self._watched
 
     def child(self) -> CancellationToken:
@@ -113,7 +113,7 @@ class CancellationToken:
         return token
 
     def subscribe(self, callback: Callable[[], object]) -> Subscription:
-        """Have ``callback`` called once, on the thread that cancels; at once if that has happened.
+        """Call ``callback`` once, on the thread that cancels; at once if already cancelled.
 
         Contract: the callback is quick and does not block; an exception is logged.
         """

@@ -1,7 +1,7 @@
-"""Time and identity, behind one seam.
+"""Time and ids, behind one interface.
 
 The loop reads the clock, sleeps and makes ids only through a `Clock`, so that tests and replay can
-bring their own: retries then take no real time and ids repeat.
+use their own: retries then take no real time and ids repeat.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def now_ms() -> int:
 
 
 class Timer(Protocol):
-    """Something that will happen, unless it is cancelled before."""
+    """A scheduled callback, which can be cancelled."""
 
     def cancel(self) -> None:
-        """Call it off. Harmless when it has happened."""
+        """Cancel it. Harmless after it was called."""
         ...
 
 
@@ -45,7 +45,7 @@ class Clock(Protocol):
         ...
 
     def new_id(self) -> str:
-        """An id that no other call of this clock has given."""
+        """An id that no other call of this clock has returned."""
         ...
 
 
@@ -64,7 +64,7 @@ class SystemClock:
 
 
 def call_later(clock: Clock, seconds: float, callback: Callable[[], object]) -> Timer:
-    """Have something called in so many seconds, by the clock if it has timers of its own."""
+    """Call something after this many seconds, with the clock's own timers if it has them."""
     own: Any = getattr(clock, "call_later", None)
     timer: Timer = (own or asyncio.get_running_loop().call_later)(seconds, callback)
     return timer

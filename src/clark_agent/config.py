@@ -1,7 +1,7 @@
 """LoopConfig: everything that a run is assembled from, checked once and never changed.
 
-One config serves any number of runs, also at once. What a run changes it keeps to itself; plugins
-with state give each run a fresh object (see `clark_agent.plugins.base.Plugin`).
+One config serves any number of runs, also at the same time. A run keeps its state to itself;
+plugins with state give each run a fresh object (see `clark_agent.plugins.base.Plugin`).
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class ExecutionMode(StrEnum):
 
 
 class Journals(Protocol):
-    """Where runs are written down: a `clark_agent.run_log.RunLog`."""
+    """Where runs are recorded: a `clark_agent.run_log.RunLog`."""
 
     def journal(self, run_id: str, clock: Clock, *, checks_calls: bool = False) -> Any:
-        """What the engine tells of a run; ``checks_calls`` if hooks decide about tool calls."""
+        """The recorder of one run; ``checks_calls`` if hooks decide about tool calls."""
         ...
 
 
 class _Named(StructMeta):
-    """Refuses a setting that there is not, with the one that may be meant."""
+    """Rejects an unknown setting and suggests the one that may be meant."""
 
     if not TYPE_CHECKING:  # checkers know the fields
 
@@ -185,12 +185,12 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
         for name in ("tools", "plugins"):
             given: Any = getattr(self, name)
             if isinstance(given, (AgentTool, str)) or not isinstance(given, Iterable):
-                raise ConfigError(f"{name} must be a list of them, not {given!r}")
+                raise ConfigError(f"{name} must be a list, not {given!r}")
         force_setattr(self, "plugins", tuple(self.plugins))
         if not isinstance(self.tools, ToolRegistry):
             force_setattr(self, "tools", _registry(self.tools))
         _check(self)
-        self.hooks.check_tools(self.registry)  # found now: a plugin that makes no sense is an error
+        self.hooks.check_tools(self.registry)  # binds the hooks now, so invalid plugins fail here
 
     @cached_property
     def registry(self) -> ToolRegistry:
@@ -238,7 +238,7 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
 
     @cached_property
     def source_hook(self) -> Hook | None:
-        """The source of tools, ready to be asked."""
+        """The source of tools, ready to be called."""
         source = self.tool_source
         return None if source is None else hook_of(source, "tools_for_turn")
 
@@ -249,16 +249,16 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
 
     @property
     def plugin_names(self) -> dict[str, tuple[str, ...]]:
-        """The names of the plugins behind each capability, in the order in which they are asked."""
+        """The names of the plugins of each capability, in the order in which they are called."""
         return self.hooks.names
 
     def child(self, **changes: Any) -> LoopConfig:
-        """The config for a run that this one's run starts, with the given settings changed.
+        """The config for a child run, with the given settings changed.
 
         A child has the same transport, tools, sampling, recovery from truncation, policy, clock
         and timeouts, and those plugins that are ``inheritable_to_child``; plugins among the
         changes are added to these. It has no sink, no caps on turns and empty outcomes, no
-        conversation, no provider extras and no recovery from overflow, unless the changes say so.
+        conversation, no provider extras and no recovery from overflow, unless the changes set them.
         """
         _check_names(changes)
         inherited = {name: getattr(self, name) for name in _INHERITED}
@@ -296,7 +296,7 @@ _NOT_INHERITED = frozenset(
 _INHERITED = _SETTINGS - _NOT_INHERITED
 
 
-# What the settings are called elsewhere.
+# The names of the settings in other libraries.
 _KNOWN_AS = {
     "max_turns": "max_iterations",
     "max_steps": "max_iterations",
@@ -317,14 +317,14 @@ def _check_names(settings: Iterable[str]) -> None:
         if name in _SETTINGS:
             continue
         if name in _OF_THE_CONTEXT:
-            raise ConfigError(f"there is no setting {name!r}: it belongs to the AgentContext")
+            raise ConfigError(f"unknown setting {name!r}: it belongs to the AgentContext")
         close = _KNOWN_AS.get(name) or close_match(name, _SETTINGS)
         hint = "" if close is None else f"; did you mean {close!r}?"
-        raise ConfigError(f"there is no setting {name!r}{hint}")
+        raise ConfigError(f"unknown setting {name!r}{hint}")
 
 
 def _registry(tools: Iterable[ToolLike]) -> ToolRegistry:
-    """The tools of a plain list, where each name should be there once."""
+    """The tools of a plain list, in which each name must be unique."""
     given = tuple(tools)
     registry = ToolRegistry(given)
     if len(registry) < len(given):
@@ -333,14 +333,14 @@ def _registry(tools: Iterable[ToolLike]) -> ToolRegistry:
             name = tool.name if isinstance(tool, AgentTool) else tool.__name__
             if seen.setdefault(name, tool) != tool:
                 raise ConfigError(
-                    f"two different tools are named {name!r}: rename one of them, as with "
+                    f"two different tools are named {name!r}: rename one, for example with "
                     "@tool(name=...), or pass a ToolRegistry, in which the last tool of a name wins"
                 )
     return registry
 
 
 def _installed(config: LoopConfig) -> list[GracefulTurnLimit]:
-    """The plugins that the settings call for. They come last, so steering of others goes first."""
+    """The plugins that the settings install. They come last, so other steering goes first."""
     if config.max_iterations is None or not GracefulTurnLimit.is_useful(
         config.max_iterations, config.grace_iterations
     ):
@@ -355,7 +355,7 @@ def _installed(config: LoopConfig) -> list[GracefulTurnLimit]:
     ]
 
 
-# What kind of number each setting is, and the least that it may be.
+# The types and the minimum of each numeric setting.
 _NUMBERS: dict[str, tuple[tuple[type, ...], int]] = {
     "max_tool_calls_per_turn": ((int,), 1),
     "max_output_tokens": ((int,), 1),
@@ -422,28 +422,28 @@ def _check(config: LoopConfig) -> None:
 def _check_stream(stream: Any) -> None:
     if isinstance(stream, str):
         raise ConfigError(
-            f"stream must be a transport, not a text: connect({stream!r}) from "
-            "clark_agent.transports makes one of it"
+            f"stream must be a transport, not a string: use connect({stream!r}) from "
+            "clark_agent.transports"
         )
     if not callable(stream) or isinstance(stream, type):
-        raise ConfigError(f"stream must be a transport, a callable, not {stream!r}")
+        raise ConfigError(f"stream must be a transport (a callable), not {stream!r}")
     try:
         signature(stream).bind("request", "signal")
     except TypeError:
         raise ConfigError(
             f"stream{signature(stream)} cannot be called: a transport takes (request, signal)"
         ) from None
-    except ValueError:  # a builtin without a signature; it is taken at its word
+    except ValueError:  # a builtin without a signature cannot be checked
         pass
     if iscoroutinefunction(stream) or iscoroutinefunction(getattr(stream, "__call__", None)):  # noqa: B004
         raise ConfigError(
-            "stream returns one value: a transport is an async generator, which yields Start, "
-            "Chunk and Done"
+            "stream must be an async generator that yields Start, Chunk and Done, not a coroutine "
+            "function"
         )
 
 
 def _check_enum(config: LoopConfig, name: str, kind: type[StrEnum]) -> None:
-    """Take the plain string for a member, and refuse any other value."""
+    """Convert a plain string to its member; reject any other value."""
     value = getattr(config, name)
     try:
         force_setattr(config, name, kind(value))
@@ -478,10 +478,10 @@ class AgentBuilder:
         self._plugins: list[Any] = list(self._settings.pop("plugins", ()))
 
     def build(self) -> LoopConfig:
-        """The config. Raises `ConfigError` for settings that make no sense."""
+        """The config. Raises `ConfigError` for invalid settings."""
         if "stream" not in self._settings:
-            raise ConfigError("an agent needs a transport to its model: call stream(...) first")
-        tools = ToolRegistry(self._tools)  # a child may put another tool in the place of a name
+            raise ConfigError("no transport to the model: call stream(...) before build()")
+        tools = ToolRegistry(self._tools)  # a child may replace a tool of the same name
         return LoopConfig(tools=tools, plugins=self._plugins, **self._settings)
 
     def _set(self, name: str, value: Any) -> Self:
@@ -515,7 +515,7 @@ class AgentBuilder:
         return self._set("conversation_id", value)
 
     def model_id(self, value: str) -> Self:
-        """Told to plugins and in events."""
+        """Passed to plugins and events."""
         return self._set("model_id", value)
 
     def token_estimator(self, value: TokenEstimator) -> Self:
@@ -567,7 +567,7 @@ class AgentBuilder:
         return self._set("max_iterations", value)
 
     def grace_iterations(self, value: int) -> Self:
-        """How many turns before the cap the model is told to wrap up."""
+        """How many turns before the cap the model is asked to wrap up."""
         return self._set("grace_iterations", value)
 
     def graceful_turn_limit_message_provider(self, value: Callable[[], str] | None) -> Self:
@@ -575,7 +575,7 @@ class AgentBuilder:
         return self._set("graceful_turn_limit_message_provider", value)
 
     def graceful_turn_limit_grace_provider(self, value: Callable[[], int] | None) -> Self:
-        """A grace that changes as the run goes on."""
+        """A grace that changes during the run."""
         return self._set("graceful_turn_limit_grace_provider", value)
 
     def budget(self, value: Budget) -> Self:
@@ -587,7 +587,7 @@ class AgentBuilder:
         return self._set("empty_outcome_retry_budget", value)
 
     def plain_text_terminal_fallback_tool(self, value: str | None) -> Self:
-        """The tool whose result prose becomes."""
+        """The tool that prose in place of a tool call becomes a result of."""
         return self._set("plain_text_terminal_fallback_tool", value)
 
     def plain_text_terminal_fallback_eager(self, value: bool = True) -> Self:
@@ -599,7 +599,7 @@ class AgentBuilder:
         return self._set("plain_text_terminal_fallback_eager_nudge", value)
 
     def cancel_grace(self, value: float) -> Self:
-        """Seconds that a cancelled tool gets to end by itself."""
+        """Seconds that a cancelled tool has to end by itself."""
         return self._set("cancel_grace", value)
 
     def hook_timeout(self, value: float | None) -> Self:
@@ -611,15 +611,15 @@ class AgentBuilder:
         return self._set("clock", value)
 
     def run_log(self, value: Journals) -> Self:
-        """Where everything that comes into a run is written down."""
+        """Where the inputs of a run are recorded."""
         return self._set("run_log", value)
 
     def tool_source(self, value: ToolSource) -> Self:
-        """Where tools come from that may come and go."""
+        """A source of tools that may change during a run."""
         return self._set("tool_source", value)
 
     def effects(self, value: Effects) -> Self:
-        """How models are asked, tools run and child runs started."""
+        """How models are called, tools run and child runs started."""
         return self._set("effects", value)
 
     def output(self, value: Output[Any]) -> Self:

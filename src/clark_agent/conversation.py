@@ -33,11 +33,11 @@ __all__ = ["Conversation"]
 
 
 class Conversation(Generic[OutputT_co]):
-    """Holds a context, runs the agent on it, and keeps what each run has brought.
+    """Holds a context, runs the agent on it, and keeps the messages of each run.
 
-    Also what a failed or cancelled run has brought: the transcript is valid, and the next `send`
-    goes on from there. What the model had said of an answer when the run was stopped is kept too,
-    as a message with the stop reason ``aborted``: the user has seen it, and may refer to it.
+    This includes failed and cancelled runs: the transcript is valid, and the next `send` continues
+    from there. The text of an answer that was interrupted is kept too, as a message with the stop
+    reason ``aborted``: the user has seen it, and may refer to it.
 
     One run at a time; ``config`` and ``context`` may be changed between runs. ``system_prompt``, if
     given, takes the place of the context's; a function is called before each run.
@@ -72,7 +72,7 @@ class Conversation(Generic[OutputT_co]):
 
     @property
     def context(self) -> AgentContext:
-        """What has been said so far, and the system prompt."""
+        """The transcript so far, and the system prompt."""
         return self._context
 
     @context.setter
@@ -89,9 +89,9 @@ class Conversation(Generic[OutputT_co]):
     async def send(
         self, prompts: Prompts | None = None, signal: CancellationToken | None = None
     ) -> RunResult[OutputT_co]:
-        """Give the agent something to answer; without prompts it goes on from where it stands.
+        """Run the agent with the prompts; without prompts it continues the transcript.
 
-        An answer that was broken off at the end of the transcript is then asked for again.
+        An interrupted answer at the end of the transcript is then requested again.
         """
         return await self._run(prompts, signal)
 
@@ -108,7 +108,7 @@ class Conversation(Generic[OutputT_co]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the context to a file, whole or not at all.
 
-        A file that is there keeps its permissions; a new one is for its owner alone.
+        An existing file keeps its permissions; a new one is accessible only to its owner.
         """
         target = Path(os.path.realpath(path))
         draft = target.with_name(f".{target.name}.{random_id()}.tmp")
@@ -118,7 +118,7 @@ class Conversation(Generic[OutputT_co]):
             draft.write_bytes(encode_message(self.context))
             draft.chmod(mode)
             draft.replace(target)
-        except OSError as error:  # the draft is no name that anybody knows
+        except OSError as error:  # report the caller's path, not that of the draft
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         finally:
             draft.unlink(missing_ok=True)
@@ -132,9 +132,9 @@ class Conversation(Generic[OutputT_co]):
         system_prompt: str | None = None,
         deps: Any = None,
     ) -> Conversation:
-        """The conversation that was saved, with another system prompt if one is given.
+        """Load a saved conversation, with another system prompt if one is given.
 
-        Raises `DecodeError` for a file that holds none.
+        Raises `DecodeError` for any other file.
         """
         try:
             context = decode_json(Path(path).read_bytes(), AgentContext)
@@ -147,7 +147,7 @@ class Conversation(Generic[OutputT_co]):
     def _check_idle(self) -> None:
         if self._is_running:
             raise RuntimeError(
-                "the conversation is in the middle of a run: wait for it, or steer it"
+                "the conversation has a run in progress: wait for it to end, or steer it"
             )
 
     async def _run(
@@ -179,7 +179,7 @@ class Conversation(Generic[OutputT_co]):
             text = await resolve_system_prompt(self._system_prompt, run_context)
             context = self._context = replace(context, system_prompt=text)
         if self._has_run and context.identity is not None and self._config.run_log is not None:
-            # In a log each run has an id of its own; what they share is the conversation.
+            # In a log each run has its own id; they share the conversation.
             context = replace(context, identity=replace(context.identity, run_id=random_id()))
         self._has_run = True
         try:
@@ -200,22 +200,22 @@ class Conversation(Generic[OutputT_co]):
 
 
 def extended(context: AgentContext, failure: LoopError) -> AgentContext:
-    """The context after a run that failed; if it was stopped, with what the user saw of the answer.
+    """The context after a failed run; if it was stopped, with the text of the interrupted answer.
 
-    Of that the text alone: calls have no result, and signed reasoning is worth nothing in part.
+    Only the text: calls have no result, and a part of signed reasoning is useless.
     """
     context = context.extend(failure)
     partial = failure.partial
     if not isinstance(failure, RunAborted) or partial is None or not partial.plain_text.strip():
         return context
-    said = replace(
+    interrupted = replace(
         partial, content=(TextContent(partial.plain_text),), stop_reason=StopReason.ABORTED
     )
-    return context.extend([said])
+    return context.extend([interrupted])
 
 
 def without_broken_answer(context: AgentContext) -> AgentContext:
-    """The context up to an answer that was broken off, if it ends with one."""
+    """The context without an interrupted answer at its end."""
     last = context.messages[-1] if context.messages else None
     if isinstance(last, AssistantMessage) and last.stop_reason is StopReason.ABORTED:
         return replace(context, messages=context.messages[:-1])

@@ -1,4 +1,4 @@
-"""What a run does to the world: it asks the model, runs tools, and starts child runs.
+"""The effects of a run: it calls the model, runs tools, and starts child runs.
 
 The three go through one object, the setting ``effects``, and nothing else in the engine does them.
 Subclass `Effects` to record, trace, move or replace them; call ``super()`` for the effect itself::
@@ -27,7 +27,7 @@ __all__ = ["DIRECT", "Child", "Effects"]
 
 
 class Child(Protocol):
-    """A run that is about to start below another: `clark_agent.sub_agents.ChildRun`."""
+    """A child run that is about to start: `clark_agent.sub_agents.ChildRun`."""
 
     @property
     def tool_call_id(self) -> str:
@@ -45,7 +45,7 @@ _METHODS = ("ask_model", "run_tool", "run_child")
 class Effects:
     """The effects themselves. All methods are called in the run's event loop.
 
-    Contract: what an override raises counts as raised by the model, the tool or the child.
+    Contract: an exception of an override counts as raised by the model, the tool or the child.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -60,11 +60,11 @@ class Effects:
     def ask_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
-        """Ask the model: the config's transport, with the request of a turn."""
+        """Call the model: the config's transport, with the request of a turn."""
         return stream(request, signal)
 
     def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> Awaitable[ToolResult]:
-        """Run a tool. The journal knows that it is about to start."""
+        """Run a tool. Its start is already in the journal."""
         return tool.execute(args, ctx)
 
     def run_child(self, child: Child) -> Awaitable[RunResult]:

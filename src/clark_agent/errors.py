@@ -1,36 +1,36 @@
 """Everything this package raises on purpose.
 
     ClarkAgentError
-    ├── ConfigError               a setting, a plugin or a tool makes no sense
+    ├── ConfigError               a setting, a plugin or a tool is invalid
     │   └── ToolDefinitionError   a function or class cannot be made a tool
-    ├── DecodeError               stored or received JSON is not what it should be
-    │   └── LogDamaged            a run log is not what was written
-    ├── EventOrderError           an event is where the grammar of events has none
+    ├── DecodeError               stored or received JSON is invalid
+    │   └── LogDamaged            a run log was changed or cut after it was written
+    ├── EventOrderError           an event breaks the grammar of events
     ├── TransportError            why a transport gave up; the cause of a StreamError
     │   ├── AccessRefused         the provider, or a gateway before it, does not accept the key
-    │   ├── ReplayRefused         the history lacks what its provider wants back
+    │   ├── ReplayRefused         the history lacks a signature that the provider requires
     │   └── StreamTimeout         the server took too long
     ├── LoopError                 a run ended without a result; carries what it had
-    │   ├── StreamError           the model could not be asked, or did not answer
+    │   ├── StreamError           the request to the model failed for good
     │   │   └── ContextOverflowError  what must be sent does not fit, so nothing was sent
     │   ├── RunAborted            the caller cancelled, or a tool did
-    │   ├── RunStoppedByTool      a tool said that the run cannot go on
+    │   ├── RunStoppedByTool      a tool raised ToolFatal
     │   ├── HookError             a gate, a policy, a provider or a recovery raised
     │   ├── OutputError           the run has no output of the type that it must return
     │   ├── RunLogError           the run log could not be written
     │   ├── InvalidContinuationError
     │   └── EmptyOutcomeError     the model kept stopping without calling a tool
-    ├── RunStoreError             a store of runs cannot do what it was asked
-    │   ├── RunNotFound           it has no such run
-    │   ├── RunExists             it has a run of that id already
+    ├── RunStoreError             a store of runs cannot do what was requested
+    │   ├── RunNotFound           it has no run with that id
+    │   ├── RunExists             it already has a run with that id
     │   └── RunBusy               another process, thread or task writes to the run
     └── ToolError                 raised by tools
-        ├── ToolExecutionError    this call failed; the model is told and goes on
+        ├── ToolExecutionError    this call failed; the model gets the text and continues
         ├── ModelRetry            the model should try again; it gets the text
         ├── ToolAborted           end the run as aborted
         ├── ToolFatal             end the run as failed
-        ├── ToolContractError     a bug in the tool: it returned what is no result
-        └── ToolValidationError   these arguments will not do; the model is told what to change
+        ├── ToolContractError     a bug in the tool: it did not return a result
+        └── ToolValidationError   invalid arguments; the model gets the text and can correct them
             ├── InvalidArgumentsError
             └── MissingFieldError
 
@@ -103,7 +103,7 @@ def _restore(
     carried: dict[str, Any],
     cause: BaseException | None,
 ) -> ClarkAgentError:
-    """An error as it was, without going through the constructor, whose text is its own making."""
+    """Restore an error without its constructor, which would build the text again."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(carried)
@@ -115,7 +115,7 @@ def _picklable(cause: BaseException | None) -> BaseException | None:
     """The cause, unless it cannot cross a process boundary."""
     if cause is None:
         return None
-    from pickle import dumps, loads  # only errors that travel need it
+    from pickle import dumps, loads  # only pickled errors need it
 
     try:
         loads(dumps(cause))
@@ -125,11 +125,11 @@ def _picklable(cause: BaseException | None) -> BaseException | None:
 
 
 class ConfigError(ClarkAgentError, ValueError):
-    """A setting, a plugin or a tool that makes no sense. Raised when it is given, not later."""
+    """A setting, a plugin or a tool is invalid. Raised when it is given, not later."""
 
 
 class ToolDefinitionError(ConfigError, TypeError):
-    """A tool is declared in a way that cannot work. Raised where it is declared."""
+    """The declaration of a tool is invalid. Raised where the tool is declared."""
 
 
 class DecodeError(ClarkAgentError, ValueError):
@@ -142,10 +142,10 @@ class DecodeError(ClarkAgentError, ValueError):
 
 
 class LogDamaged(DecodeError):
-    """A run log is not what was written: ``at`` is the number of the first record that is not.
+    """A run log was changed or cut after it was written.
 
-    What comes before that record is intact. ``path`` says where it stands: its line and byte in a
-    file, its number in a database.
+    ``at`` is the number of the first damaged record; the records before it are intact. ``path`` is
+    its place: line and byte in a file, number in a database.
     """
 
     def __init__(self, run_id: str, at: int, reason: str, *, path: str) -> None:
@@ -154,8 +154,8 @@ class LogDamaged(DecodeError):
         self.at = at
         if at:
             self.add_note(
-                f"What to do: fork(store, {run_id!r}, before={at}) gives a context with what is "
-                "intact, to start another run from."
+                f"What to do: fork(store, {run_id!r}, before={at}) returns a context with the "
+                "intact part; start another run from it."
             )
 
 
@@ -173,10 +173,10 @@ class EventOrderError(ClarkAgentError, AssertionError):
 
 
 class TransportError(ClarkAgentError):
-    """Why a transport gave up, where there is more to say than a kind and a text.
+    """Why a transport gave up, if a kind and a text are not enough.
 
-    A transport does not raise: it puts this into its last event, and the `StreamError` that the run
-    then ends with has it as its cause.
+    A transport does not raise: it puts this into its last event, and the `StreamError` that ends
+    the run has it as its cause.
     """
 
 
@@ -191,17 +191,18 @@ class StreamTimeout(TransportError, TimeoutError):
 
 
 _TIMED_OUT = {
-    "connect": "the connection did not stand",
+    "connect": "the connection was not established",
     "idle": "the server did not send anything",
     "total": "the answer was not complete",
 }
 
 
 class AccessRefused(TransportError):
-    """A server does not accept the key (status 401) or does not allow what was asked (403).
+    """A server does not accept the key (status 401) or does not allow the request (403).
 
-    ``by`` is who said so: the ``provider``, or a ``gateway`` on the way to it. Behind a gateway the
-    first is for the gateway's owner to mend, the second for its caller.
+    ``by`` is the server that answered: the ``provider``, or a ``gateway`` on the way to it. If a
+    provider behind a gateway refuses, the owner of the gateway must fix it; if the gateway refuses,
+    its caller must.
     """
 
     def __init__(self, by: Literal["provider", "gateway"], status: int, message: str) -> None:
@@ -211,16 +212,16 @@ class AccessRefused(TransportError):
 
 
 class ReplayRefused(TransportError):
-    """The provider would refuse this history: reasoning that it signed comes back without.
+    """The provider would reject this history: reasoning that it signed has lost its signature.
 
-    ``index`` is the message in the request, ``violation`` what was demanded.
+    ``index`` is the message in the request, ``violation`` the broken requirement.
     """
 
     def __init__(self, index: int, violation: ReplayViolation) -> None:
         formats = ", ".join(violation.formats)
         super().__init__(
             f"message {index} calls tools and carries reasoning ({formats}) without its signature; "
-            "the provider would refuse it. Keep the reasoning of a tool turn as it came, or drop it"
+            "the provider would reject it. Keep the reasoning of a tool turn unchanged, or drop it"
         )
         self.index = index
         self.violation = violation
@@ -233,17 +234,17 @@ class LoopError(ClarkAgentError):
     """A run ended without a result. Nothing that it had is lost."""
 
     messages: tuple[AgentMessage, ...]
-    """The run's messages so far. Every tool call among them is answered."""
+    """The run's messages so far. Every tool call in them has a result."""
     partial: AssistantMessage | None
-    """An assistant message that was cut off in mid-stream. It is not among ``messages``."""
+    """An assistant message that was cut off mid-stream. It is not in ``messages``."""
     usage: Usage
     """The tokens of the run so far."""
     tree_usage: Usage
-    """These, and the tokens of its child runs."""
+    """The tokens of the run and of its child runs."""
     undelivered: tuple[AgentMessage, ...]
     """Steering that was accepted and did not reach the model."""
     turn: int | None = None
-    """In which turn of the run it happened, from 1."""
+    """The turn of the run in which it happened, from 1."""
 
     def __init__(
         self,
@@ -262,7 +263,7 @@ class LoopError(ClarkAgentError):
 
 
 class StreamError(LoopError):
-    """The transport failed for good. ``kind`` says how, ``message`` what it said."""
+    """The transport failed for good. ``kind`` is its category, ``message`` its text."""
 
     def __init__(self, kind: StreamErrorKind, message: str) -> None:
         super().__init__(f"the model's stream failed ({kind}): {message}")
@@ -274,19 +275,23 @@ class StreamError(LoopError):
 
 _ADVICE = {
     StreamErrorKind.CONTEXT_OVERFLOW: (
-        "What to do: give the config a TokenBudget that fits the model's window, or an "
+        "What to do: add a TokenBudget that fits the model's window to the config, or an "
         "overflow_recovery that shrinks the transcript. If it has one, the task and the newest "
         "turn alone are too large."
     ),
     StreamErrorKind.INCONSISTENT_TOOL_HISTORY: (
-        "What to do: look at how the transcript, or a context transform, pairs tool calls and "
-        "results; repairing it did not help."
+        "What to do: check how the transcript, or a context transform, pairs tool calls and "
+        "results; the automatic repair did not help."
     ),
-    StreamErrorKind.PROVIDER_RATE_LIMITED: "What to do: wait, then go on with run_continue.",
-    StreamErrorKind.TRANSIENT: "What to do: go on with run_continue; the messages are still valid.",
-    StreamErrorKind.EMPTY: "What to do: look at what the provider sends; it keeps saying nothing.",
+    StreamErrorKind.PROVIDER_RATE_LIMITED: "What to do: wait, then continue with run_continue.",
+    StreamErrorKind.TRANSIENT: (
+        "What to do: continue with run_continue; the messages are still valid."
+    ),
+    StreamErrorKind.EMPTY: (
+        "What to do: check what the provider sends; its answers are always empty."
+    ),
     StreamErrorKind.FATAL: (
-        "What to do: retrying will not help; fix what the message or its cause describes."
+        "What to do: do not retry; fix what the message or its cause describes."
     ),
 }
 
@@ -316,14 +321,15 @@ class RunStoppedByTool(LoopError):
 
 
 class HookError(LoopError):
-    """The host's own code failed where the run cannot go on without it.
+    """The host's own code raised where the run needs its result.
 
     ``__cause__`` is what it raised.
     """
 
     def __init__(self, kind: str, name: str, error: BaseException) -> None:
         super().__init__(
-            f"the {kind} {name!r} raised {describe(error)}; the run cannot go on without its answer"
+            f"the {kind} {name!r} raised {describe(error)}; the run cannot continue without its "
+            "result"
         )
         self.kind = kind
         self.name = name
@@ -351,7 +357,7 @@ class InvalidContinuationError(LoopError):
 
 
 class EmptyOutcomeError(LoopError):
-    """The model stopped without a tool call once more often than it may."""
+    """The model stopped without a tool call more often than allowed."""
 
     def __init__(self, budget: int, observed: int) -> None:
         super().__init__(
@@ -363,7 +369,7 @@ class EmptyOutcomeError(LoopError):
 
 
 def failure_of(error: BaseException) -> LoopError | None:
-    """The error that carries what a run had: itself, or the cause of what ended the run."""
+    """The error that carries the state of the run: itself, or its cause."""
     if isinstance(error, LoopError):
         return error
     return error.__cause__ if isinstance(error.__cause__, LoopError) else None
@@ -373,7 +379,7 @@ def failure_of(error: BaseException) -> LoopError | None:
 
 
 class RunStoreError(ClarkAgentError):
-    """A store of runs cannot do what it was asked; ``run_id`` says for which run."""
+    """A store of runs cannot do what was requested. ``run_id`` is the run, if it is about one."""
 
     def __init__(self, text: str, run_id: str | None = None) -> None:
         super().__init__(text)
@@ -381,29 +387,29 @@ class RunStoreError(ClarkAgentError):
 
 
 class RunNotFound(RunStoreError):
-    """The store has no such run."""
+    """The store has no run with that id."""
 
     def __init__(self, run_id: str, text: str | None = None) -> None:
-        super().__init__(text or f"there is no run {run_id!r}", run_id)
+        super().__init__(text or f"run {run_id!r} not found", run_id)
 
 
 class RunExists(RunStoreError):
-    """The store has a run of that id already."""
+    """The store already has a run with that id."""
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"there is a run {run_id!r} already", run_id)
+        super().__init__(f"run {run_id!r} already exists", run_id)
 
 
 class RunBusy(RunStoreError):
     """The run has another writer, or had one since its log was read.
 
-    Do not go on with the run: the other writer does.
+    Do not continue the run: the other writer does.
     """
 
     def __init__(self, run_id: str, text: str | None = None) -> None:
         super().__init__(
             text
-            or f"the run {run_id!r} is being written: another process, thread or task has begun "
+            or f"the run {run_id!r} is being written: another process, thread or task has started "
             "or resumed it and has not ended it yet",
             run_id,
         )
@@ -414,7 +420,7 @@ class RunBusy(RunStoreError):
         return cls(
             run_id,
             f"the run {run_id!r} has changed since its log was read: it ends with record {last}, "
-            f"not {after}; another process, thread or task has gone on with it",
+            f"not {after}; another process, thread or task has continued it",
         )
 
 
@@ -422,7 +428,7 @@ class RunBusy(RunStoreError):
 
 
 class ToolError(ClarkAgentError):
-    """What a tool raises to say how its failure is meant. Any other exception fails the call."""
+    """Raised by a tool to say what a failure means. Any other exception fails the call."""
 
 
 class ToolExecutionError(ToolError):
@@ -438,7 +444,7 @@ class ToolAborted(ToolError):
 
 
 class ToolFatal(ToolError):
-    """The run cannot go on. Use sparingly: most failures are for the model to handle."""
+    """The run must end as failed. Use sparingly: the model can handle most failures."""
 
 
 class ToolContractError(ToolError, TypeError):
@@ -446,7 +452,7 @@ class ToolContractError(ToolError, TypeError):
 
 
 class ToolValidationError(ToolError):
-    """The arguments will not do. The model gets the text and may try again."""
+    """The arguments are invalid. The model gets the text and may try again."""
 
 
 class InvalidArgumentsError(ToolValidationError):

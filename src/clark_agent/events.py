@@ -1,8 +1,8 @@
-"""What a run tells its listeners: the event union and the sinks that take it.
+"""The events of a run, and the sinks that receive them.
 
 Events are observations; a listener cannot change a run through them. Their order is a grammar
 (see `AgentEvent`). A sink is any callable that takes an event, plain or async; the loop awaits it,
-so a slow listener slows the run instead of falling behind it.
+so a slow listener slows the run instead of missing events.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Event(Struct, frozen=True, tag_field="type"):
 
     @property
     def type(self) -> str:
-        """What happened, as in the JSON."""
+        """The type of the event, as in the JSON."""
         return str(self.__struct_config__.tag)
 
 
@@ -75,19 +75,19 @@ class AgentStart(_Event, frozen=True, tag="agent_start"):
 
 
 class RunIdentified(_Event, frozen=True, tag="run_identified"):
-    """Whose run it is; follows `AgentStart` when the context has an identity."""
+    """The identity of the run; follows `AgentStart` if the context has one."""
 
     identity: RunIdentity
 
 
 class AgentEnd(_Event, frozen=True, tag="agent_end"):
-    """The run is over, well or badly. Carries the messages of this run."""
+    """The run is over, successful or not. Carries the messages of this run."""
 
     messages: Sequence[AgentMessage]
 
 
 class TurnStart(_Event, frozen=True, tag="turn_start"):
-    """A turn begins: one answer of the model and the tools it asks for."""
+    """A turn begins: one answer of the model and its tool calls."""
 
 
 class TurnEnd(_Event, frozen=True, tag="turn_end"):
@@ -100,8 +100,8 @@ class TurnEnd(_Event, frozen=True, tag="turn_end"):
 class MessageStart(_Event, frozen=True, omit_defaults=True, tag="message_start"):
     """A message begins. An assistant message is still a placeholder here.
 
-    ``details`` is what the transport has to say about the call, if anything: that it was a second
-    choice, for one.
+    ``details`` has the transport's details of the call, if any, such as that a fallback model was
+    used.
     """
 
     message: AgentMessage
@@ -116,7 +116,7 @@ class MessageUpdate(_Event, frozen=True, tag="message_update"):
 
 
 class MessageEnd(_Event, frozen=True, tag="message_end"):
-    """The message is whole."""
+    """The message is complete."""
 
     message: AgentMessage
 
@@ -144,7 +144,7 @@ class ToolExecutionUpdate(_Event, frozen=True, tag="tool_execution_update"):
 
 
 class ToolExecutionEnd(_Event, frozen=True, dict=True, tag="tool_execution_end"):
-    """The call has its result. A call that was refused has no start, only this."""
+    """The call has its result. A call that was rejected has no start, only this."""
 
     tool_call_id: str
     tool_name: str
@@ -153,27 +153,27 @@ class ToolExecutionEnd(_Event, frozen=True, dict=True, tag="tool_execution_end")
 
     @property
     def exception(self) -> Exception | None:
-        """What the tool raised, if it did. No field: not compared, not written, not replayed."""
+        """The exception of the tool, if any. Not a field: not compared, recorded or replayed."""
         raised: Exception | None = self.__dict__.get("_exception")
         return raised
 
 
 def note_exception(holder: Struct, error: Exception) -> None:
-    """Let a struct that has the property ``exception`` say what was raised."""
+    """Set the exception of a struct that has the property ``exception``."""
     vars(holder)["_exception"] = error
 
 
 class ChildRunEvent(_Event, frozen=True, tag="child_run_event"):
-    """An event of a run that a tool has started, or of one further down; see ``identity``."""
+    """An event of a run that a tool has started, or of one further below; see ``identity``."""
 
     identity: RunIdentity
     tool_call_id: str
-    """The call that started it, of the run above it."""
+    """The call in its parent run that started it."""
     event: AgentEvent
 
 
 class OutputTokensEscalation(_Event, frozen=True, tag="output_tokens_escalation"):
-    """A cut-off answer was thrown away; the model is asked again with a larger cap."""
+    """A cut-off answer was discarded; it is requested again with a larger cap."""
 
     attempt: int
     prev_cap: int
@@ -181,7 +181,7 @@ class OutputTokensEscalation(_Event, frozen=True, tag="output_tokens_escalation"
 
 
 class ContextTransformApplied(_Event, frozen=True, tag="context_transform_applied"):
-    """A plugin has worked on what the model will see."""
+    """A plugin has transformed the messages for the model."""
 
     iteration: int
     plugin: str
@@ -208,7 +208,7 @@ class ToolGateConflictResolved(_Event, frozen=True, tag="tool_gate_conflict_reso
 
 
 class ProviderRequestPrepared(_Event, frozen=True, tag="provider_request_prepared"):
-    """Exactly what the model is about to see."""
+    """The exact request to the model."""
 
     iteration: int
     model_id: str | None
@@ -250,7 +250,7 @@ AgentEvent: TypeAlias = (
             turn_end
     attempt := context_transform_applied* tool_gate_applied* [tool_gate_conflict_resolved]
             provider_request_prepared message_start message_update* message_end
-            and, when the loop asks again: message_discarded
+            and, if the loop retries: message_discarded
             [output_tokens_escalation | context_transform_applied by the overflow recovery or
             repair_history]
     (message_start message_end)*follow-up notes at the cap
@@ -260,16 +260,16 @@ Brackets close whatever happens.
 """
 
 
-# --- for others to see ------------------------------------------------------------------------
+# --- public events ----------------------------------------------------------------------------
 
 
 def public_event(event: AgentEvent) -> AgentEvent | None:
-    """The event as a browser may see it; None: it is not for others.
+    """The event in a form that is safe to show to users; None if it must not be shown.
 
-    Left out are requests and what is done to them (with the system prompt, the schemas and the
-    transcript), system messages, the ``details`` of results and messages, and the structured
-    reasoning that only the provider can read. What the user and the model say, arguments and
-    results of tools, and the host's own messages stay.
+    Removed are requests and their changes (with the system prompt, the schemas and the transcript),
+    system messages, the ``details`` of results and messages, and the structured reasoning that only
+    the provider can read. Texts of the user and the model, arguments and results of tools, and the
+    host's own messages stay.
     """
     match event:
         case (
@@ -286,8 +286,8 @@ def public_event(event: AgentEvent) -> AgentEvent | None:
         case MessageUpdate(chunk=chunk):  # the partial is a placeholder, without any content
             return None if isinstance(chunk, ReasoningDetailsChunk) else event
         case TurnEnd(message, results):
-            told = [replace(result, details=None) for result in results]
-            return TurnEnd(_public_message(message) or message, told)
+            public_results = [replace(result, details=None) for result in results]
+            return TurnEnd(_public_message(message) or message, public_results)
         case AgentEnd(messages):
             public_messages = [_public_message(message) for message in messages]
             return AgentEnd([message for message in public_messages if message is not None])
@@ -296,14 +296,14 @@ def public_event(event: AgentEvent) -> AgentEvent | None:
         case ToolExecutionEnd(result=result):
             return replace(event, result=replace(result, details=None))
         case ChildRunEvent(event=below):
-            told_below = public_event(below)
-            return None if told_below is None else replace(event, event=told_below)
+            public_below = public_event(below)
+            return None if public_below is None else replace(event, event=public_below)
         case _:
             return event
 
 
 async def public_events(events: AsyncIterable[AgentEvent]) -> AsyncIterator[AgentEvent]:
-    """The events of a run that others may see, each as `public_event` makes it::
+    """The events of a run that users may see, each in the form of `public_event`::
 
     async for event in public_events(stream):
         await websocket.send(encode_json(event).decode())
@@ -331,18 +331,18 @@ def _public_message(message: AgentMessage) -> AgentMessage | None:
 EventSink: TypeAlias = Callable[[AgentEvent], Awaitable[None] | None]
 """Where a run's events go.
 
-Contract: may be plain or async; an exception is logged and the run goes on.
+Contract: may be plain or async; an exception is logged and the run continues.
 """
 
 
 class FanOutSink:
-    """Hands every event to several sinks in order, also when one of them raises."""
+    """Sends every event to several sinks in order, even if one of them raises."""
 
     def __init__(self, *sinks: EventSink) -> None:
         self._sinks = sinks
 
     async def __call__(self, event: AgentEvent) -> None:
-        """Pass the event on."""
+        """Send the event to the sinks."""
         for sink in self._sinks:
             try:
                 if isawaitable(pending := sink(event)):
@@ -354,10 +354,10 @@ class FanOutSink:
 class ChannelSink:
     """A sink to iterate over from another task.
 
-    ``async for event in channel`` ends with the run that it began with; a new loop goes on with the
-    next run. At most ``max_buffered`` events wait, then the run waits for the reader. A reader that
-    leaves early closes the channel (used as a context manager it does so by itself): a closed
-    channel takes every event and keeps none, so the run goes on.
+    ``async for event in channel`` ends with the run that it began with; a new loop continues with
+    the next run. At most ``max_buffered`` events wait, then the run waits for the reader. A reader
+    that stops early must close the channel (a context manager does that): a closed channel drops
+    all events, so the run continues.
     """
 
     def __init__(self, max_buffered: int = 256) -> None:
@@ -373,7 +373,7 @@ class ChannelSink:
         self._run_ended = False
 
     async def __call__(self, event: AgentEvent) -> None:
-        """Hand over an event; waits while the buffer is full."""
+        """Buffer an event; waits while the buffer is full."""
         while len(self._buffer) >= self._max_buffered and not self._closed:
             self._room.clear()
             await self._room.wait()
@@ -382,7 +382,7 @@ class ChannelSink:
             self._ready.set()
 
     def close(self) -> None:
-        """Take no more events. A reader still gets those that wait."""
+        """Drop further events. A reader still gets the buffered ones."""
         self._closed = True
         self._room.set()
         self._ready.set()

@@ -1,7 +1,6 @@
-"""A conversation in the forms that others read: OpenAI's and Anthropic's messages, and Markdown.
+"""Exports a conversation: as OpenAI's or Anthropic's messages, or as Markdown.
 
-The transports write those of providers. They are loaded when they are needed: who keeps a log need
-not have one.
+The transports write the formats of providers. They are loaded when they are needed.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ __all__ = ["to_anthropic_messages", "to_markdown", "to_openai_messages"]
 def to_openai_messages(
     messages: Iterable[AgentMessage], system_prompt: str = ""
 ) -> list[dict[str, Any]]:
-    """The conversation as Chat Completions takes it.
+    """The conversation in the format of Chat Completions.
 
-    It is what `clark_agent.transports.OpenAIChat` would send: calls and results in pairs, images of
-    results, and those that the model made, in a user's message behind them. Reasoning, items of a
-    provider, custom messages and answers that were cut off by a failure are left out. Raises
-    `clark_agent.errors.TransportError` for a file that the API does not take.
+    It is what `clark_agent.transports.OpenAIChat` would send: calls and results in pairs, and
+    images of results or of the model in a user message after them. Reasoning, items of a provider,
+    custom messages and answers that were cut off by a failure are omitted. Raises
+    `clark_agent.errors.TransportError` for a file that the API does not accept.
     """
     from clark_agent.transports.dialects import OPENAI
     from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
@@ -54,13 +53,13 @@ def to_openai_messages(
 
 
 def to_anthropic_messages(messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
-    """The conversation as Anthropic's Messages takes it: results in a user's message, roles by
-    turns.
+    """The conversation in the format of Anthropic's Messages: results in a user message, roles
+    alternating.
 
     It is what `clark_agent.transports.Anthropic` would send, except that all system messages become
-    a user's, in tags. Reasoning, items of a provider, custom messages and answers that were cut off
-    by a failure are left out. Raises `clark_agent.errors.TransportError` for a file that the API
-    does not take.
+    user messages, in tags. Reasoning, items of a provider, custom messages and answers that were
+    cut off by a failure are omitted. Raises `clark_agent.errors.TransportError` for a file that the
+    API does not accept.
     """
     from clark_agent.transports.anthropic_messages import MessagesWriter
     from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
@@ -106,7 +105,7 @@ def _page_of(message: AgentMessage) -> list[str]:
             texts = [blocks] if isinstance(blocks, str) else [_shown(block) for block in blocks]
             return ["## User", *texts]
         case AssistantMessage():
-            return ["## Assistant", *_said(message)]
+            return ["## Assistant", *_blocks_of(message)]
         case ToolResultMessage():
             failed = ", failed" if message.is_error else ""
             text = "\n".join([_shown(block) for block in message.content])
@@ -118,7 +117,7 @@ def _page_of(message: AgentMessage) -> list[str]:
             assert_never(message)
 
 
-def _said(message: AssistantMessage) -> list[str]:
+def _blocks_of(message: AssistantMessage) -> list[str]:
     parts: list[str] = []
     for block in message.content:
         match block:

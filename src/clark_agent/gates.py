@@ -1,9 +1,9 @@
 """What several tool gates allow together. Pure functions on their decisions.
 
-Gates intersect. A gate that suppresses advisory ones silences those of lower priority. When nothing
-is left, the composition is repaired rather than a model sent out without tools: of the lists that
-are not empty the one of the highest priority wins, then the shorter, then the name that sorts
-first; when all are empty nothing is narrowed.
+Gates intersect. A gate that suppresses advisory gates removes those of lower priority. If no tool
+is left, the conflict is resolved, so that the model is never called without tools: among the
+non-empty lists the one with the highest priority wins, then the shorter one, then the name that
+sorts first; if all are empty, nothing is narrowed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["GateConflict", "GateDecision", "compose_gates"]
 
 
 class GateDecision(Struct, frozen=True):
-    """What one gate that narrows has said for this call."""
+    """The decision of one gate that narrows, for this call."""
 
     plugin: str
     allow: frozenset[str]
@@ -26,7 +26,7 @@ class GateDecision(Struct, frozen=True):
 
 
 class GateConflict(Struct, frozen=True):
-    """The gates that left nothing between them, and how that was repaired."""
+    """The gates that together left no tool, and how that was resolved."""
 
     plugins: tuple[str, ...]
     chosen_plugin: str | None

@@ -1,12 +1,12 @@
-"""Makes any transcript one that a provider will take.
+"""Turns any transcript into one that a provider accepts.
 
-Providers want every tool call answered exactly once, directly behind the message that made it, and
-every id to be used once. Crashes, truncation, merges and servers that hand out one id for all calls
-break that. `repair_history` mends it, tells what it did, and finds nothing to do the second time.
+Providers require exactly one result for every tool call, directly after the message that made it,
+and unique ids. Crashes, truncation, merges and servers that use one id for all calls break that.
+`repair_history` repairs it, reports its changes, and changes nothing the second time.
 
-A call and its result belong together by id within their turn, first come first served, because
-some servers reuse ids from turn to turn. Only a result that strayed out of its turn is matched
-across the transcript, and only when no other call has its id.
+Calls and results are matched by id within their turn, first come first served, because some servers
+reuse ids from turn to turn. Only a result outside of its turn is matched across the transcript, and
+only if no other call has its id.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ MISSING_RESULT = "No result of this call was recorded. It may or may not have ru
 
 
 class HistoryChangeKind(StrEnum):
-    """What was mended."""
+    """The kind of a repair."""
 
     SYNTHESIZED_RESULT = "synthesized_result"
     """A call had no result and got one that says so."""
     DROPPED_RESULT = "dropped_result"
-    """A result answered no call, or one that was answered already."""
+    """A result had no call, or its call already had a result."""
     MOVED_RESULT = "moved_result"
-    """A result was not where its call needed it."""
+    """A result was not directly after its call."""
     RENAMED_CALL = "renamed_call"
-    """A call's id was empty or taken; its result got the new one too."""
+    """A call's id was empty or in use; its result got the new id too."""
 
 
 class HistoryChange(Struct, frozen=True):
-    """One repair: ``index`` is the place in the given transcript of the message it is about."""
+    """One repair: ``index`` is the position of the message in the given transcript."""
 
     kind: HistoryChangeKind
     index: int
@@ -63,14 +63,14 @@ class HistoryChange(Struct, frozen=True):
 
 
 class RepairedHistory(Struct, frozen=True):
-    """The mended transcript and what was done to it, nothing when it was sound."""
+    """The repaired transcript and the changes; no changes if it was valid."""
 
     messages: tuple[AgentMessage, ...]
     changes: tuple[HistoryChange, ...]
 
 
 def repair_history(messages: Iterable[AgentMessage]) -> RepairedHistory:
-    """A transcript that a provider will take, with as much of the given one as can be kept."""
+    """A transcript that a provider accepts, with as much of the given one as possible."""
     given = tuple(messages)
     answers = _pair(given)
     paired = set(answers.values())
@@ -131,7 +131,7 @@ class IdRenamer:
         return [self._rename(message) for message in messages]
 
     def peek(self, results: Sequence[AgentMessage]) -> tuple[AgentMessage, ...]:
-        """What results of the newest calls would become, without taking them in."""
+        """What results of the newest calls would become, without adding them."""
         waiting = {call_id: deque(new_ids) for call_id, new_ids in self._results.items()}
         renamed: list[AgentMessage] = []
         for message in results:
@@ -181,7 +181,7 @@ def _pair(given: Sequence[AgentMessage]) -> dict[tuple[int, int], int]:
 
 
 class _Ids:
-    """Hands out every id once."""
+    """Returns every id once."""
 
     def __init__(self, messages: Iterable[AgentMessage]) -> None:
         self._occurring: set[str] = set()
@@ -190,7 +190,7 @@ class _Ids:
         self.reserve(messages)
 
     def reserve(self, messages: Iterable[AgentMessage]) -> None:
-        """Hand out none of the ids in these messages as a fresh one."""
+        """Never return an id in these messages as a fresh one."""
         for message in messages:
             if isinstance(message, AssistantMessage):
                 self._occurring.update([call.id for call in message.tool_calls])
@@ -223,9 +223,9 @@ def _end_of_results(given: Sequence[AgentMessage], start: int) -> int:
 
 
 def _answer_order(sources: Sequence[int | None], in_place: range) -> list[int]:
-    """In which order the calls of one message are answered.
+    """The order of the results of one message's calls.
 
-    Results that stand where they should keep their order; the others follow in that of the calls.
+    Results in the right place keep their order; the others follow in the order of the calls.
     """
 
     def key(position: int) -> int:

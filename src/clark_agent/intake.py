@@ -1,9 +1,9 @@
 """Values from outside a run, checked and made safe once, where they enter.
 
-Hosts, tools, hooks and transports may hand in a value of the wrong type, text that no encoder
-accepts, or details that JSON cannot hold. Whatever has passed through here can be counted, logged,
-saved and sent. A value that is fine is returned as it is; one that is not is copied and repaired,
-or refused with a `TypeError` that says what was given and what is allowed.
+Hosts, tools, hooks and transports may pass a value of the wrong type, text that no encoder accepts,
+or details that JSON cannot hold. A value that was checked here can be counted, logged, saved and
+sent. A valid value is returned unchanged; an invalid one is copied and repaired, or rejected with a
+`TypeError` that says what was given and what is allowed.
 
 This module knows messages and tool results, not the loop.
 """
@@ -80,10 +80,10 @@ _SHOWN = 120
 def accept_json(value: Any, owner: str) -> Any:
     """The value, or a copy that JSON can hold: lone surrogates become U+FFFD, objects their repr.
 
-    ``owner`` says whose value it is, for the log.
+    ``owner`` describes the value in the log.
     """
     if value is None or (type(value) is float and not isfinite(value)):
-        return None  # which is how JSON has it
+        return None  # as JSON writes it
     try:
         written = encode_strictly(value)
     except Exception as error:
@@ -95,7 +95,7 @@ def accept_json(value: Any, owner: str) -> Any:
             )
         return jsonable(value)
     if isinstance(value, dict) and type(value) is not dict:
-        return msgspec.json.decode(written)  # its own methods may fail where we look at it
+        return msgspec.json.decode(written)  # the value's own methods may raise later
     return value
 
 
@@ -116,7 +116,7 @@ def _items(value: Any, field: str) -> tuple[Any, ...]:
 
 
 def _place(value: Any, field: str) -> int | None:
-    """A place in a text. A negative one, as ``str.find`` returns it, stands for none."""
+    """A position in a text. A negative one, as ``str.find`` returns it, means None."""
     if value is None or type(value) is int:
         return value if value is None or value >= 0 else None
     raise TypeError(f"{field} must be an int or None, not {_shown(value)}")
@@ -144,7 +144,7 @@ def _usage(value: Any) -> Usage | None:
         return value
     counts: list[Any] = [getattr(value, name) for name in Usage.__struct_fields__]
     if any(count is not None and not isinstance(count, (int, float)) for count in counts):
-        raise TypeError(f"a Usage counts tokens in ints, not {_shown(value)}")
+        raise TypeError(f"the counts of a Usage must be ints, not {_shown(value)}")
     return Usage(*[0 if count is None else int(count) for count in counts])
 
 
@@ -157,7 +157,7 @@ def _stop_reason(value: Any) -> StopReason:
 
 
 def _shown(value: object) -> str:
-    """The type of a refused value, and as much of it as helps to find it."""
+    """The type of a rejected value, and the start of its repr."""
     kind = type(value).__name__
     if value is None:
         return "None (NoneType)"
@@ -187,7 +187,7 @@ def _block(block: Any, allowed: tuple[type, ...]) -> Any:
 
 
 def _checked(value: Any) -> Any:
-    """The struct, with each field checked as `_FIELDS` says."""
+    """The struct, with each field checked according to `_FIELDS`."""
     kind = type(value)
     return _changed(
         value,
@@ -206,7 +206,7 @@ def _blocks(content: Any, allowed: tuple[type, ...]) -> tuple[Any, ...]:
 
 
 def _same(before: Any, after: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What was there, if nothing in it was replaced."""
+    """The given value, if nothing in it was replaced."""
     if type(before) is tuple and all(map(_is, before, after)):
         return before
     return after
@@ -217,7 +217,7 @@ def _is(one: object, other: object) -> bool:
 
 
 def _changed(value: Any, **fields: Any) -> Any:
-    """The struct with these fields; itself if they are what it has."""
+    """The struct with these fields; itself if nothing changes."""
     changes = {name: new for name, new in fields.items() if getattr(value, name) is not new}
     return replace(value, **changes) if changes else value
 
@@ -255,7 +255,7 @@ _ASSISTANT_BLOCKS = (
 
 def _annotation(value: Any) -> Annotation:
     if type(value) is not Annotation:
-        raise TypeError(f"an Annotation is needed, not {_shown(value)}")
+        raise TypeError(f"expected an Annotation, not {_shown(value)}")
     annotation: Annotation = _checked(value)
     return annotation
 
@@ -270,9 +270,9 @@ def _annotations(value: Any) -> tuple[Annotation, ...]:
 
 
 def accept_answer(message: Any) -> AssistantMessage:
-    """The assistant message, safe to keep. Raises `TypeError` if it is none."""
+    """The assistant message, safe to keep. Raises `TypeError` for anything else."""
     if not isinstance(message, AssistantMessage):
-        raise TypeError(f"an AssistantMessage is needed, not {_shown(message)}")
+        raise TypeError(f"expected an AssistantMessage, not {_shown(message)}")
     accepted: AssistantMessage = _changed(
         message,
         content=_blocks(message.content, _ASSISTANT_BLOCKS),
@@ -286,7 +286,7 @@ def accept_answer(message: Any) -> AssistantMessage:
 
 
 def is_plain_answer(message: Any) -> bool:
-    """Whether an answer can be kept as it is, as a glance tells of most: every turn has one."""
+    """Whether an answer can be kept unchanged. A quick check, because every turn has one."""
     if type(message) is not AssistantMessage or message.annotations:
         return False
     kinds = tuple(map(type, _plain_fields(message)))
@@ -301,7 +301,7 @@ def is_plain_answer(message: Any) -> bool:
         elif type(block) is not TextContent or type(block.text) is not str:
             return False
     try:
-        _encode(message)  # not with half a character, or with arguments that have no JSON
+        _encode(message)  # fails for half a character, and for arguments without a JSON form
     except Exception:
         return False
     return True
@@ -369,50 +369,50 @@ _ACCEPT: dict[type, Callable[[Any], AgentMessage]] = {
 
 
 def accept_message(message: Any) -> AgentMessage:
-    """The message, safe to keep. Raises `TypeError` if it is none, or has a field that is wrong."""
+    """The message, safe to keep. Raises `TypeError` for anything else, or an invalid field."""
     accept = _ACCEPT.get(type(message))
-    if accept is None:  # a host may have kinds of its own
+    if accept is None:  # a host may have subclasses
         accept = next((each for kind, each in _ACCEPT.items() if isinstance(message, kind)), None)
     if accept is None:
-        raise TypeError(f"messages are needed, not {type(message).__name__} among them")
+        raise TypeError(f"expected messages, but one is a {type(message).__name__}")
     return accept(message)
 
 
 def accept_messages(value: object, known: Iterable[AgentMessage] = ()) -> Sequence[AgentMessage]:
-    """The messages, safe to keep. Raises `TypeError` if they are none.
+    """The messages, safe to keep. Raises `TypeError` for anything else.
 
-    Those in ``known`` have been accepted already and are not looked at again; nor is a view, which
-    is made of accepted messages only.
+    Those in ``known`` were already accepted and are not checked again; nor is a view, which has
+    only accepted messages.
     """
     if isinstance(value, MessageView) or (isinstance(value, (list, tuple)) and not value):
         return value
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"messages are needed, not {type(value).__name__}")
+        raise TypeError(f"expected messages, not {type(value).__name__}")
     given = value if isinstance(value, (list, tuple)) else tuple(value)
     ids = set(map(id, known))
     accepted = [m if id(m) in ids else accept_message(m) for m in given]
     return given if all(map(_is, given, accepted)) else tuple(accepted)
 
 
-# --- what tools and transports give -----------------------------------------------------------
+# --- results and chunks -----------------------------------------------------------------------
 
 
 def accept_result(result: Any, owner: str) -> ToolResult:
-    """The result, safe to keep. Raises `ToolContractError` if it is none.
+    """The result, safe to keep. Raises `ToolContractError` for anything else.
 
-    ``owner`` says who returned it.
+    ``owner`` names the code that returned it.
     """
     if type(result) is ToolResult:
         return _accept_result(result, owner)
     hint = ""
     if hasattr(result, "__await__"):
         hint = " (an 'await' is missing)"
-        getattr(result, "close", lambda: None)()  # so that Python does not warn about it, too
+        getattr(result, "close", lambda: None)()  # so that Python does not warn as well
     raise ToolContractError(f"{owner} must return a ToolResult, not {_shown(result)}{hint}")
 
 
 def is_plain_result(result: Any) -> bool:
-    """Whether a tool's result is text that can be kept as it is, as most are."""
+    """Whether a tool's result is text that can be kept unchanged, as most are."""
     if type(result) is not ToolResult or result.details is not None or result.narration is not None:
         return False
     content = result.content
@@ -446,10 +446,10 @@ _DELTAS = (TextChunk, ThinkingChunk, ReasoningChunk)
 
 
 def accept_chunk(chunk: Any) -> StreamChunk:
-    """The chunk. Raises `TypeError` if it is none.
+    """The chunk. Raises `TypeError` for anything else.
 
-    A lone surrogate in a delta of text stays: it may be the first half of a character whose other
-    half comes next.
+    A lone surrogate in a delta of text stays: it may be half of a character whose other half comes
+    next.
     """
     kind = type(chunk)
     accepted: StreamChunk = chunk
@@ -464,7 +464,7 @@ def accept_chunk(chunk: Any) -> StreamChunk:
             or any(p is not None and not isinstance(p, str) for p in parts)
         ):
             raise TypeError(
-                "a ToolCallChunk has an index from 0 and deltas that are texts, "
+                "a ToolCallChunk needs an index of at least 0 and deltas that are texts, "
                 f"not {_shown(chunk)}"
             )
     elif kind is ReasoningDetailsChunk:
@@ -475,7 +475,7 @@ def accept_chunk(chunk: Any) -> StreamChunk:
         accepted = _changed(chunk, annotation=_annotation(chunk.annotation))
     else:
         names = " or ".join([each.__name__ for each in get_args(StreamChunk)])
-        raise TypeError(f"a Chunk holds a {names}, not {_shown(chunk)}")
+        raise TypeError(f"a Chunk must hold a {names}, not {_shown(chunk)}")
     return accepted
 
 
@@ -484,11 +484,11 @@ _delta = attrgetter("delta")
 
 
 def accept_chunks(chunks: list[StreamChunk]) -> None:
-    """Make sure, in place, that all are chunks.
+    """Check that all are chunks, in place.
 
-    Raises `TypeError` at the first that is none; it and those behind it are dropped.
+    Raises `TypeError` at the first invalid one; it and those after it are dropped.
     """
-    if set(map(type, chunks)) <= _TEXT_ALONE:  # as a rule
+    if set(map(type, chunks)) <= _TEXT_ALONE:  # the usual case
         with suppress(TypeError):
             "".join(map(_delta, chunks))
             return

@@ -1,8 +1,8 @@
-"""The one seam for a product's vocabulary, and the words of the runtime where a product has none.
+"""The interface for a product's vocabulary, and the default texts of the runtime.
 
-The core knows no tool by name. What a product calls its tools for delivering an answer, how it
-wants a model nudged that has written prose instead, which aliases it repairs and how it explains a
-hidden tool: all of that is a `ProtocolPolicy`.
+The core knows no tool by name. The names of the tools that deliver an answer, the text that nudges
+a model after prose, the aliases to repair, and the explanation of a hidden tool are all part of a
+`ProtocolPolicy`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SHORT_QUESTION_BYTES = 500
 
 
 class PlainTextRecoveryContext(Struct, frozen=True):
-    """A turn that ended in prose where a tool call was due."""
+    """A turn that ended in prose instead of a tool call."""
 
     messages: Sequence[AgentMessage]
     iteration: int
@@ -89,14 +89,14 @@ class HiddenToolContext(Struct, frozen=True):
 
 
 class HiddenToolError(Struct, frozen=True):
-    """What the model is told, and details for the host."""
+    """The message for the model, and details for the host."""
 
     message: str
     details: Any = None
 
 
 class ProtocolPolicy:
-    """The defaults name no tools. Override what your product has words for.
+    """The defaults name no tools. Override what your product needs.
 
     Contract: quick and pure. A method that raises ends the run with a typed error.
     """
@@ -108,7 +108,7 @@ class ProtocolPolicy:
         return frozenset()
 
     def plain_text_recovery_prompt(self, ctx: PlainTextRecoveryContext) -> str | None:
-        """How to nudge a model that wrote prose; None for the generic words."""
+        """The text that nudges a model after prose; None for the generic text."""
         return None
 
     def normalize_tool_calls(
@@ -118,11 +118,11 @@ class ProtocolPolicy:
         return calls
 
     def hidden_tool_error(self, ctx: HiddenToolContext) -> HiddenToolError | None:
-        """Why a hidden tool is refused, when no gate has said; None for the generic words."""
+        """Why a hidden tool is rejected, if no gate gives a reason; None for the generic text."""
         return None
 
     def asks_permission(self, text: str) -> bool:
-        """Whether a text merely asks how to go on instead of answering. This one reads English."""
+        """Whether a text only asks how to continue instead of answering. Detects English."""
         text = text.strip()
         if "?" not in text:
             return False
@@ -134,7 +134,7 @@ class ProtocolPolicy:
 
 
 def generic_hidden_tool_error(tool_name: str, allowlist: AbstractSet[str]) -> HiddenToolError:
-    """The refusal in words that fit any product."""
+    """The generic error for a hidden tool."""
     allowed = sorted(allowlist)
     preview = ", ".join(allowed[:_PREVIEWED_TOOLS])
     if len(allowed) > _PREVIEWED_TOOLS:
@@ -147,7 +147,7 @@ def generic_hidden_tool_error(tool_name: str, allowlist: AbstractSet[str]) -> Hi
 
 
 def hidden_tool_details(tool_name: str, allowlist: AbstractSet[str], gate: str) -> dict[str, Any]:
-    """The structured side of a refusal."""
+    """The details of the error for a hidden tool."""
     return {
         "runtime_block": True,
         "requested_tool": tool_name,

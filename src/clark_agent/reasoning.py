@@ -1,11 +1,11 @@
-"""Provider-native reasoning: typed items, what each provider demands on replay, and an audit.
+"""Provider-native reasoning: typed items, the requirements of each provider, and an audit.
 
-Providers hand out reasoning that must come back unchanged with the next request, or they refuse it.
-The widest common shape is OpenRouter's ``reasoning_details`` list: readable text with an optional
+Providers send reasoning that must be sent back unchanged with the next request, or they reject it.
+The most general format is OpenRouter's ``reasoning_details`` list: readable text with an optional
 signature, a summary, or an encrypted blob, each labelled with the format of its origin. The raw
-JSON in the transcript stays the source of truth; what is here is a typed view of it, lenient in
-reading (a missing or odd field becomes empty, an unknown kind is left out) because nothing may be
-lost over a shape that a provider invents tomorrow.
+JSON in the transcript stays the source of truth; this module is a typed view of it. It reads
+leniently (a missing or invalid field becomes empty, an unknown kind is omitted), so that a new
+format of a provider breaks nothing.
 
 This module knows no message and no transport.
 """
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class ReplayContract(StrEnum):
-    """When a provider insists on getting its signed reasoning back."""
+    """When a provider requires its signed reasoning back."""
 
     STATELESS = "stateless"
     """Never."""
@@ -48,7 +48,7 @@ class ReplayContract(StrEnum):
 
 
 class ReasoningFormat(StrEnum):
-    """Which provider's dialect an item is in."""
+    """The provider format of an item."""
 
     ANTHROPIC_CLAUDE_V1 = "anthropic-claude-v1"
     GOOGLE_GEMINI_V1 = "google-gemini-v1"
@@ -67,14 +67,14 @@ class ReasoningFormat(StrEnum):
 
     @property
     def replay_contract(self) -> ReplayContract:
-        """What the provider of this format demands."""
+        """What the provider of this format requires."""
         if self in (ReasoningFormat.XAI_RESPONSES_V1, ReasoningFormat.UNKNOWN):
             return ReplayContract.STATELESS
         return ReplayContract.REQUIRED_WITH_TOOLS
 
 
 class ReasoningText(Struct, frozen=True, gc=False, tag_field="type", tag="reasoning.text"):
-    """Readable reasoning, signed where its provider signs it."""
+    """Readable reasoning, signed if its provider signs it."""
 
     id: str | None
     format: ReasoningFormat
@@ -89,7 +89,7 @@ class ReasoningText(Struct, frozen=True, gc=False, tag_field="type", tag="reason
 
 
 class ReasoningSummary(Struct, frozen=True, gc=False, tag_field="type", tag="reasoning.summary"):
-    """A summary of reasoning that the provider keeps to itself."""
+    """A summary of reasoning that the provider does not disclose."""
 
     id: str | None
     format: ReasoningFormat
@@ -172,12 +172,12 @@ class ReasoningCodec(Protocol):
     def write_assistant(
         self, message: MutableMapping[str, Any], items: Iterable[ReasoningItem]
     ) -> None:
-        """Put the items where the provider expects them in an outgoing assistant message."""
+        """Add the items to an outgoing assistant message, where the provider expects them."""
         ...
 
 
 class OpenRouterReasoningCodec:
-    """The codec for everything that speaks ``reasoning_details``."""
+    """The codec for every API with ``reasoning_details``."""
 
     def parse_response(self, raw: Iterable[Any]) -> tuple[ReasoningItem, ...]:
         """The items in a response, unknown kinds left out."""
@@ -193,14 +193,14 @@ class OpenRouterReasoningCodec:
 
 
 class ReplayViolation(Struct, frozen=True):
-    """The next request would be refused: its provider wants signatures and there are none."""
+    """The next request would be rejected: the signatures that its provider requires are missing."""
 
     contract: ReplayContract
     formats: tuple[ReasoningFormat, ...]
 
 
 class ReplayAudit(Struct, frozen=True):
-    """What a turn's reasoning holds, and whether its provider will take it back."""
+    """The reasoning of a turn, and whether its provider would accept it back."""
 
     item_count: int
     signed_count: int
@@ -211,7 +211,7 @@ class ReplayAudit(Struct, frozen=True):
 def audit_replay(
     items: Iterable[ReasoningItem], contract: ReplayContract, *, next_turn_carries_tools: bool
 ) -> ReplayAudit:
-    """Would the next request be refused for a missing signature?"""
+    """Whether the next request would be rejected for a missing signature."""
     items = tuple(items)
     signed = sum(item.is_signed for item in items)
     formats = tuple(sorted({item.format for item in items}))

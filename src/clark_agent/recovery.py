@@ -24,11 +24,11 @@ _LARGEST_CAP = 2**32 - 1
 
 
 class Double(Struct, frozen=True, tag_field="scaling", tag="double"):
-    """Each retry may say twice as much."""
+    """Each retry doubles the cap."""
 
 
 class Linear(Struct, frozen=True, tag_field="scaling", tag="linear"):
-    """Each retry may say ``step`` tokens more."""
+    """Each retry adds ``step`` tokens to the cap."""
 
     step: int
 
@@ -72,15 +72,15 @@ class MaxTokensRecovery(Struct, frozen=True, kw_only=True):
 
 
 class ContextOverflowRecovery(Protocol):
-    """Makes a transcript smaller after a provider has refused it as too large.
+    """Makes a transcript smaller after a provider has rejected it as too large.
 
     Contract: returns messages that cost less by the run's estimator; if they do not, or if it
     raises, the run ends with an error. A plugin-like object may also have ``name`` (a label for
-    the event) and ``max_attempts`` (how often it is asked in one turn; 1).
+    the event) and ``max_attempts`` (how often it is called in one turn; 1).
     """
 
     def recover(
         self, messages: Sequence[AgentMessage], ctx: TransformContext, /
     ) -> Sequence[AgentMessage] | Awaitable[Sequence[AgentMessage]]:
-        """The transcript to go on with."""
+        """The transcript to continue with."""
         ...

@@ -1,4 +1,4 @@
-"""What a run returns: `RunResult`, and `LoopOutcome`, which says how the run ended."""
+"""What a run returns: `RunResult`, with its `LoopOutcome`."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ class LoopOutcome(StrEnum):
     DONE = "done"
     """The model was done, or a tool batch voted to end."""
     WRAPPED_UP = "wrapped_up"
-    """The model closed cleanly after it was told that its turns run out."""
+    """The model finished after it was asked to wrap up, because its turns ran out."""
     HIT_MAX_ITERATIONS = "hit_max_iterations"
     """The turns ran out while there was more to do."""
     OUT_OF_BUDGET = "out_of_budget"
-    """The budget ran out while there was more to do; ``RunResult.limit`` says what of it."""
+    """The budget ran out while there was more to do; see ``RunResult.limit``."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether the model came to an end of its own."""
+        """Whether the model finished by itself."""
         return self in (LoopOutcome.DONE, LoopOutcome.WRAPPED_UP)
 
 
 class RunResult(Struct, Generic[OutputT_co], frozen=True):
-    """What a run has brought: its own messages, not the whole transcript."""
+    """The result of a run: its own messages, not the whole transcript."""
 
     messages: tuple[AgentMessage, ...]
     outcome: LoopOutcome
     usage: Usage = Usage()
-    """The tokens of all calls to the model, those asked again included."""
+    """The tokens of all calls to the model, including retries."""
     undelivered: tuple[AgentMessage, ...] = ()
-    """Steering that was accepted and came too late."""
+    """Steering that was accepted and not delivered."""
     output: OutputT_co = None  # type: ignore[assignment]
     """The output of the type that the config or the agent asks for, or the answer that a
     `finish_tool` was called with. None if the config asks for none."""
     limit: BudgetLimit | None = None
-    """What of the budget ran out, if that ended the run."""
+    """The limit of the budget that ended the run, if one did."""
     spent: Spent | None = None
-    """What was spent of the budget, by this run and all that share it."""
+    """What was spent of the budget, by this run and all runs that share it."""
     tree_usage: Usage = Usage()
     """The tokens of this run and of its child runs."""
 
     @property
     def text(self) -> str:
-        """What the model said last."""
+        """The last text of the model."""
         for message in reversed(self.messages):
             if isinstance(message, AssistantMessage):
                 return message.plain_text

@@ -29,7 +29,7 @@ __all__ = ["RunStream", "run_sync", "stream_run"]
 Prompts: TypeAlias = str | AgentMessage | Iterable[AgentMessage]
 
 Starter: TypeAlias = Callable[[EventSink, CancellationToken], Coroutine[Any, Any, RunResult]]
-"""Starts a run whose events go to the sink."""
+"""Starts a run that sends its events to the sink."""
 
 
 def stream_run(
@@ -83,7 +83,7 @@ class RunStream(Generic[OutputT_co]):
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
-            raise RuntimeError("a stream is entered once; ask stream_run for another")
+            raise RuntimeError("a RunStream can be entered only once; call stream_run again")
         self._task = asyncio.create_task(self._starter(self._sink, self._token))
         self._task.add_done_callback(lambda _: self._sink.close())
         return self
@@ -101,7 +101,7 @@ class RunStream(Generic[OutputT_co]):
 
     @property
     def result(self) -> RunResult[OutputT_co]:
-        """What the run has brought. Raises what the run raised, and if it is not over."""
+        """The result of the run. Raises what the run raised, and if it is not over."""
         task = self._entered()
         if not task.done():
             raise RuntimeError("the run is not over: iterate to the end first")
@@ -146,7 +146,7 @@ def run_sync(
 
     Where an event loop runs already, as in a notebook, the run has a thread and a loop of its own.
     Ctrl-C stops the run cleanly and raises ``KeyboardInterrupt`` when it is over, whose
-    ``__cause__`` carries what the run had; a second one does not wait, and has no cause.
+    ``__cause__`` carries the state of the run; a second one does not wait, and has no cause.
     """
     check_arguments(context, config, signal)
     messages = _messages(prompts, context, config)
@@ -175,7 +175,7 @@ def run_sync(
 class _CtrlC:
     """While it is entered, the first Ctrl-C cancels the token, and the second raises.
 
-    Not in a thread, which gets no signals, and not where the program has a handler of its own.
+    Not in a thread, which gets no signals, and not if the program has its own handler.
     """
 
     def __init__(self, token: CancellationToken) -> None:
@@ -222,14 +222,14 @@ def _here(main: Callable[[], Coroutine[Any, Any, RunResult]], ctrl_c: _CtrlC) ->
     finally:
         if is_over or not ctrl_c.pressed_again:
             runner.close()  # a run that is not over is cancelled, and closes what it has open
-        else:  # to close it would be to wait for what does not stop
+        else:  # closing it would wait for something that does not stop
             runner.get_loop().set_exception_handler(lambda *_: None)
             asyncio.set_event_loop(None)
             _abandoned.append(runner)
 
 
 _abandoned: list[asyncio.Runner] = []
-"""Kept, so that nothing of theirs is torn down before the interpreter is."""
+"""Kept, so that they are not torn down before the interpreter."""
 
 
 def _on_a_thread(main: Callable[[], Coroutine[Any, Any, RunResult]]) -> RunResult:

@@ -1,10 +1,10 @@
-"""Talking to a running agent: when a message takes effect, and what became of it.
+"""Messages to a running agent: when they take effect, and whether they were delivered.
 
-A `SteeringHandle` (from `clark_agent.plugins.ChannelSteering`) takes messages from any thread and
-any signal handler, and gives a `SteeringReceipt` for each. There is no lock, for the reason that
-`clark_agent.cancellation` gives: a message is queued first and then it is asked whether anybody
-still listens; a run that ends says so first and then empties the queue; whatever takes an entry out
-(one atomic ``popleft`` or ``remove``) is the one to settle its receipt.
+A `SteeringHandle` (from `clark_agent.plugins.ChannelSteering`) accepts messages from any thread and
+any signal handler, and returns a `SteeringReceipt` for each. There is no lock, for the same reason
+as in `clark_agent.cancellation`: the sender queues a message and then checks whether a run still
+listens; a run that ends unregisters and then empties the queue; whoever removes an entry (one
+atomic ``popleft`` or ``remove``) settles its receipt.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["SteerWhen", "SteeringHandle", "SteeringReceipt", "SteeringStatus"]
 
 
 class SteerWhen(StrEnum):
-    """How soon a message is put before the model."""
+    """How soon a message is delivered to the model."""
 
     AFTER_BATCH = "after_batch"
-    """With the next turn. Nothing in flight is disturbed."""
+    """With the next turn. Nothing in progress is stopped."""
     BEFORE_NEXT_TOOL = "before_next_tool"
     """Calls of the batch that have not started are not run; those that run end as usual."""
     NOW = "now"
-    """What is in flight is stopped too: the model's answer, or the running tools."""
+    """Also stops what is in progress: the model's answer, or the running tools."""
 
 
 When: TypeAlias = SteerWhen | Literal["after_batch", "before_next_tool", "now"]
@@ -39,7 +39,7 @@ When: TypeAlias = SteerWhen | Literal["after_batch", "before_next_tool", "now"]
 
 
 class SteeringStatus(StrEnum):
-    """What has become of a message."""
+    """The state of a message."""
 
     QUEUED = "queued"
     DELIVERED = "delivered"
@@ -49,8 +49,8 @@ class SteeringStatus(StrEnum):
 
 
 class SteeringReceipt:
-    """Tells what becomes of a message. ``await`` it to wait until that is settled; it is its own
-    result. From a thread without an event loop use `wait`.
+    """The state of a sent message. ``await`` it to wait until it is settled; the result is the
+    receipt itself. In a thread without an event loop use `wait`.
 
     A tool must not await the receipt of a message that waits for the tool to end.
     """
@@ -64,8 +64,8 @@ class SteeringReceipt:
         """Whether it waits for the model to stop."""
         self.status = SteeringStatus.QUEUED
         self.turn: int | None = None
-        """The turn of the run that it was delivered in, from 1. None while it is not, and for a
-        follow-up that was left in the transcript when no turn remained."""
+        """The turn of the run in which it was delivered, from 1. None until then, and for a
+        follow-up that was added to the transcript when no turn remained."""
         self._settled = CancellationToken()
 
     @property
@@ -78,14 +78,14 @@ class SteeringReceipt:
         return self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block this thread until it is settled, for so many seconds at most; whether it is.
+        """Block this thread until it is settled, at most ``timeout`` seconds. Return whether it is.
 
-        Raises `RuntimeError` on the thread of an event loop, which it would stop: await it there.
+        Raises `RuntimeError` on the thread of an event loop, which it would block: await it there.
         """
         if self.is_settled:
             return True
         if timeout != 0 and has_running_loop():
-            raise RuntimeError("wait() would stop the event loop: use 'await receipt'")
+            raise RuntimeError("wait() would block the event loop: use 'await receipt'")
         settled = Event()
         subscription = self._settled.subscribe(settled.set)
         try:
@@ -94,7 +94,7 @@ class SteeringReceipt:
             subscription.close()
 
     def settle(self, status: SteeringStatus, turn: int | None = None) -> None:
-        """Say what has become of the message. Called by what took it out of the queue."""
+        """Set the final state. Called by the code that removed the message from the queue."""
         self.turn = turn
         self.status = status
         self._settled.cancel()
@@ -105,7 +105,7 @@ class SteeringReceipt:
 
 
 class Channel:
-    """What a handle and the runs that listen to it share."""
+    """The shared state of a handle and the runs that listen to it."""
 
     __slots__ = ("ended", "follow_ups", "listeners", "steering", "watchers")
 
@@ -113,9 +113,9 @@ class Channel:
         self.steering: deque[SteeringReceipt] = deque()
         self.follow_ups: deque[SteeringReceipt] = deque()
         self.listeners: dict[object, Callable[[], None] | None] = {}
-        """The runs that listen, each with what wakes it."""
+        """The runs that listen, each with its wake function."""
         self.watchers: dict[object, Callable[[SteeringReceipt], None]] = {}
-        """The runs that want to know of every message."""
+        """The functions to call with every message that is sent."""
         self.ended = False
         """Whether a run has listened and ended."""
 
@@ -132,12 +132,12 @@ class Channel:
         if self.is_over:
             try:
                 queue.remove(receipt)
-            except ValueError:  # the ending run, or one that has just begun, was quicker
+            except ValueError:  # an ending run, or one that has just begun, has taken it
                 return
             receipt.settle(SteeringStatus.EXPIRED)
 
     def wake(self) -> None:
-        """Tell the runs that something urgent waits."""
+        """Wake the runs: an urgent message waits."""
         for wake in tuple(self.listeners.values()):
             if wake is not None:
                 wake()
@@ -146,8 +146,8 @@ class Channel:
 class SteeringHandle:
     """The sending end. Any thread may use it, before, during and after a run.
 
-    What is sent before the first run waits for it. After a run, until another begins, messages
-    expire at once.
+    Messages that are sent before the first run wait for it. After a run, until another begins,
+    messages expire at once.
     """
 
     __slots__ = ("_channel",)
@@ -158,7 +158,7 @@ class SteeringHandle:
     def steer(
         self, message: AgentMessage | str, when: When = SteerWhen.AFTER_BATCH
     ) -> SteeringReceipt:
-        """Put a message before the model, as soon as ``when`` says."""
+        """Send a message to the model; ``when`` is how soon it is delivered."""
         if when not in _CHOICES:
             raise ValueError(f"when must be one of {', '.join(_CHOICES)}, not {when!r}")
         receipt = SteeringReceipt(_message(message), SteerWhen(when))
@@ -168,7 +168,7 @@ class SteeringHandle:
         return receipt
 
     def follow_up(self, message: AgentMessage | str) -> SteeringReceipt:
-        """Start the agent again with a message, when it has stopped by itself."""
+        """Start the agent again with a message, after it has stopped by itself."""
         receipt = SteeringReceipt(_message(message), SteerWhen.AFTER_BATCH)
         receipt.is_follow_up = True
         self._channel.send(self._channel.follow_ups, receipt)
@@ -182,7 +182,7 @@ def _message(message: AgentMessage | str) -> AgentMessage:
         (checked,) = accept_messages([message])
     except TypeError:
         kind = type(message).__name__
-        raise TypeError(f"a text or a message is needed, not {kind}") from None
+        raise TypeError(f"expected a text or a message, not {kind}") from None
     return checked
 
 

@@ -1,9 +1,9 @@
-"""The seam to the model: what a transport is asked, what it answers, and how answers are folded.
+"""The interface to the model: the request, the events of an answer, and how they are folded.
 
-A transport is any callable of the shape of `StreamFn`; an async-generator function is one. The loop
-hands it a `StreamRequest` and reads `Start`, `Chunk`…, and one of `Done` and `Error`. Transports
-fold their provider's deltas with a `MessageAssembler`, so that all of them agree on what a tool
-call is and what becomes of arguments that are not JSON.
+A transport is any callable with the signature of `StreamFn`, such as an async-generator function.
+The loop passes it a `StreamRequest` and reads `Start`, `Chunk`…, and one of `Done` and `Error`.
+Transports fold their provider's deltas with a `MessageAssembler`, so that all of them treat tool
+calls, and arguments that are not JSON, in the same way.
 
 This module knows no provider.
 """
@@ -66,7 +66,7 @@ __all__ = [
 
 
 class ReasoningEffort(StrEnum):
-    """How much a model should think. Each transport maps it to its provider's words."""
+    """How much a model should think. Each transport maps it to its provider's setting."""
 
     NONE = "none"
     MINIMAL = "minimal"
@@ -95,8 +95,8 @@ class OutputSchema(Struct, frozen=True):
 class StreamRequest(Struct, frozen=True, kw_only=True):
     """One call to the model.
 
-    ``messages`` may be a view of the live transcript that is cheap to pass on and never changes;
-    a transport that wants a list makes one.
+    ``messages`` may be a view of the live transcript, which is cheap to pass and never changes;
+    a transport that needs a list makes one.
     """
 
     system_prompt: str
@@ -140,7 +140,7 @@ class ReasoningDetailsChunk(Struct, frozen=True, tag_field="kind", tag="reasonin
 
 
 class ToolCallChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="tool_call_delta"):
-    """More of the tool call at ``index``. The index alone says which call is meant."""
+    """More of the tool call at ``index``. Only the index identifies the call."""
 
     index: NonNegativeInt
     id_delta: str | None = None
@@ -149,13 +149,13 @@ class ToolCallChunk(Struct, frozen=True, gc=False, tag_field="kind", tag="tool_c
 
 
 class BlockChunk(Struct, frozen=True, tag_field="kind", tag="block"):
-    """A block that comes whole."""
+    """A block that arrives in one piece."""
 
     block: ImageContent | ProviderContent
 
 
 class AnnotationChunk(Struct, frozen=True, tag_field="kind", tag="annotation"):
-    """A source of what has been said."""
+    """A source of the text."""
 
     annotation: Annotation
 
@@ -172,30 +172,30 @@ StreamChunk: TypeAlias = (
 
 
 class StreamErrorKind(StrEnum):
-    """What kind of failure ended a stream, as far as the loop must know to recover."""
+    """The kind of failure that ended a stream; the loop's recovery depends on it."""
 
     TRANSIENT = "transient"
     """It may work later."""
     PROVIDER_RATE_LIMITED = "provider_rate_limited"
-    """The provider asks for patience."""
+    """The provider limits the rate of requests."""
     ZERO_OUTPUT_TRANSPORT = "zero_output_transport"
-    """The connection failed before the model had said anything that could be used."""
+    """The connection failed before anything usable arrived."""
     FATAL = "fatal"
-    """It will not work: authentication, a bad request, a bug in the transport."""
+    """A retry cannot help: authentication, a bad request, a bug in the transport."""
     EMPTY = "empty"
-    """The model said nothing at all."""
+    """The answer was empty."""
     ABORTED = "aborted"
     """The caller cancelled."""
     CONTEXT_OVERFLOW = "context_overflow"
     """The request is larger than the model's window."""
     INCONSISTENT_TOOL_HISTORY = "inconsistent_tool_history"
-    """The provider refuses the transcript: tool calls and results in it do not match."""
+    """The provider rejects the transcript: tool calls and results in it do not match."""
 
 
 class Start(Struct, frozen=True):
     """The provider has begun. ``partial`` is a placeholder for listeners, normally empty.
 
-    ``details`` is open JSON that listeners find in the event that a message has begun.
+    ``details`` is open JSON for listeners, in the event that starts the message.
     """
 
     partial: AssistantMessage
@@ -215,9 +215,9 @@ class Done(Struct, frozen=True):
 
 
 class Error(Struct, frozen=True):
-    """The stream failed, with what had come so far. Ends the stream.
+    """The stream failed; ``partial`` is what had arrived. Ends the stream.
 
-    ``cause``, where there is more to know, becomes the cause of the error that the run ends with.
+    ``cause``, if given, becomes the cause of the error that ends the run.
     """
 
     partial: AssistantMessage
@@ -232,20 +232,20 @@ StreamEvent: TypeAlias = Start | Chunk | Done | Error
 class StreamFn(Protocol):
     """The transport.
 
-    Contract: yields exactly one `Done` or `Error`, as its last event; tells failures of model and
-    network by `Error` and does not raise (a transport that raises anyway counts as an `Error` of
-    kind ``fatal`` with that cause); stops soon after ``signal`` is cancelled; closes what it
-    opened when its iterator is closed.
+    Contract: yields exactly one `Done` or `Error`, as its last event; reports failures of model and
+    network with `Error` and does not raise (an exception counts as an `Error` of kind ``fatal``
+    with that cause); stops soon after ``signal`` is cancelled; closes what it opened when its
+    iterator is closed.
     """
 
     def __call__(
         self, request: StreamRequest, signal: CancellationToken, /
     ) -> AsyncIterator[StreamEvent]:
-        """Ask the model."""
+        """Call the model."""
         ...
 
 
-# --- putting a message together ---------------------------------------------------------------
+# --- assembling a message ---------------------------------------------------------------------
 
 
 class _Text:
@@ -302,12 +302,12 @@ class _Call:
 
 
 class MessageAssembler:
-    """Folds chunks into the assistant message that they spell, in linear time.
+    """Folds chunks into the assistant message that they make up, in linear time.
 
-    A delta goes on with the newest block when that is of its kind and opens a new one otherwise; a
-    tool-call delta goes to the call of its index, wherever that stands. Empty deltas count for
-    nothing, so the message does not depend on how a provider cuts its answer. Arguments are parsed
-    once, at the end. A call that got no id gets one from ``new_id``.
+    A delta continues the newest block if that is of the same kind, and opens a new one otherwise; a
+    tool-call delta continues the call of its index, wherever that is. Empty deltas are ignored, so
+    the message does not depend on how a provider splits its answer. Arguments are parsed once, at
+    the end. A call without an id gets one from ``new_id``.
     """
 
     __slots__ = ("_annotations", "_blocks", "_calls", "_new_id")
@@ -319,7 +319,7 @@ class MessageAssembler:
         self._calls: dict[int, _Call] = {}
 
     def feed(self, chunk: StreamChunk) -> None:
-        """Take the next chunk."""
+        """Add the next chunk."""
         match chunk:
             case TextChunk():
                 self._extend(TextContent, chunk.delta)
@@ -340,7 +340,7 @@ class MessageAssembler:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has come yet."""
+        """Whether nothing was added yet."""
         return not self._blocks
 
     def message(
@@ -351,7 +351,7 @@ class MessageAssembler:
         timestamp: int | None = None,
         usage: Usage | None = None,
     ) -> AssistantMessage:
-        """The message so far; the reason defaults to what the content says: tools or the end."""
+        """The message so far; the stop reason defaults to ``tool_use`` or ``end_turn``."""
         content = tuple([block.build() for block in self._blocks])
         if stop_reason is None:
             stop_reason = StopReason.TOOL_USE if self._calls else StopReason.END_TURN
@@ -394,9 +394,9 @@ class MessageAssembler:
 def parse_arguments(raw: str) -> Any:
     """A tool call's arguments from the JSON text that the model wrote.
 
-    Nothing at all means no arguments. What is not JSON becomes the object that
-    `clark_agent.types.arg_parse_error` makes, with the text and the reason, so that the loop can
-    tell the model.
+    An empty text means no arguments. Text that is not JSON becomes the object of
+    `clark_agent.types.arg_parse_error`, with the text and the reason, so that the loop can report
+    it to the model.
     """
     if not raw or raw.isspace():
         return {}

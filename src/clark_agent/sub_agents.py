@@ -1,8 +1,8 @@
-"""Runs below runs: a tool that is an agent of its own.
+"""Child runs: a tool that is itself an agent.
 
 A child run has its own identity, shares the budget of the run above it, is cancelled with
-the call that started it, adds its tokens to the tree, and tells its events in the parent's stream.
-`agent_tool` makes a tool of a config; `run_child` is for tools that want to do more.
+the call that started it, adds its tokens to the tree, and emits its events in the parent's stream.
+`agent_tool` turns a config into a tool; `run_child` is for tools that do more.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ INHERIT: Final = object()
 
 
 class ChildRun(Struct, frozen=True, kw_only=True):
-    """A run that is about to start below another."""
+    """A child run that is about to start."""
 
     ctx: ToolContext
-    """Of the call that starts it."""
+    """The context of the call that starts it."""
     prompts: str | AgentMessage | Iterable[AgentMessage]
     context: AgentContext
     config: LoopConfig
@@ -86,7 +86,7 @@ async def run_child(
     max_depth: int = _MAX_DEPTH,
     deps: Any = INHERIT,
 ) -> RunResult:
-    """Run an agent from inside a tool. Its context is empty but for the system prompt.
+    """Run an agent from inside a tool. Its context is empty except for the system prompt.
 
     Its ``deps`` are those of the run above, unless others are given. Raises what `run` raises, and
     `ToolExecutionError` when the child would be deeper than
@@ -111,13 +111,13 @@ async def run_child(
         deps=ctx.deps if deps is INHERIT else deps,
     )
     effects = DIRECT if parent is None else parent.effects
-    # In a task of its own, so that its cancellations and those of the parent are told apart.
+    # In its own task, so that its cancellations are separate from those of the parent.
     task = asyncio.get_running_loop().create_task(_held(effects.run_child(child)))
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            task.cancel()  # and wait for it, as long as the call itself is waited for
+            task.cancel()  # and wait for it, as long as the run waits for the call
     try:
         outcome = task.result()
     except RunLogError as error:
@@ -129,8 +129,8 @@ async def run_child(
 
 
 async def _held(child: Awaitable[RunResult]) -> RunResult | BaseException:
-    """The child's result, or what it says to the interpreter, which its parent passes on: out of a
-    task it would stop the event loop, with the runs above still open.
+    """The child's result, or its KeyboardInterrupt or SystemExit, which the parent raises: raised
+    from a task it would stop the event loop, with the runs above still open.
     """
     try:
         return await child
@@ -171,12 +171,12 @@ def agent_tool(
     timeout: float | None = None,
     deps: Any = INHERIT,
 ) -> AgentTool:
-    """A tool that gives a task to an agent and returns what it says last.
+    """A tool that gives a task to an agent and returns its last text.
 
-    When the child runs out of turns or budget, its result is what it has so far, and says so; when
-    it fails or is stopped, an error with what it has, except that a run log that cannot be written
-    ends the run above too. If the child has a `finish_tool`, that answer is the result. A run more
-    than ``max_depth`` levels below the outermost one is refused.
+    If the child runs out of turns or budget, the result is its last text so far, and says so; if it
+    fails or is stopped, an error with that text, except that a run log that cannot be written ends
+    the run above too. If the child has a `finish_tool`, that answer is the result. A run more than
+    ``max_depth`` levels below the outermost one is rejected.
     """
     check_tool_name(name, "agent_tool")
     if not isinstance(config, LoopConfig):
@@ -200,7 +200,7 @@ def agent_tool(
             result = await run_child(
                 ctx, task, config, system_prompt=prompt, max_depth=max_depth, deps=given
             )
-        except RunLogError:  # what cannot be written down must not go on, here or above
+        except RunLogError:  # a run that cannot be recorded must end, and so must those above
             raise
         except LoopError as error:
             return _failed(error, ctx.signal)
@@ -216,17 +216,17 @@ def _answer(result: RunResult) -> ToolResult:
     details = _details(str(result.outcome), result.tree_usage)
     if result.output is not None and result.outcome.is_complete:
         return ToolResult(tool_result(result.output).content, details=details)
-    said = _last_words(result.messages)
+    text = _last_words(result.messages)
     if result.outcome.is_complete:
-        return ToolResult.text(said or "The agent ended without a word.", details=details)
+        return ToolResult.text(text or "The agent ended without a word.", details=details)
     what = "turns" if result.outcome is LoopOutcome.HIT_MAX_ITERATIONS else str(result.limit)
-    return ToolResult.text(_so_far(f"The agent ran out of {what}.", said), details=details)
+    return ToolResult.text(_so_far(f"The agent ran out of {what}.", text), details=details)
 
 
 def _failed(error: LoopError, signal: CancellationToken) -> ToolResult:
-    said = _last_words(error.messages)
+    text = _last_words(error.messages)
     if error.partial is not None:
-        said = error.partial.plain_text or said
+        text = error.partial.plain_text or text
     if isinstance(error, RunAborted) and signal.cancelled:
         reason = signal.reason or "aborted"
         details = {**_details("stopped", error.tree_usage), "reason": reason}
@@ -234,7 +234,7 @@ def _failed(error: LoopError, signal: CancellationToken) -> ToolResult:
     else:
         details = _details("failed", error.tree_usage)
         what = f"The agent did not end well: {error}."
-    return ToolResult.error(_so_far(what, said), details=details)
+    return ToolResult.error(_so_far(what, text), details=details)
 
 
 _STOPPED = {
@@ -245,13 +245,13 @@ _STOPPED = {
 }
 
 
-def _so_far(what: str, said: str) -> str:
-    return f"{what} So far it had said:\n{said}" if said else f"{what} It had said nothing yet."
+def _so_far(what: str, text: str) -> str:
+    return f"{what} So far it had said:\n{text}" if text else f"{what} It had said nothing yet."
 
 
 def _last_words(messages: Iterable[AgentMessage]) -> str:
-    said = [m.plain_text for m in messages if isinstance(m, AssistantMessage)]
-    return next((text for text in reversed(said) if text.strip()), "")
+    texts = [m.plain_text for m in messages if isinstance(m, AssistantMessage)]
+    return next((text for text in reversed(texts) if text.strip()), "")
 
 
 def _details(outcome: str, usage: Usage) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Tools that come and go during a run.
+"""Tools that change during a run.
 
-A `ToolSource` is asked once a turn, before the request, which tools there are besides those of the
-config: the tools of a server that is reached, or those that a search has found. What changes is in
-the run log, and a replay takes it from there::
+A `ToolSource` is called once a turn, before the request, for tools in addition to those of the
+config: the tools of a connected server, or those that a search has found. Changes are recorded in
+the run log, and a replay takes them from there::
 
     class Found:
         def tools_for_turn(self, ctx):
@@ -28,27 +28,27 @@ __all__ = ["ToolSource", "ToolSourceContext"]
 
 
 class ToolSourceContext(Struct, Generic[DepsT_co], frozen=True):
-    """What a source is asked for."""
+    """The context of a tool source."""
 
     turn: int
-    """The turn that is about to ask the model, from 1."""
+    """The turn that is about to call the model, from 1."""
     messages: Sequence[AgentMessage]
     """The transcript, before the transforms."""
     identity: RunIdentity
-    """Whose run it is."""
+    """The identity of the run."""
     signal: CancellationToken
     deps: DepsT_co = None  # type: ignore[assignment]
     """The dependencies of the run."""
 
 
 class ToolSource(Protocol):
-    """Where tools come from that may change during a run."""
+    """A source of tools that may change during a run."""
 
     def tools_for_turn(self, ctx: ToolSourceContext) -> MaybeAsync[Iterable[ToolLike]]:
-        """The tools of this turn, besides those of the config.
+        """The tools of this turn, in addition to those of the config.
 
         Contract: plain or async. Returns the same object as last time if nothing has changed, which
         costs nothing and keeps the provider's cache. If it raises, that is logged and the tools
-        stay as they were. A tool of the config is never replaced by one of the same name.
+        stay unchanged. A tool of the config is never replaced by one of the same name.
         """
         ...

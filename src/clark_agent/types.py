@@ -1,13 +1,12 @@
-"""Messages, content blocks, usage, identity and context: the words everything else speaks.
+"""Messages, content blocks, usage, identity and context: the types that everything else uses.
 
 Every class here is a frozen msgspec struct whose JSON is fixed: the tag comes first, fields follow
-in the order of their declaration, unknown fields are ignored when reading, optional fields are left
-out when empty. Open JSON (tool arguments, details, payloads) appears only where a field is typed
-``Any``; a dict that is put there is shared and must not change afterwards.
+in the order of their declaration, unknown fields are ignored when reading, optional fields are
+omitted when empty. Open JSON (tool arguments, details, payloads) appears only where a field is
+typed ``Any``; a dict in such a field is shared and must not change afterwards.
 
 This module knows no transport, no tool and no loop. To read and write messages use
-`clark_agent.messages.wire`, which adds what a plain decoder cannot know: that a message without a
-timestamp was written "now".
+`clark_agent.messages.wire`, which also sets the timestamp of a message without one to "now".
 """
 
 from __future__ import annotations
@@ -57,26 +56,26 @@ NonNegativeInt: TypeAlias = Annotated[int, Meta(ge=0)]
 """An integer that must not be negative when it is read from JSON."""
 
 # A struct that holds only scalars, or such structs, cannot be part of a reference cycle: `gc=False`
-# keeps it out of the cyclic collector's work. One with an open field could be, and is left to it.
-# A default given by a factory is always written, a plain default is left out: that is how
-# `is_error` and `payload` differ from the optional fields under `omit_defaults`.
+# excludes it from the cyclic collector. One with an open field could be, and is not excluded.
+# With `omit_defaults`, a default from a factory is always written and a plain default is omitted:
+# that is how `is_error` and `payload` differ from the optional fields.
 
 
 class StopReason(StrEnum):
     """Why the model stopped generating an assistant message."""
 
     END_TURN = "end_turn"
-    """It had nothing more to say."""
+    """The message is complete."""
     TOOL_USE = "tool_use"
-    """It asked for tools."""
+    """It called tools."""
     MAX_TOKENS = "max_tokens"
-    """It ran into the output limit; what it said may be cut off anywhere."""
+    """It reached the output limit; the message may be cut off anywhere."""
     ERROR = "error"
     """The provider failed while it was streaming."""
     ABORTED = "aborted"
     """The caller cancelled."""
     OTHER = "other"
-    """Anything a provider may add."""
+    """Any other reason of a provider."""
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -118,7 +117,7 @@ class ImageContent(
 class FileContent(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="type", tag="file"):
     """A document or a recording, by a ``data:`` URL or a URL that the provider can fetch.
 
-    Its media type decides how it is sent, and which providers take it.
+    Its media type decides how it is sent, and which providers accept it.
     """
 
     source: str
@@ -129,8 +128,8 @@ class FileContent(Struct, frozen=True, gc=False, omit_defaults=True, tag_field="
 class ProviderContent(Struct, frozen=True, tag_field="type", tag="provider"):
     """An item that only one provider understands, such as a call of a tool on the server's side.
 
-    ``data`` is that provider's own JSON. It goes back to it unchanged and in its place, and is left
-    out for every other provider.
+    ``data`` is that provider's own JSON. It is sent back to it unchanged and in its place, and
+    omitted for every other provider.
     """
 
     provider: str
@@ -140,8 +139,8 @@ class ProviderContent(Struct, frozen=True, tag_field="type", tag="provider"):
 class ThinkingContent(Struct, frozen=True, gc=False, tag_field="type", tag="thinking"):
     """A thought that the model wrote into its visible output, between ``<thought>`` tags.
 
-    On the next request it is woven back into the text as a tag. It never travels in a provider's
-    own reasoning fields; those carry `ReasoningContent` and `ReasoningDetailsContent`.
+    In the next request it is a tag in the text again. It is never sent in a provider's own
+    reasoning fields; those carry `ReasoningContent` and `ReasoningDetailsContent`.
     """
 
     text: str
@@ -156,7 +155,7 @@ class ReasoningContent(Struct, frozen=True, gc=False, tag_field="type", tag="rea
 class ReasoningDetailsContent(Struct, frozen=True, tag_field="type", tag="reasoning_details"):
     """Structured reasoning (signed, encrypted, …) from the provider, replayed unchanged.
 
-    ``details`` is the source of truth; the typed views leave out what they do not know.
+    ``details`` is the source of truth; the typed views omit unknown items.
     """
 
     details: tuple[Any, ...]
@@ -178,7 +177,7 @@ class ReasoningDetailsContent(Struct, frozen=True, tag_field="type", tag="reason
 
 
 class ToolCall(Struct, frozen=True, tag_field="type", tag="tool_call"):
-    """The model asks for a tool. ``arguments`` is open JSON, normally an object."""
+    """A call of a tool by the model. ``arguments`` is open JSON, normally an object."""
 
     id: str
     name: str
@@ -190,7 +189,7 @@ ARG_RAW = "__clark_arg_raw"
 
 
 def arg_parse_error(error: str, raw: str) -> dict[str, str]:
-    """The arguments that stand for a call whose JSON could not be parsed.
+    """The arguments of a call whose JSON could not be parsed.
 
     The loop answers such a call with the syntax error and a quote of what the model sent.
     """
@@ -198,7 +197,7 @@ def arg_parse_error(error: str, raw: str) -> dict[str, str]:
 
 
 def detect_arg_parse_error(arguments: object) -> tuple[str, str] | None:
-    """``(error, raw)`` when the arguments are what `arg_parse_error` makes, else None."""
+    """``(error, raw)`` if the arguments come from `arg_parse_error`, otherwise None."""
     if not isinstance(arguments, dict) or ARG_PARSE_ERROR not in arguments:
         return None
     fields: dict[str, object] = arguments
@@ -220,11 +219,11 @@ AssistantBlock: TypeAlias = (
 
 
 class Annotation(Struct, frozen=True, omit_defaults=True):
-    """A source that the answer, or a passage of it, rests on: the same for all providers."""
+    """A source of the answer, or of a passage in it: the same type for all providers."""
 
     kind: str
-    """``url`` for a page, ``document`` for one that the request brought, ``file`` for one that the
-    provider keeps, ``search`` for a search that was made, ``other`` for anything else."""
+    """``url`` for a page, ``document`` for one in the request, ``file`` for one that the provider
+    stores, ``search`` for a search that was made, ``other`` for anything else."""
     url: str | None = None
     title: str | None = None
     quote: str | None = None
@@ -261,7 +260,7 @@ class SystemMessage(
 
 
 class UserMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="user"):
-    """What the user said: a plain string, or blocks of text, images and files."""
+    """A message of the user: a plain string, or blocks of text, images and files."""
 
     content: str | tuple[UserBlock, ...]
     timestamp: NonNegativeInt | None = None
@@ -278,7 +277,7 @@ class UserMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag
 
 
 class AssistantMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="assistant"):
-    """What the model said, thought and asked for, in the order in which it came."""
+    """An answer of the model: text, thoughts, reasoning and tool calls, in order."""
 
     content: tuple[AssistantBlock, ...]
     stop_reason: StopReason
@@ -286,7 +285,7 @@ class AssistantMessage(Struct, frozen=True, omit_defaults=True, tag_field="role"
     timestamp: NonNegativeInt | None = None
     usage: Usage | None = None
     annotations: tuple[Annotation, ...] = ()
-    """The sources that the answer names."""
+    """The sources of the answer."""
 
     @property
     def role(self) -> Literal["assistant"]:
@@ -308,9 +307,9 @@ class AssistantMessage(Struct, frozen=True, omit_defaults=True, tag_field="role"
         *,
         stop_reason: StopReason = StopReason.TOOL_USE,
     ) -> AssistantMessage:
-        """Tool calls, behind ``text`` unless that is blank."""
-        said = (TextContent(text),) if text and text.strip() else ()
-        return cls((*said, *calls), stop_reason)
+        """Tool calls, after ``text`` unless that is blank."""
+        blocks = (TextContent(text),) if text and text.strip() else ()
+        return cls((*blocks, *calls), stop_reason)
 
     @property
     def plain_text(self) -> str:
@@ -346,7 +345,7 @@ class AssistantMessage(Struct, frozen=True, omit_defaults=True, tag_field="role"
 class ToolResultMessage(
     Struct, frozen=True, omit_defaults=True, tag_field="role", tag="tool_result"
 ):
-    """The answer to one tool call. The model sees ``content`` alone.
+    """The result of one tool call. The model sees only ``content``.
 
     ``narration`` is a one-sentence caption for people, ``details`` structured data for hosts.
     """
@@ -371,7 +370,7 @@ class ToolResultMessage(
 
 
 class CustomMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", tag="custom"):
-    """The host's own message. The loop passes it through and never looks inside."""
+    """The host's own message. The loop passes it on and never reads it."""
 
     kind: str
     payload: Any = field(default_factory=NoneType)
@@ -384,7 +383,7 @@ class CustomMessage(Struct, frozen=True, omit_defaults=True, tag_field="role", t
 
     @property
     def plain_text(self) -> str:
-        """Nothing: what is in the payload is the host's affair."""
+        """Empty: only the host knows the meaning of the payload."""
         return ""
 
 
@@ -411,10 +410,10 @@ def _text_of(blocks: Iterable[AssistantBlock | UserBlock]) -> str:
 
 
 class RunIdentity(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Who a run is, and whose child.
+    """The identity of a run and of its parent.
 
     ``deadline_unix_ms`` limits child runs (see `clark_agent.sub_agents`); a run that the host
-    starts itself is not bound by it, plugins that care read it.
+    starts itself is not limited by it, but plugins may read it.
     """
 
     run_id: str
@@ -476,18 +475,18 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
         _must_be("system_prompt", self.system_prompt, str, "a text")
         if self.identity is not None:
             _must_be("identity", self.identity, RunIdentity, "a RunIdentity")
-        if type(given) is not tuple:  # an iterator, say, which can be read only once
+        if type(given) is not tuple:  # such as an iterator, which can be read only once
             _must_be("messages", given, Iterable, "a list of messages")
             force_setattr(self, "messages", tuple(given))
         if type(self.system_prompt) is not str:
             force_setattr(self, "system_prompt", well_formed(self.system_prompt))
-        # By their types: a set of those is made faster than each message is looked at.
+        # Making a set of the types is faster than checking each message.
         wrong = {*map(type, self.messages)}.difference(_MESSAGE_TYPES)
         for each in wrong:
             if not issubclass(each, _MESSAGE_TYPES):
                 raise TypeError(
-                    f"AgentContext: messages must be messages, not {each.__name__}: write "
-                    "UserMessage('...') for what the user says"
+                    f"AgentContext: messages must be messages, not {each.__name__}: use "
+                    "UserMessage('...') for a text of the user"
                 )
 
     def extend(self, produced: HasMessages | Iterable[AgentMessage]) -> AgentContext:
@@ -496,7 +495,7 @@ class AgentContext(Struct, frozen=True, omit_defaults=True):
         new = getattr(given, "messages", given)
         if isinstance(new, str) or not isinstance(new, Iterable):
             kind = type(given).__name__
-            raise TypeError(f"a result, an error of a run or messages are needed, not {kind}")
+            raise TypeError(f"expected a result, an error of a run, or messages, not {kind}")
         return replace(self, messages=(*self.messages, *new))
 
     def spawn_child(self, system_prompt: str) -> AgentContext:

@@ -514,14 +514,14 @@ async def test_a_transport_that_is_no_async_generator_is_told_so(make: Any) -> N
     returned = make()
     error, _ = await failed(StreamError, lambda request, signal: returned)
     kind = type(returned).__name__
-    assert f"a transport is an async generator, and this one has returned a {kind}" in str(error)
+    assert f"a transport must be an async generator, but this one returned a {kind}" in str(error)
 
 
 def test_a_transport_that_returns_is_refused_at_once() -> None:
     async def answer(request: StreamRequest, signal: CancellationToken) -> str:
         return "hello"
 
-    with pytest.raises(ConfigError, match="a transport is an async generator, which yields Start"):
+    with pytest.raises(ConfigError, match="stream must be an async generator that yields Start"):
         LoopConfig(stream=answer)  # type: ignore[arg-type]
 
 

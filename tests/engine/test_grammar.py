@@ -223,11 +223,11 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
     "an event after the end": ([*RICH, ev.TurnStart()], LAST + 1, "nothing follows agent_end"),
     "agent_end in a turn": (inserted(REQUEST, RICH[-1]), REQUEST, "after the last turn_end"),
     "agent_end with other messages": (
-        changed(LAST, messages=[USER]), LAST, "the messages that were told of",
+        changed(LAST, messages=[USER]), LAST, "the announced messages",
     ),
     "agent_end without the last message": (
         changed(LAST, messages=RICH[-1].messages[:-1]),  # type: ignore[union-attr]
-        LAST, "the messages that were told of",
+        LAST, "the announced messages",
     ),
     "no turn at all": ([RICH[0], ev.AgentEnd(())], 1, "at least one turn"),
     "run_identified twice": (inserted(2, RICH[1]), 2, "run_identified directly follows"),
@@ -292,10 +292,10 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
         without(DISCARDED - 1), DISCARDED - 1, "message_discarded directly follows",
     ),
     "an unannounced message": (
-        without(TURN + 1, TURN + 2), LAST - 2, "the messages that were told of",
+        without(TURN + 1, TURN + 2), LAST - 2, "the announced messages",
     ),
     # discards
-    "no message_discarded": (without(DISCARDED), DISCARDED, "once it has its answer"),
+    "no message_discarded": (without(DISCARDED), DISCARDED, "no request after its answer"),
     "message_discarded twice": (
         inserted(DISCARDED, RICH[DISCARDED]), DISCARDED + 1, "message_discarded directly follows",
     ),
@@ -306,7 +306,7 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
         inserted(RESULT + 2, RICH[DISCARDED]), RESULT + 2, "message_discarded directly follows",
     ),
     "a discarded answer with tools": (
-        inserted(ANSWERED + 1, RICH[DISCARDED]), ANSWERED + 2, "after the answer that asks",
+        inserted(ANSWERED + 1, RICH[DISCARDED]), ANSWERED + 2, "after the answer that calls",
     ),
     "escalation without a discard": (
         moved(ESCALATED, REQUEST), REQUEST, "output_tokens_escalation follows",
@@ -320,7 +320,7 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
         inserted(UPDATE, RICH[REQUEST]), UPDATE, "no message is open",
     ),
     "a request after the answer": (
-        inserted(ANSWERED + 1, RICH[REQUEST]), ANSWERED + 1, "once it has its answer",
+        inserted(ANSWERED + 1, RICH[REQUEST]), ANSWERED + 1, "no request after its answer",
     ),
     "a transform after the request": (
         moved(REQUEST - 4, REQUEST), REQUEST, "followed by the answer",
@@ -332,7 +332,7 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
     "a gate after the conflict": (inserted(REQUEST, RICH[REQUEST - 2]), REQUEST, ""),
     "a transform between gates": (inserted(REQUEST - 2, RICH[REQUEST - 4]), REQUEST - 2, ""),
     # tools
-    "a tool before the answer": (moved(TOOL, REQUEST), REQUEST, "after the answer that asks"),
+    "a tool before the answer": (moved(TOOL, REQUEST), REQUEST, "after the answer that calls"),
     "a tool outside a turn": (
         inserted(TURN_END + 1, RICH[TOOL]), TURN_END + 1, "tools run within a turn",
     ),

@@ -298,12 +298,12 @@ async def test_a_conversation_can_always_be_saved(tmp_path: Path) -> None:
 
 CALL: Any = ca.ToolCall("c", ["work"], {})  # type: ignore[arg-type]
 GARBAGE: dict[str, tuple[Any, str]] = {
-    "a text for a chunk": (Chunk("text"), "a Chunk holds a TextChunk"),  # type: ignore[arg-type]
+    "a text for a chunk": (Chunk("text"), "a Chunk must hold a TextChunk"),  # type: ignore[arg-type]
     "a delta that is no text": (Chunk(TextChunk(5)), "TextChunk.delta must be a str"),  # type: ignore[arg-type]
-    "a call chunk of odd parts": (Chunk(ToolCallChunk("0")), "a ToolCallChunk has an index"),  # type: ignore[arg-type]
-    "a call chunk of no place": (Chunk(ToolCallChunk(-1)), "a ToolCallChunk has an index"),
-    "a start of nothing": (Start(None), "an AssistantMessage is needed, not None"),  # type: ignore[arg-type]
-    "no message": (Done("text"), "an AssistantMessage is needed"),  # type: ignore[arg-type]
+    "a call chunk of odd parts": (Chunk(ToolCallChunk("0")), "a ToolCallChunk needs an index"),  # type: ignore[arg-type]
+    "a call chunk of no place": (Chunk(ToolCallChunk(-1)), "a ToolCallChunk needs an index"),
+    "a start of nothing": (Start(None), "expected an AssistantMessage, not None"),  # type: ignore[arg-type]
+    "no message": (Done("text"), "expected an AssistantMessage"),  # type: ignore[arg-type]
     "no content": (
         Done(ca.AssistantMessage(None, ca.StopReason.END_TURN)),  # type: ignore[arg-type]
         "content must be a tuple",
@@ -320,7 +320,7 @@ GARBAGE: dict[str, tuple[Any, str]] = {
         Done(ca.AssistantMessage((), ca.StopReason.END_TURN, usage={"input": 1})),  # type: ignore[arg-type]
         "usage must be a Usage",
     ),
-    "an event of its own": ({"type": "text"}, "yields Start, Chunk, Done and Error"),
+    "an event of its own": ({"type": "text"}, "must yield Start, Chunk, Done or Error"),
 }
 
 

@@ -142,7 +142,7 @@ async def test_a_blank_prompt_is_a_mistake(blank: str) -> None:
 async def test_several_texts_as_prompts_are_told_how_to_be_messages() -> None:
     config = LoopConfig(stream=ScriptedStream(["unheard"]))
     several: Any = ["one", "two"]
-    with pytest.raises(TypeError, match=r"not str among them\. Write UserMessage\('...'\)"):
+    with pytest.raises(TypeError, match=r"one is a str\. Use UserMessage\('...'\)"):
         await run(several, AgentContext(), config)
 
 

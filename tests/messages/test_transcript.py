@@ -249,17 +249,17 @@ def test_messages_from_a_host_are_taken_as_they_are(messages: list[AgentMessage]
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "says"),
     [
         (None, "not NoneType"),
         ("hi", "not str"),
         (b"hi", "not bytes"),
         (ONE, "not UserMessage"),
-        ([ONE, "hi"], "not str among them"),
-        ([[ONE]], "not list among them"),
-        (iter([ONE, None]), "not NoneType among them"),
+        ([ONE, "hi"], "but one is a str"),
+        ([[ONE]], "but one is a list"),
+        (iter([ONE, None]), "but one is a NoneType"),
     ],
 )
-def test_what_is_no_sequence_of_messages_is_refused(value: object, told: str) -> None:
-    with pytest.raises(TypeError, match=f"messages are needed, {told}"):
+def test_what_is_no_sequence_of_messages_is_refused(value: object, says: str) -> None:
+    with pytest.raises(TypeError, match=f"expected messages, {says}"):
         accept_messages(value)

@@ -344,7 +344,10 @@ def test_settings_are_kept_for_the_next_run() -> None:
         ({"block_after": 0}, "block_after must be at least 1"),
         ({"warn_after": True}, "warn_after must be at least 1"),
         ({"warn_after": -3, "block_after": None}, "warn_after must be at least 1"),
-        ({"warn_after": 4, "block_after": 3}, "comes after"),
+        (
+            {"warn_after": 4, "block_after": 3},
+            r"must be at least warn_after \(4\)",
+        ),
         ({"window": 0}, "window must be at least 1"),
     ],
 )

@@ -155,7 +155,7 @@ def test_whole_records_that_are_cut_off_a_file_cannot_be_seen(tmp_path: Path) ->
 def test_before_the_first_record_there_is_nothing_to_fork(before: int) -> None:
     store = MemoryStore()
     fill(store, "r", some_records("r", 3))
-    with pytest.raises(LogDamaged, match="no beginning"):
+    with pytest.raises(LogDamaged, match="its first record is missing"):
         fork(store, "r", before=before)
 
 

@@ -351,9 +351,9 @@ def test_records_out_of_order_are_told_and_read(tmp_path: Path) -> None:
     loaded = store.load("r")
     assert [record.seq for record in loaded.records] == [0, 1, 3, 2, 3, 3]
     assert [(problem.where.partition(",")[0], problem.reason) for problem in loaded.problems] == [
-        ("line 3", "it has the number 3, where 2 is due"),
-        ("line 4", "it has the number 2, where 4 is due"),
-        ("line 6", "it has the number 3, where 4 is due"),
+        ("line 3", "it has number 3 instead of 2"),
+        ("line 4", "it has number 2 instead of 4"),
+        ("line 6", "it has number 3 instead of 4"),
     ]
 
 

@@ -482,7 +482,7 @@ async def test_a_log_without_a_beginning_is_not_resumed() -> None:
     _, _, whole, _ = await told("batches")
     store = MemoryStore()
     fill(store, whole.run_id, whole.records[1:-2])
-    with pytest.raises(LogDamaged, match="no beginning"):
+    with pytest.raises(LogDamaged, match="its first record is missing"):
         await resume(store, whole.run_id, begin("batches").config())
     store = MemoryStore()
     fill(store, whole.run_id, ())
@@ -526,7 +526,7 @@ async def test_a_log_of_a_newer_version_is_not_resumed(tmp_path: Any) -> None:
 async def test_a_config_that_logs_elsewhere_is_refused() -> None:
     _, _, whole, store = await told("batches")
     cut = cut_behind(store, whole, Answered)
-    with pytest.raises(ConfigError, match="another store"):
+    with pytest.raises(ConfigError, match="must use the store that the run is resumed from"):
         await resume(cut, whole.run_id, begin("batches").config(RunLog(MemoryStore())))
     story = begin("batches")
     await resume(cut, whole.run_id, story.config(RunLog(cut)))  # with its own it is fine
@@ -565,7 +565,7 @@ async def test_notes_that_are_not_those_of_the_config_are_refused(said: dict[str
     store = MemoryStore()
     await run("go", AgentContext(identity=RunIdentity.root("r")), begun_in(store, root="/work"))
     store.cut("r", 1)
-    with pytest.raises(ConfigError, match=r"the log says .*(root: '/work', the config|more: None)"):
+    with pytest.raises(ConfigError, match=r"the log has .*(root: '/work', the config|more: None)"):
         await resume(store, "r", begun_in(store, **said))
     result = await resume(store, "r", begun_in(store, **said), trust_log=True)
     assert result.text == "done"
@@ -594,7 +594,7 @@ async def test_a_log_cannot_pass_for_that_of_another_run(tmp_path: Path) -> None
     for data, reason in (
         (before, "is a record of the run 'yours'"),
         (path.read_bytes().replace(b'"run_id":"mine"', b'"run_id":"yours"'), "checksum is wrong"),
-        (b"".join([encode_json(line) + b"\n" for line in lines]), "it is that of 'yours'"),
+        (b"".join([encode_json(line) + b"\n" for line in lines]), "belongs to run 'yours'"),
     ):
         path.write_bytes(data)
         with pytest.raises(DecodeError, match=reason):

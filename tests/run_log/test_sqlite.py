@@ -389,7 +389,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE customers (name TEXT)")
     before = path.read_bytes()
     for attempt in use(SqliteStore(path)):
-        with pytest.raises(RunStoreError, match="something else"):
+        with pytest.raises(RunStoreError, match=r"shop\.db is not a database of runs"):
             attempt()
     assert path.read_bytes() == before
 

@@ -314,8 +314,8 @@ def test_a_log_may_begin_with_0_or_1_and_misses_nothing(kind: str, tmp_path: Pat
     assert reasons == {
         "zero": [],
         "one": [],
-        "late": ["it has the number 2, where 0 is due"],
-        "gap": ["it has the number 4, where 2 is due"],
+        "late": ["it has number 2 instead of 0"],
+        "gap": ["it has number 4 instead of 2"],
     }
     counts = {run.run_id: run.records for run in store.runs()}
     assert (counts["zero"], counts["one"]) == (2, 3)
@@ -445,19 +445,19 @@ def test_the_kit_accepts_a_store_that_keeps_the_rules() -> None:
         ("loses one", "has the records [0, 1, 2, 3] instead of [0, 1, 2, 3, 4]"),
         ("changes one", "after the first flush, another store has changed"),
         ("folds case", "'Case' raises RunExists"),
-        ("begins twice", "beginning a closed run again in another store does not raise RunExists"),
+        ("begins twice", "creating a closed run again in another store does not raise RunExists"),
         ("two writers", "reopening an open run in another store does not raise RunBusy"),
-        ("reopens anything", "reopening a run that was not begun does not raise RunNotFound"),
+        ("reopens anything", "reopening a run that was not created does not raise RunNotFound"),
         ("ignores conversations", "the runs of a conversation are"),
         ("ignores parents", "the children of a run are"),
         ("ignores limits", "the first two are"),
         ("lists the oldest first", "all runs are"),
-        ("remembers outcomes", "A run goes on where it stopped"),
+        ("remembers outcomes", "A run continues where it stopped"),
         ("hides failures", "outcome='failed'"),
-        ("stops the clock", "The summaries tell what the records say"),
-        ("flushes when closed", "What was waited for is there"),
-        ("gives up with its caller", "Who does not wait any longer spoils nothing"),
-        ("does not compare", "reopening a run behind an earlier record does not raise RunBusy"),
+        ("stops the clock", "The summaries match the records"),
+        ("flushes when closed", "Records are there after a barrier"),
+        ("gives up with its caller", "A cancelled wait loses nothing"),
+        ("does not compare", "reopening a run after an earlier record does not raise RunBusy"),
         ("closes for others", "when the first writer was closed again does not raise RunBusy"),
     ],
 )

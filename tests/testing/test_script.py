@@ -182,7 +182,7 @@ async def test_past_its_end_a_script_fails_and_says_so() -> None:
     (event,) = await answer(stream)
     assert isinstance(event, Error)
     assert event.kind is StreamErrorKind.FATAL
-    assert event.message == "this is call 2, and the script ends with call 1"
+    assert event.message == "this is call 2, but the script ends with call 1"
 
 
 async def test_it_may_fall_silent_instead() -> None:

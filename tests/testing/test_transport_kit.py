@@ -235,8 +235,8 @@ BAD: dict[str, tuple[Events, str]] = {
     "no terminal event": (answer(HELLO)[:-1], "no terminal event"),
     "two terminal events": ([*answer(HELLO), Done(SAYS_HELLO)], "2 terminal events"),
     "an error behind the message": ([*answer(HELLO), broken_off([])[-1]], "2 terminal events"),
-    "a chunk behind the end": ([*answer(HELLO), Chunk(TextChunk("!"))], "behind the terminal"),
-    "a start behind the end": ([Done(SAYS_HELLO), Start(PLACEHOLDER)], "behind the terminal"),
+    "a chunk behind the end": ([*answer(HELLO), Chunk(TextChunk("!"))], "after the terminal"),
+    "a start behind the end": ([Done(SAYS_HELLO), Start(PLACEHOLDER)], "after the terminal"),
     "a chunk before the start": (
         [Chunk(HELLO[0]), Start(PLACEHOLDER), Chunk(HELLO[1]), Done(SAYS_HELLO)],
         "a chunk came before the start",
@@ -271,19 +271,19 @@ BAD: dict[str, tuple[Events, str]] = {
     "a failure that loses what came": (broken_off(HELLO, PLACEHOLDER), "but Error carries ()"),
     "an error as a message": (
         answer(HELLO, replace(SAYS_HELLO, stop_reason=StopReason.ERROR)),
-        "the stop reason error; a failure is told by Error",
+        "the stop reason error; report a failure with Error",
     ),
     "a cancelled call as a message": (
         answer(HELLO, replace(SAYS_HELLO, stop_reason=StopReason.ABORTED)),
-        "the stop reason aborted; a failure is told by Error",
+        "the stop reason aborted; report a failure with Error",
     ),
     "tool_use without calls": (
         answer(HELLO, replace(SAYS_HELLO, stop_reason=StopReason.TOOL_USE)),
-        "the stop reason is tool_use and there is no tool call",
+        "the stop reason is tool_use, but there is no tool call",
     ),
     "end_turn with calls": (
         answer(CALLS, replace(WHOLE, stop_reason=StopReason.END_TURN)),
-        "the stop reason is end_turn and there are tool calls",
+        "the stop reason is end_turn, but there are tool calls",
     ),
     "a call without an id": (
         [Done(AssistantMessage.from_calls([ToolCall("", "look", {})]))],
@@ -302,7 +302,7 @@ async def test_a_fault_in_what_a_transport_says_is_found(name: str) -> None:
 @pytest.mark.parametrize("event", ["text", None, {"type": "done"}, SAYS_HELLO, TextChunk("x")])
 async def test_something_else_than_an_event_is_found(event: Any) -> None:
     found = await problems_of(Good([event, *answer(HELLO)]))
-    assert f"{event!r} is no stream event" in found
+    assert f"{event!r} is not a stream event" in found
     assert "no terminal event" not in found
 
 
@@ -323,7 +323,7 @@ async def test_a_transport_that_raises_is_found() -> None:
         raise OSError("no network")
 
     found = await problems_of(raising)
-    assert "it raised OSError: no network; failures are told by Error" in found
+    assert "it raised OSError: no network; report failures with Error" in found
     assert "cancelled before the call: it raised OSError" in found
 
 
@@ -332,7 +332,7 @@ async def test_a_transport_that_raises_when_it_is_called_is_found() -> None:
         raise OSError("no network")
 
     found = await problems_of(raising)
-    assert "it raised OSError: no network; failures are told by Error" in found
+    assert "it raised OSError: no network; report failures with Error" in found
     assert "closed in the middle: it raised OSError" in found
 
 
@@ -342,7 +342,7 @@ async def test_a_transport_that_ignores_a_signal_before_the_call_is_found() -> N
             yield event
 
     found = await problems_of(deaf)
-    assert found == "cancelled before the call: it asked the model all the same"
+    assert found == "cancelled before the call: it called the model anyway"
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -479,7 +479,7 @@ async def test_an_iterator_that_cannot_be_closed_is_found() -> None:
 
     found = await problems_of(stream)
     assert found == (
-        "closed in the middle: its iterator has no aclose(): nobody can close the connection"
+        "closed in the middle: its iterator has no aclose(): the connection cannot be closed"
     )
 
 
@@ -648,11 +648,11 @@ def test_the_whole_is_right() -> None:
 @pytest.mark.parametrize(
     ("events", "whole", "problem"),
     [
-        (answer(HELLO[:1]), SAYS_HELLO, "a part was taken for the whole"),
-        (answer(CALLS[:1]), WHOLE, "a part was taken for the whole"),
-        (answer(CALLS[:3]), WHOLE, "a part was taken for the whole"),
-        (broken_off(HELLO[1:]), SAYS_HELLO, "what came is no beginning of the whole"),
-        (broken_off([*HELLO, TextChunk("!")]), SAYS_HELLO, "no beginning of the whole"),
+        (answer(HELLO[:1]), SAYS_HELLO, "a partial message was reported as complete"),
+        (answer(CALLS[:1]), WHOLE, "a partial message was reported as complete"),
+        (answer(CALLS[:3]), WHOLE, "a partial message was reported as complete"),
+        (broken_off(HELLO[1:]), SAYS_HELLO, "the partial message is not a prefix of the whole"),
+        (broken_off([*HELLO, TextChunk("!")]), SAYS_HELLO, "not a prefix of the whole"),
         (answer(HELLO)[:-1], SAYS_HELLO, "no terminal event"),
         (broken_off(HELLO, PLACEHOLDER), SAYS_HELLO, "the chunks fold to"),
         ([], SAYS_HELLO, "no terminal event"),

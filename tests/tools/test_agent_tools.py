@@ -99,7 +99,7 @@ def test_a_name_given_by_the_constructor() -> None:
             self.name = name
 
     assert Named("mine").schema.name == "mine"
-    with pytest.raises(ToolDefinitionError, match=r"Named: 'no spaces'"):
+    with pytest.raises(ToolDefinitionError, match=r"Named: invalid tool name 'no spaces'"):
         ToolRegistry([Named("no spaces")])
 
 
@@ -113,7 +113,7 @@ def test_a_tool_without_a_name() -> None:
 
 
 def test_a_tool_with_a_bad_name() -> None:
-    with pytest.raises(ToolDefinitionError, match=r"Bad: 'no spaces' will not do"):
+    with pytest.raises(ToolDefinitionError, match=r"Bad: invalid tool name 'no spaces'"):
 
         class Bad(AgentTool):
             name = "no spaces"
@@ -128,7 +128,7 @@ def test_a_tool_without_execute() -> None:
 
 
 def test_a_tool_whose_execute_is_not_async() -> None:
-    with pytest.raises(ToolDefinitionError, match=r"Blocking.execute must be an 'async def'"):
+    with pytest.raises(ToolDefinitionError, match=r"Blocking.execute must be an async def"):
 
         class Blocking(AgentTool):
             name = "blocking"
@@ -383,7 +383,7 @@ def test_options() -> None:
     assert made.idempotent
     assert made(3) == 3
     assert tool(made.__wrapped__, name="third").name == "third"
-    with pytest.raises(TypeError, match="no option nmae"):
+    with pytest.raises(TypeError, match=r"tool\(\) got unknown options: nmae"):
         tool(nmae="x")  # type: ignore[call-overload]
 
 
@@ -799,24 +799,27 @@ class Unbound:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (untyped, r"untyped\(\): the parameter 'query' has no annotation: write 'query: str'"),
-        (starred, r"starred\(\): the parameter 'queries' takes any number"),
-        (double_starred, r"double_starred\(\): the parameter 'queries' takes any number"),
+        (untyped, r"untyped\(\): the parameter 'query' has no annotation: .*'query: str'"),
+        (starred, r"starred\(\): the parameter 'queries' is variadic: name each"),
+        (
+            double_starred,
+            r"double_starred\(\): the parameter 'queries' is variadic: name each",
+        ),
         (positional, r"positional\(\): the parameter 'query' is positional-only"),
-        (unsupported, r"unsupported\(\): the parameter 'query' is of the type complex"),
-        (callback, r"callback\(\): the parameter 'when_done' is of the type"),
-        (two_arrays, r"two_arrays\(\): the parameter 'x' is of the type"),
-        (twice, r"twice\(\) takes the ToolContext more than once"),
+        (unsupported, r"unsupported\(\): the parameter 'query' has the type complex"),
+        (callback, r"callback\(\): the parameter 'when_done' has the type"),
+        (two_arrays, r"two_arrays\(\): the parameter 'x' has the type"),
+        (twice, r"twice\(\) has more than one ToolContext parameter"),
         (unresolved, r"unresolved\(\): the parameter 'query' .*'Missing'.*cannot be resolved"),
         (generates, r"generates\(\) yields"),
         (generates_too, r"generates_too\(\) yields"),
         (misdocumented, r"misdocumented\(\): .*'limt'.*did you mean 'limit'"),
-        (no_object, r"no_object\(\): ArrayLike is no JSON object"),
+        (no_object, r"no_object\(\): arguments must be a JSON object, and ArrayLike is not"),
         (Unbound.method, r"Unbound.method\(\): the parameter 'self' .*tool\(obj.method\)"),
-        (lambda: None, r"'<lambda>' will not do as the name"),
-        (Unbound, r"is no function"),
+        (lambda: None, r"invalid tool name '<lambda>'"),
+        (Unbound, r"tool\(\) needs a function, not <class"),
         (unreadable, r"unreadable\(\) has no readable signature"),
-        (7, r"7 is no function"),
+        (7, r"tool\(\) needs a function, not 7"),
     ],
 )
 def test_mistakes_are_told_where_the_tool_is_defined(function: Any, says: str) -> None:
@@ -1055,8 +1058,8 @@ def test_plain_functions_become_tools() -> None:
     ("given", "says"),
     [
         (Echo, r"pass Echo\(\), not the class"),
-        ("search", r"'search' is no tool"),
-        (None, r"None is no tool"),
+        ("search", r"must be an AgentTool or a function, not 'search'"),
+        (None, r"must be an AgentTool or a function, not None"),
     ],
 )
 def test_what_is_no_tool(given: Any, says: str) -> None:

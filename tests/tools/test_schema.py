@@ -721,8 +721,11 @@ def nested(levels: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("rules", "schema", "path", "says"),
     [
-        *[(rules, {"type": "string"}, "$", "type object") for rules in SchemaRules],
-        *[(rules, {**OBJECT, "anyOf": [OBJECT]}, "$", "no anyOf") for rules in SchemaRules],
+        *[(rules, {"type": "string"}, "$", "must be an object") for rules in SchemaRules],
+        *[
+            (rules, {**OBJECT, "anyOf": [OBJECT]}, "$", "anyOf is not supported at the top")
+            for rules in SchemaRules
+        ],
         *[(rules, {**OBJECT, "required": ["b"]}, "$", "'b'") for rules in SchemaRules],
         *[
             (rules, {"type": "object", "properties": {"a": {"type": "array"}}}, ".a", "items")
@@ -742,7 +745,7 @@ def nested(levels: int) -> dict[str, Any]:
             ".a",
             "not a boolean",
         ),
-        (SchemaRules.OPENAI, {**OBJECT, "not": {}}, "$", "no not"),
+        (SchemaRules.OPENAI, {**OBJECT, "not": {}}, "$", "not is not supported at the top"),
         (SchemaRules.OPENAI_STRICT, OBJECT, "$", "additionalProperties"),
         (SchemaRules.OPENAI_STRICT, OBJECT, "$", "'a' must be required"),
         (SchemaRules.OPENAI_STRICT, closed(a={}), ".a", "type"),
@@ -810,7 +813,7 @@ def test_what_just_fits() -> None:
     referring = {**closed(a={"$ref": "#/$defs/T"}), "$defs": {"T": {"type": "string"}}}
     assert check_schema(referring, SchemaRules.OPENAI_STRICT) == []
     assert check_schema({"type": "string"}, SchemaRules.GEMINI) == [
-        SchemaProblem("$", "the parameters must be of type object")
+        SchemaProblem("$", "the parameters must be an object")
     ]
 
 

@@ -26,11 +26,11 @@ class OpenAnswer:
     is_open = False
     """Whether the model has begun to answer and not ended."""
     placeholder = EMPTY
-    """How the answer was announced."""
+    """The placeholder that announced the answer."""
     details: Any = None
-    """What the transport said about the call."""
+    """Details of the call from the transport."""
     was_announced = True
-    """Whether the transport has said that it begins."""
+    """Whether the transport has sent `Start`."""
     failure: tuple[str, str, BaseException | None] | None = None
     """How the stream failed: the kind, the text, and the exception if there was one."""
 
@@ -40,10 +40,10 @@ class OpenAnswer:
         self._journal = journal
         self._clock: Clock = journal.clock
         self.chunks: list[StreamChunk] = []
-        """What has come so far."""
+        """The chunks so far."""
 
     def begin(self, placeholder: AssistantMessage, details: Any = None) -> Awaitable[None]:
-        """The model begins to answer."""
+        """Announce that the model begins to answer."""
         self.placeholder = placeholder
         self.is_open = self.was_announced = True
         self.details = details
@@ -51,10 +51,10 @@ class OpenAnswer:
         return self._brackets.begin_message(placeholder, details)
 
     def keep(self, message: AssistantMessage) -> Awaitable[None]:
-        """The answer is complete and enters the transcript."""
+        """Add the complete answer to the transcript."""
         if not self.is_open:
             return self._without_start(message, None)
-        self._journal.answered(self, message)  # if this fails the answer is still open
+        self._journal.answered(self, message)  # if this fails, the answer is still open
         self.is_open = False
         brackets = self._brackets
         brackets.answer = message
@@ -62,7 +62,7 @@ class OpenAnswer:
         return brackets.end_message(message)
 
     async def discard(self, message: AssistantMessage, reason: str) -> None:
-        """The answer does not enter the transcript."""
+        """End an answer that does not enter the transcript."""
         if not self.is_open:
             await self._without_start(message, reason)
             return
@@ -72,7 +72,7 @@ class OpenAnswer:
         await self._brackets.send(MessageDiscarded(reason))
 
     def cut_off(self, message: AssistantMessage) -> None:
-        """The run ends here, and this is what there is of the answer."""
+        """End the answer with the run, with what was received of it."""
         self._drop(message, str(message.stop_reason))
 
     def _drop(self, message: AssistantMessage, reason: str) -> None:
@@ -82,7 +82,7 @@ class OpenAnswer:
         self._brackets.discarded = message
 
     async def _without_start(self, message: AssistantMessage, discard: str | None) -> None:
-        """Make up for a transport that did not announce its answer."""
+        """Announce an answer whose transport did not send `Start`."""
         begun = self.begin(message)
         self.was_announced = False
         await begun
@@ -92,7 +92,7 @@ class OpenAnswer:
             await self.discard(message, discard)
 
     def so_far(self, why: str, stop_reason: StopReason = StopReason.ABORTED) -> AssistantMessage:
-        """An answer that was broken off, or never begun, with what has been streamed of it."""
+        """An answer that was interrupted, or never began, with what was streamed of it."""
         now = self._clock.now_ms()
         if not self.is_open:
             return AssistantMessage((), stop_reason, why, now)
@@ -101,7 +101,7 @@ class OpenAnswer:
             return AssistantMessage(
                 start.content, stop_reason, why, now, annotations=start.annotations
             )
-        with suppress(TypeError):  # the answer is broken off where it stops to make sense
+        with suppress(TypeError):  # the answer ends at the first invalid chunk
             accept_chunks(self.chunks)
         assembler = MessageAssembler(self._clock.new_id)
         for chunk in self.chunks:

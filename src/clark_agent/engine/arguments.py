@@ -1,4 +1,4 @@
-"""What a host hands to `run` and its companions, checked before anything happens."""
+"""The arguments of `run` and its companions, checked before anything happens."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def check_arguments(context: object, config: object, signal: object = None) -> N
 def check_continuation(context: AgentContext) -> None:
     """Raise `InvalidContinuationError` unless the transcript waits for an answer."""
     if not context.messages:
-        raise InvalidContinuationError("there is nothing to continue: the context has no messages")
+        raise InvalidContinuationError("nothing to continue: the context has no messages")
     if isinstance(context.messages[-1], AssistantMessage):
         raise InvalidContinuationError(
-            "the transcript ends with the assistant's own message; add one for it to answer"
+            "the transcript ends with an assistant message; add a message for it to answer"
         )
 
 
 def prompt_messages(
     prompts: str | AgentMessage | Iterable[AgentMessage], config: LoopConfig
 ) -> Sequence[AgentMessage]:
-    """The prompts as messages. Raises `TypeError` for what is none, `ConfigError` for a blank."""
+    """The prompts as messages. Raises `TypeError` for other values, `ConfigError` for a blank."""
     if isinstance(prompts, str):
         if not prompts.strip():
             raise ConfigError(
-                "the prompt is blank: say what the agent should do. To go on with the transcript, "
+                "the prompt is blank: say what the agent should do. To continue the transcript, "
                 "call run_continue, or send() of a Conversation without a prompt"
             )
         return (UserMessage(well_formed(prompts), timestamp=config.clock.now_ms()),)
@@ -56,6 +56,6 @@ def prompt_messages(
         return accept_messages(given)
     except TypeError as error:
         raise TypeError(
-            f"prompts must be a text, a message or several messages: {error}. Write "
+            f"prompts must be a text, a message or several messages: {error}. Use "
             "UserMessage('...') for each of several texts"
         ) from None

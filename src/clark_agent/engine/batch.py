@@ -1,20 +1,20 @@
-"""The tool calls of one answer: in which order they run, how many, and whether they end the run.
+"""The tool calls of one answer: their order, their number, and whether they end the run.
 
     normalize   the policy may repair names and arguments
     cap         calls over ``max_tool_calls_per_turn`` are answered, not run
-    run         all at once; or one after the other, when a tool or the config says so
-    vote        the run ends when every result that counts says so
+    run         all at once; or one after the other, if a tool or the config requires it
+    vote        the run ends if every result that counts votes so
 
 The loop opens a batch, awaits `Batch.execute`, and puts the results of its `BatchOutcome` into the
 transcript. If anything is raised meanwhile (the run is cancelled, a tool ends it, the journal
 fails), the batch is still open: `clark_agent.engine.lifecycle` then calls `Batch.settle`, which
-stops what runs, gives every call that has none a result that says so, and returns the outcome all
-the same. So every call gets exactly one result, and results enter the transcript together.
+stops what runs, gives every unfinished call a result that says so, and returns the outcome. So
+every call gets exactly one result, and results enter the transcript together.
 
-One call, and what it shares with its siblings, is `clark_agent.engine.call`:
+One call, and its shared state with its siblings, is `clark_agent.engine.call`:
 
     waiting ─→ checked by hooks ─→ ended
-    interrupted   begun by another process: run again if idempotent, else answered "uncertain"
+    interrupted   started by another process: run again if idempotent, else answered "uncertain"
     recalled      ended by another process: its result is kept
 """
 
@@ -52,16 +52,16 @@ _ENDED, _INTERRUPTED, _RECALLED = CallState.ENDED, CallState.INTERRUPTED, CallSt
 
 
 class BatchOutcome(Struct, frozen=True):
-    """What a batch has brought."""
+    """The outcome of a batch."""
 
     results: list[ToolResultMessage]
-    """One for each call, in their order; those over the cap come last."""
+    """One result for each call, in their order; those over the cap come last."""
     calls: Sequence[Call]
     """The call that each result answers."""
     is_recorded: bool
     """Whether the end of every call could be recorded. If not, neither is the end of the batch."""
     ends_run: bool = False
-    """Whether all results that count vote so."""
+    """Whether all results that count vote to end the run."""
     output: Any = NO_OUTPUT
     """The run's answer, if the batch ends it with one."""
 
@@ -80,7 +80,7 @@ class Batch:
         wanted: Sequence[ToolCall],
         earlier: EarlierResults | None = None,
     ) -> None:
-        """``earlier`` is what another process has left of the batch."""
+        """``earlier`` has the calls that another process has started or finished."""
         self._run = run
         self._message = message
         self._wanted = wanted
@@ -99,7 +99,7 @@ class Batch:
     # --- from the outside -----------------------------------------------------------------------
 
     async def execute(self, answer: ModelAnswer) -> BatchOutcome:
-        """Run the calls. Raises `RunStoppedByTool` or `RunAborted` when a tool says so."""
+        """Run the calls. Raises `RunStoppedByTool` or `RunAborted` if a tool ends the run."""
         run = self._run
         run.interrupts.check()
         self._normalize()
@@ -121,9 +121,9 @@ class Batch:
         return self._outcome()
 
     async def settle(self, emit: Callable[[AgentEvent], Awaitable[None]]) -> BatchOutcome:
-        """The batch was interrupted: stop what runs and end every call.
+        """End an interrupted batch: stop what runs and end every call.
 
-        ``emit`` goes on when the run is cancelled once more.
+        ``emit`` must continue even if the run is cancelled again.
         """
         self._siblings.stop()
         await self._tasks_done()
@@ -137,7 +137,7 @@ class Batch:
         return self._outcome(votes=False)
 
     def recall_vote(self) -> BatchOutcome:
-        """How a batch voted that another process has ended. Its results are in the transcript."""
+        """The vote of a batch that another process ended. Its results are in the transcript."""
         self._normalize()
         self._restore(self._earlier or {})
         if self._run.config.max_tool_calls_per_turn is not None:
@@ -165,8 +165,8 @@ class Batch:
             call.repaired_name = None if call.call.name == given.name else call.call.name
 
     def _restore(self, earlier: EarlierResults) -> None:
-        """Give the calls that another process has run their results. None is run twice, unless its
-        tool says that this does no harm.
+        """Restore the results of calls that another process has run. None is run twice, unless its
+        tool is idempotent.
         """
         for position, result in earlier.items():
             call = self._calls[position]
@@ -192,7 +192,7 @@ class Batch:
         self._ready = [call for call in self._calls if id(call) not in over]
 
     def _reject_final_answer_with_other_calls(self) -> None:
-        """The run's answer cannot end it beside calls that want it to go on."""
+        """Reject a final answer beside other calls: their results would not reach the model."""
         voting = [c for c in self._calls if c.tool is None or c.tool.counts_toward_termination_vote]
         for call in voting:
             if len(voting) > 1 and call.tool is not None and call.tool.is_final_answer:
@@ -231,9 +231,9 @@ class Batch:
             run.interrupts.check()
 
     def _hold_back(self, call: Call) -> None:
-        """Answer a call that must not run because of what came before it.
+        """Answer a call that must not run because of what happened before it.
 
-        What another process has brought of it stays.
+        A result from another process is kept.
         """
         if call.state is _RECALLED or (call.state is _INTERRUPTED and call.result is not None):
             return
@@ -270,8 +270,8 @@ class Batch:
         self._siblings.tasks = tasks
         run.interrupts.handler = self._siblings.interrupt
         try:
-            # Known one by one: where tasks are eager, a call may stop the others before the next
-            # has a task.
+            # Added one by one: with eager tasks, a call may stop the others before the next has a
+            # task.
             for call in to_run:
                 tasks[call] = run.loop.create_task(self._run_and_end(call))
             await asyncio.wait(tasks.values())
@@ -290,8 +290,8 @@ class Batch:
             await run_call(self._run, siblings, call)
             await end_call(self._run, siblings, self._message, call)
         except (KeyboardInterrupt, SystemExit) as stop:
-            # Out of a task it would stop the event loop with the run still open. The run's own task
-            # raises it, once all is closed.
+            # Raised from this task it would stop the event loop with the run still open. The run's
+            # own task raises it once everything is closed.
             self._exit_request = self._exit_request or stop
             siblings.stop()
             return
@@ -301,7 +301,7 @@ class Batch:
             siblings.stop_useless()
 
     async def _end_all(self) -> None:
-        """End all calls that have not ended, and the run if one of their tools says so."""
+        """End all calls that have not ended, and the run if one of their tools requires it."""
         for call in (*self._ready, *self._over_cap):
             if call.state is not _ENDED:
                 await end_call(self._run, self._siblings, self._message, call)
@@ -316,7 +316,7 @@ class Batch:
             except asyncio.CancelledError:
                 logger.debug("cancelled again while the calls of a batch were being stopped")
 
-    # --- what came of it ------------------------------------------------------------------------
+    # --- the outcome ----------------------------------------------------------------------------
 
     def _outcome(self, *, votes: bool = True) -> BatchOutcome:
         calls = [*self._ready, *self._over_cap] if self._over_cap else self._ready
@@ -342,7 +342,7 @@ class Batch:
         return BatchOutcome(messages, calls, recorded)
 
     def _ends_run(self) -> bool:
-        """Whether all results that count vote to end the run, and there is one."""
+        """Whether all results that count vote to end the run, and at least one does."""
         if self._over_cap:
             return False
         voted = False
@@ -354,7 +354,7 @@ class Batch:
         return voted
 
     def _output(self) -> Any:
-        """What the last tool that takes the run's answer was run with."""
+        """The run's answer: the arguments of the last call of a final-answer tool."""
         for call in reversed(self._calls):
             if call.has_run and call.tool is not None and call.tool.is_final_answer:
                 return call.tool.output(call.input)
@@ -362,7 +362,7 @@ class Batch:
 
 
 def _takes_a_slot(tool: AgentTool | None) -> bool:
-    """Whether a call counts against the cap. One that names no tool does no work and does not."""
+    """Whether a call counts toward the cap. A call of an unknown tool does not."""
     return (
         tool is not None and tool.counts_toward_tool_call_limit and not tool.parallel_safe_per_turn
     )

@@ -1,14 +1,15 @@
-"""The order of events, as a table, and what a run has open by it.
+"""The order of events, as a table, and the position of a run in it.
 
 Everything about the brackets of a run is in this file: `Phase` is the table, which the public
-`clark_agent.check_events` walks too, and `Brackets` is where one run is in it. What fails, fails
-between two events; `Brackets.close_messages` and `Brackets.close_run` then say which are missing.
+`clark_agent.check_events` uses too, and `Brackets` is the position of one run in it. A failure
+happens between two events; `Brackets.close_messages` and `Brackets.close_run` then return the
+missing ones.
 
     new ─ agent_start → started ─ turn_start → turn ─ turn_end → idle ─ agent_end → closed
                                                turn ─ message_start → message ─ message_end → turn
                                                idle ─ message_start → late message → idle
 
-This file knows events and messages. It emits, and decides nothing.
+This file knows events and messages. It emits, and makes no decisions.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
 
 
 class Phase(dict[type[AgentEvent], "Phase"]):
-    """Where a run is: the events that may come next, and where each of them leads."""
+    """A position in a run: the events that may come next, and the phase after each."""
 
     __slots__ = ("name",)
 
@@ -66,7 +67,7 @@ MESSAGE = Phase("message")
 IDLE = Phase("idle")
 """The run is open, and no turn is."""
 LATE_MESSAGE = Phase("late message")
-"""A message is open behind the last turn: a follow-up that no turn is left to answer."""
+"""A message is open after the last turn: a follow-up that no turn is left to answer."""
 CLOSED = Phase("closed")
 
 NEW.update({ev.AgentStart: STARTED})
@@ -93,15 +94,15 @@ LATE_MESSAGE.update({ev.MessageUpdate: LATE_MESSAGE, ev.MessageEnd: IDLE})
 
 
 class Brackets:
-    """Where a run is, and what its open turn has brought.
+    """The position of a run, and the messages of its open turn.
 
-    Each step is marked before its event goes out, so that whatever interrupts the event finds the
-    brackets as listeners have seen them.
+    Each step is marked before its event is emitted, so that an interrupt finds the brackets as
+    listeners have seen them.
     """
 
     phase = NEW
     has_begun = False
-    """Whether the run has messages to announce, though listeners may not know of it yet."""
+    """Whether the run has messages to announce, even if no event was emitted yet."""
     answer: AssistantMessage | None = None
     """The answer of the open turn."""
     results: Sequence[ToolResultMessage] = ()
@@ -112,14 +113,14 @@ class Brackets:
     """Why the message that has just ended is about to be discarded."""
     _open: AgentMessage | None = None
     """The newest message of those that were announced."""
-    _untold: Iterator[AgentMessage] = iter(())
-    """Messages that are in the transcript, and that listeners have not heard of."""
+    _unannounced: Iterator[AgentMessage] = iter(())
+    """Messages that are in the transcript and not announced yet."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
 
     def send(self, event: AgentEvent) -> Awaitable[None]:
-        """Emit an event that opens or closes a bracket. Await that all listeners have it."""
+        """Emit an event that opens or closes a bracket. Awaiting it waits for the listeners."""
         self.phase = self.phase[type(event)]
         return self._emit(event)
 
@@ -138,20 +139,20 @@ class Brackets:
         return self._emit(MessageStart(message, details))
 
     def end_message(self, message: AgentMessage) -> Awaitable[None]:
-        """Close it."""
+        """Close the message."""
         self.phase = self.phase[MessageEnd]
         return self._emit(MessageEnd(message))
 
     def entered(self, messages: Iterable[AgentMessage]) -> None:
-        """Messages are in the transcript, and will be announced; or the end of the run does it."""
-        self._untold = iter(messages)
+        """Note messages in the transcript, to be announced, at the latest when the run ends."""
+        self._unannounced = iter(messages)
         self.has_begun = True
 
     async def announce(self, messages: Iterable[AgentMessage]) -> None:
         """Announce messages that have entered the transcript."""
-        self._untold = iter(messages)
+        self._unannounced = iter(messages)
         around, emit = self.phase, self._emit
-        for message in self._untold:
+        for message in self._unannounced:
             self._open, self.phase = message, around[MessageStart]
             await emit(MessageStart(message))
             self.phase = around
@@ -166,7 +167,7 @@ class Brackets:
 
     @property
     def has_unanswered_calls(self) -> bool:
-        """Whether the turn's answer asks for tools, and there are no results."""
+        """Whether the turn's answer has tool calls, and there are no results."""
         return (
             self.phase is TURN
             and self.answer is not None
@@ -175,10 +176,10 @@ class Brackets:
         )
 
     def close_messages(self, cut_off: AssistantMessage | None) -> Iterator[AgentEvent]:
-        """The events that are missing until no message is open or untold.
+        """The missing events until no message is open or unannounced.
 
-        ``cut_off`` is what there is of an answer that was being streamed. Send each event before
-        you ask for the next.
+        ``cut_off`` is the received part of an answer that was being streamed. Send each event
+        before you request the next.
         """
         if self.phase is STARTED:
             yield TurnStart()
@@ -189,15 +190,15 @@ class Brackets:
         if self.discarding is not None:
             reason, self.discarding = self.discarding, None
             yield MessageDiscarded(reason)
-        for message in self._untold:
+        for message in self._unannounced:
             yield MessageStart(message)
             yield MessageEnd(message)
 
     def close_run(
         self, unanswered: Callable[[], AssistantMessage], messages: Sequence[AgentMessage]
     ) -> Iterator[AgentEvent]:
-        """The events that are missing until the run is closed; ``unanswered`` gives the answer of a
-        turn that has none. Send each event before you ask for the next.
+        """The missing events until the run is closed; ``unanswered`` returns the answer of a turn
+        that has none. Send each event before you request the next.
         """
         if self.phase is TURN:
             yield TurnEnd(self.answer or self.discarded or unanswered(), tuple(self.results))

@@ -2,10 +2,10 @@
 
     prepare    is it known, offered, well-formed and allowed? See `clark_agent.engine.prepare`
     run_call   the tool, which can be stopped
-    end_call   the hooks after the call, then the event that says that it is over
+    end_call   the hooks after the call, then the event of its end
 
 Whatever happens, a call gets exactly one result. This file knows one call and, through `Siblings`,
-what the calls of its batch share; it does not know in which order they run.
+the shared state of its batch; it does not know the order of the calls.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ logger = logging.getLogger(__name__)
 
 
 class CallState(Enum):
-    """How far a call is."""
+    """The progress of a call."""
 
     WAITING = auto()
-    """It has not run. It may have a result all the same: it was refused, or a hook answered."""
+    """It has not run. It may still have a result: it was rejected, or a hook answered."""
     INTERRUPTED = auto()
-    """Another process has begun it, and died."""
+    """Another process started it, and died."""
     RECALLED = auto()
     """Another process has run it, and its result is in the log."""
     UNRECORDED = auto()
-    """What happened below it could not be logged, so the log must not say how it ended."""
+    """Its child run could not be logged, so the log must not record its end."""
     CHECKED = auto()
     """The hooks after the call have seen the result."""
     ENDED = auto()
@@ -77,15 +77,15 @@ class CallState(Enum):
 
 _WAITING, _CHECKED = CallState.WAITING, CallState.CHECKED
 _ENDED = CallState.ENDED
-# Hooks and journal do not get these results again, or never.
+# Hooks and journal already have these results, or must not get them.
 _NOT_OURS = (CallState.RECALLED, CallState.UNRECORDED)
-# Hooks have seen these results, or must not.
+# Hooks have seen these results, or must not see them.
 _SEEN = (_CHECKED, *_NOT_OURS)
 _INTERVENED = ("steered", "out_of_time")
 
 
 class CallAnswered(Exception):
-    """Raised instead of a result: the tool did not run to its end, and the call has this one."""
+    """Raised instead of a result: the tool did not run to its end; this is the call's result."""
 
     def __init__(self, result: ToolResult, why: RuntimeResult) -> None:
         super().__init__(why.kind, why.reason)
@@ -100,36 +100,36 @@ class Call(Struct, eq=False):
     args: Any
     """The arguments as hooks see them."""
     position: int
-    """Which call of the message it is."""
+    """The position of the call in the message."""
     repaired_name: str | None = None
-    """The tool's name, if the policy has repaired what the model wrote."""
+    """The repaired name of the tool, if the policy changed it."""
     input: Any = None
-    """What the tool has made of the arguments."""
+    """The arguments as the tool has validated them."""
     state: CallState = _WAITING
     result: ToolResult | None = None
     by_runtime: RuntimeResult | None = None
     """Why the result is the runtime's own, if it is."""
     stopped: str | None = None
-    """Why it was held back, or stopped while it ran."""
+    """Why it was not started, or was stopped while it ran."""
     decisions: list[dict[str, Any]] = []
-    """Which plugins had a hand in it, and how."""
+    """Which plugins affected it, and how."""
     given: ToolResult | None = None
-    """What the tool itself has given, if hooks have changed it."""
+    """The tool's own result, if hooks have changed it."""
     raised: Literal["fatal", "aborted"] | None = None
     """Whether the tool has ended the run."""
     raised_text: str | None = None
-    """What it said."""
+    """The message of that exception."""
     hook_raised: tuple[str, str] | None = None
     """The type and the text of the exception for which it was not run."""
     exception: Exception | None = None
-    """What the tool, or its check of the arguments, has raised."""
+    """The exception of the tool, or of its check of the arguments."""
     returned_at: tuple[int, int] | None = None
-    """Where the journal was when the tool returned, if that does not follow from the rest."""
+    """The position of the journal when the tool returned, if that does not follow from the rest."""
     has_run: bool = False
-    """Whether the tool was run, and gave the result that hooks may have changed."""
+    """Whether the tool ran and returned the result, which hooks may have changed."""
 
     def answer(self, made: Made) -> None:
-        """Give it a result of the runtime's own."""
+        """Set a result that the runtime made."""
         self.result, self.by_runtime = made
 
     def hold_back(self, why: Literal["steered", "out_of_time"]) -> None:
@@ -139,12 +139,12 @@ class Call(Struct, eq=False):
         self.stopped = why
 
     def decided(self, plugin: str, decision: str, **more: Any) -> None:
-        """Note that a plugin has changed what becomes of the call."""
+        """Record the decision of a plugin about the call."""
         self.decisions.append({"plugin": plugin, "decision": decision, **more})
 
     @property
     def fails_siblings(self) -> bool:
-        """Whether the calls beside it are of no use any more."""
+        """Whether its failure makes the other calls of the batch useless."""
         return (
             self.tool is not None
             and self.tool.aborts_siblings_on_error
@@ -155,22 +155,22 @@ class Call(Struct, eq=False):
 
 
 class Siblings:
-    """What the calls of one batch share, and the ways to stop them.
+    """The shared state of the calls of one batch, and the ways to stop them.
 
     `interrupt`      the run is interrupted while tools run: steering and time stop the tools, a
                      cancellation stops everything
     `stop`           the run is over: end what runs, and start nothing
-    `stop_useless`   a call has failed without which the others are of no use
+    `stop_useless`   a call has failed, and the others are useless without it
     """
 
     stopped = False
     """Whether the run is over: no call starts any more."""
     failed = False
-    """Whether one has failed without which the others are of no use."""
+    """Whether a call has failed, and the others are useless without it."""
     failure: LoopError | None = None
-    """Why the run has to end."""
+    """Why the run must end."""
     is_recorded = True
-    """Whether the journal may say how all calls have ended."""
+    """Whether the journal may record the end of all calls."""
 
     tasks: Mapping[Call, asyncio.Task[None]] = {}
     """The calls that run beside others."""
@@ -191,36 +191,36 @@ class Siblings:
                 task.stop(why)
 
     def stop(self, *, but: Call | None = None) -> None:
-        """The run is over: make every call end, except one, and start no other."""
+        """End every call, except one, and start no other: the run is over."""
         self.stopped = True
         for task in tuple(self.running.values()):
             task.stop("aborted")
         for call, own in self.tasks.items():
-            if call not in self.running and call is not but:  # in a hook, or not begun
+            if call not in self.running and call is not but:  # in a hook, or not started
                 own.cancel()
 
     def stop_useless(self) -> None:
-        """One has failed without which the others are of no use."""
+        """Stop the other calls after one has failed that they depend on."""
         self.failed = True
         for task in tuple(self.running.values()):
             task.stop("sibling")
 
     def is_over(self, noticed_by: Call) -> bool:
-        """Whether the run is. Who notices stops all other calls here and now: where they are does
-        not depend on when the event loop comes round.
+        """Whether the run is over. The call that notices stops all others immediately, so that
+        their progress does not depend on the timing of the event loop.
         """
         if not self.stopped and self._run.interrupts.is_cancelled(noticed_by.position):
             self.stop(but=noticed_by)
         return self.stopped
 
     def end_run(self, failure: LoopError, cause: BaseException) -> None:
-        """The run cannot go on. The first reason counts."""
+        """End the run with this failure. The first one counts."""
         if self.failure is None:
             failure.__cause__ = cause
             self.failure = failure
 
     def comes_too_late(self, call: Call) -> bool:
-        """Whether a call must not start any more; then it has its result."""
+        """Whether a call must not start any more; then it gets its result here."""
         interrupts = self._run.interrupts
         if not (
             self.stopped
@@ -236,7 +236,9 @@ class Siblings:
         return call.result is not None
 
     def hold_back_if_due(self, call: Call) -> bool:
-        """Answer a call before which the user has steered, or time ran out. Whether that is so."""
+        """Answer the call without running it if the user steered or time ran out. Return whether
+        that was so.
+        """
         why = self._run.interrupts.due(SteerWhen.BEFORE_NEXT_TOOL)
         if why is None:
             return False
@@ -249,9 +251,9 @@ class Siblings:
 
 
 async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = False) -> None:
-    """Run the tool. After this the call has its result, unless the run is over.
+    """Run the tool. Afterwards the call has its result, unless the run is over.
 
-    A call that runs ``alone``, in the run's own task, takes the run's interrupts.
+    A call that runs ``alone``, in the run's own task, handles the run's interrupts.
     """
     if siblings.comes_too_late(call):
         return
@@ -315,7 +317,7 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
 async def _supervise(
     run: Run, siblings: Siblings, call: Call, task: ToolTask, *, alone: bool
 ) -> Any:
-    """Wait for a tool that waits for something itself."""
+    """Wait for a tool that did not return at its first step."""
     siblings.running[call] = task
     if alone:
         run.interrupts.handler = siblings.interrupt
@@ -348,7 +350,7 @@ def _give_error(
     error: Exception | asyncio.CancelledError,
     task: ToolTask | None,
 ) -> None:
-    """The result of a call whose tool gave none."""
+    """Set the error result of a call whose tool did not return one."""
     assert call.tool is not None
     name = call.tool.name
     match error:
@@ -372,7 +374,7 @@ def _give_error(
             call.raised, call.raised_text = "fatal", message_of(error)
             siblings.end_run(RunStoppedByTool(name, call.raised_text), error)
             call.result = ToolResult.error(f"The tool ended the run: {call.raised_text}")
-        case RunLogError():  # of a child: what happens below is not written down any more
+        case RunLogError():  # of a child run, which is not logged any more
             siblings.end_run(RunLogError(f"in the tool {name!r}: {error}"), error)
             call.result = ToolResult.error(f"The run was stopped: {error}")
             call.state, siblings.is_recorded = CallState.UNRECORDED, False
@@ -400,7 +402,7 @@ def _give_error(
 def end_call(
     run: Run, siblings: Siblings, asked_by: AssistantMessage, call: Call
 ) -> Awaitable[None]:
-    """Let the hooks see the result, and tell that the call is over."""
+    """Pass the result to the hooks, and emit the end of the call."""
     if run.hooks.after_tool_call and call.state not in _NOT_OURS:
         return _check_and_end(run, siblings, asked_by, call)
     return run.emit(close_call(run, call))
@@ -448,7 +450,7 @@ async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
 
 
 def _changed(result: ToolResult, decision: object) -> ToolResult:
-    """The result as an after-hook wants it: first its own, then the flags."""
+    """The result after an after-hook: first its own result, then the flags."""
     if decision is None:
         return result
     if not isinstance(decision, AfterToolDecision):
@@ -466,7 +468,7 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
 
 
 def close_call(run: Run, call: Call) -> ToolExecutionEnd:
-    """Give the call its final result, and return the event that says so."""
+    """Set the final result of the call, and return the event of its end."""
     if call.result is None:
         begun = call.state is CallState.INTERRUPTED
         call.answer(results.uncertain() if begun else results.aborted())
@@ -479,7 +481,7 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
         call.result = result = _with_decisions(result, call.decisions)
     if call.state not in _NOT_OURS:
         run.journal.tool_ended(call, result)
-    call.state = _ENDED  # only now: if it could not be written the call has not ended
+    call.state = _ENDED  # only now: if it could not be recorded, the call has not ended
     tool_call = call.call
     event = ToolExecutionEnd(tool_call.id, tool_call.name, result, result.is_error)
     if call.exception is not None:
@@ -488,9 +490,9 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
 
 
 def _with_decisions(result: ToolResult, decisions: list[dict[str, Any]]) -> ToolResult:
-    """The result, with those who had a hand in it named in the details.
+    """The result, with the decisions of plugins in its details.
 
-    Details that are no object belong to the host alone and stay as they are.
+    Details that are not an object belong to the host and stay unchanged.
     """
     details = result.details
     if not (details is None or isinstance(details, dict)):

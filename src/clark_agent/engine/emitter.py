@@ -1,4 +1,4 @@
-"""Hands events to those who listen."""
+"""Sends events to the listeners."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["Emitter"]
 
 logger = logging.getLogger(__name__)
 
-# What a listener may raise without any consequence for the run.
+# The exceptions of a listener that do not affect the run.
 _FAILURES = (Exception, asyncio.CancelledError, GeneratorExit)
 
 
 class Emitter:
     """Emits the events of one run.
 
-    A listener is awaited, so a slow one slows the run. One that raises is logged and skipped. All
-    listeners see the same events in the same order: an event goes out when the one before it is
-    through, also when several tools run at once, and when the run is cancelled while a listener
-    works the others still get the event before the cancellation goes on.
+    A listener is awaited, so a slow one slows the run. If one raises, that is logged. All listeners
+    get the same events in the same order: an event is sent when the one before it is handled, even
+    if several tools run at once. If the run is cancelled while a listener works, the others still
+    get the event before the cancellation continues.
     """
 
     __slots__ = (
@@ -51,29 +51,29 @@ class Emitter:
         *,
         eager: bool = False,
     ) -> None:
-        """``eager``: tasks begin as soon as they are made, so that a listener may start one that
-        emits before the listener has returned.
+        """``eager``: tasks begin as soon as they are made, so a listener may start one that emits
+        before the listener has returned.
         """
         self._audience = audience
         self._grace = grace
         self._only = None if eager else audience.only
         self._listen = self._only
-        """The only listener, while it has no event that it is not done with."""
+        """The only listener, while it is not handling an event."""
         self._timeout = timeout
         self.deadline: float | None = None
-        """When listeners have had their time, by the event loop's clock; None: they may take it."""
+        """When the time of the listeners ends, by the event loop's clock; None: no limit."""
         self.is_sending = False
-        """Whether a listener has an event that it is not done with."""
+        """Whether a listener is handling an event."""
         self._waiting: deque[asyncio.Future[None]] | None = None
 
     def listeners(self, kind: type[AgentEvent]) -> Listeners:
-        """Those who want events of a class."""
+        """The listeners for events of a class."""
         return self._audience[kind]
 
     def emit(self, event: AgentEvent) -> Awaitable[None]:
-        """Give the event to each listener, whatever the others do. Await the rest of it.
+        """Send the event to each listener, whatever the others do. Await the result.
 
-        Plain listeners are called at once; a coroutine is made only for what has to be waited for.
+        Plain listeners are called at once; a coroutine is made only if something must be awaited.
         """
         listen = self._listen
         if listen is None:
@@ -125,9 +125,9 @@ class Emitter:
         has_turn: bool = True,
         stop: BaseException | None = None,
     ) -> None:
-        """Await what the first of them has returned, if it was called already; then the others.
+        """Await the result of the first listener, if it was already called; then call the others.
 
-        ``stop`` ends the run when all have the event, and so does what is raised here to end it.
+        ``stop``, or an exception here that must end the run, is raised when all have the event.
         """
         try:
             for listener in listeners:
@@ -143,7 +143,7 @@ class Emitter:
                         _log_failure(listener, event)
                 except Exception:
                     _log_failure(listener, event)
-                except GeneratorExit:  # nothing can be awaited any more
+                except GeneratorExit:  # nothing may be awaited any more
                     raise
                 except BaseException as error:
                     stop = stop or error
@@ -171,21 +171,21 @@ class Emitter:
                 async with asyncio.timeout_at(until):
                     await work
         finally:
-            # A listener cannot keep a cancellation to itself, by failing or by going on.
+            # A listener cannot swallow a cancellation, by failing or by continuing.
             if work.is_interrupted and _cancels() > cancels:
                 raise asyncio.CancelledError
 
     def _until(self, listener: Listener) -> float | None:
-        """When the listener that is about to be awaited must be done."""
+        """The deadline of the listener that is about to be awaited."""
         if self._timeout is None or not listener.is_hook:
             return self.deadline
         until = asyncio.get_running_loop().time() + self._timeout
         return until if self.deadline is None else min(until, self.deadline)
 
     async def _wait_for_turn(self) -> tuple[bool, asyncio.CancelledError | None]:
-        """Wait until the events before are through; a cancellation meanwhile is for later.
+        """Wait until the events before are handled; a cancellation meanwhile is returned for later.
 
-        False when the time for that is up: then the event goes out of turn.
+        False when the time for that is up: then the event is sent out of order.
         """
         cancelled: asyncio.CancelledError | None = None
         turn = asyncio.get_running_loop().create_future()
@@ -212,12 +212,12 @@ class Emitter:
 
 
 def _cancels() -> int:
-    """How often the current task was cancelled, and that was not taken back."""
+    """How many cancellations of the current task were not undone."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 
 
 def _log_failure(listener: Listener, event: AgentEvent) -> None:
     kind = type(event).__name__
-    with suppress(Exception):  # a handler of the host that fails, too, must not hold up the events
-        logger.exception("the listener %r failed on %s; the run goes on", listener.name, kind)
+    with suppress(Exception):  # a log handler of the host that fails must not stop the events
+        logger.exception("the listener %r failed on %s; the run continues", listener.name, kind)

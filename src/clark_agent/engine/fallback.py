@@ -1,7 +1,7 @@
-"""Prose where a tool call was due: remind the model, deliver its text all the same, or let it be.
+"""Prose in place of a tool call: remind the model, deliver the text, or accept the stop.
 
-For providers that cannot be made to call a tool. All decisions are functions on values; the loop
-carries them out.
+For providers that cannot be forced to call a tool. All decisions are functions on values; the loop
+executes them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Nudge(Struct, frozen=True):
 
 
 class Deliver(Struct, frozen=True):
-    """Take this text as the result of the fallback tool, and end the run."""
+    """Use this text as the result of the fallback tool, and end the run."""
 
     text: str
 
@@ -35,7 +35,7 @@ FallbackDecision: TypeAlias = Nudge | Deliver | None
 
 
 class PlainTextFallback:
-    """What is known of a run's stops without a tool call, since the last tool batch."""
+    """Counts the stops of a run without a tool call, since the last tool batch."""
 
     def __init__(self, config: LoopConfig) -> None:
         self._config = config
@@ -44,12 +44,12 @@ class PlainTextFallback:
         self._answer: str | None = None
 
     def reset(self) -> None:
-        """A tool batch, or a delivery: the model is on track."""
+        """Start over after a tool batch or a delivery."""
         self.stops = 0
         self._answer = None
 
     def restore(self, messages: Iterable[AgentMessage]) -> None:
-        """Count what another process has seen."""
+        """Count the stops that another process has seen."""
         for message in messages:
             if isinstance(message, AssistantMessage):
                 if message.tool_calls:
@@ -60,7 +60,7 @@ class PlainTextFallback:
     def decide(
         self, message: AssistantMessage, allowlist: AbstractSet[str] | None
     ) -> FallbackDecision:
-        """What to make of a message without tool calls. Counts it."""
+        """Decide about a message without tool calls. Counts it."""
         self.stops += 1
         config = self._config
         tool = config.plain_text_terminal_fallback_tool

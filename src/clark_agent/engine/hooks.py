@@ -1,4 +1,4 @@
-"""How the loop calls a hook, and what a failing source of messages counts for."""
+"""How the loop calls hooks, and polls the sources of messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
-    """What the hook returns, within the time that the config gives hooks.
+    """The result of the hook, within ``hook_timeout``.
 
     An async hook that ignores its cancellation is left behind after the run's grace.
     """
@@ -56,9 +56,9 @@ async def _within(seconds: float, hook: Hook, work: Supervised) -> Any:
 
 
 async def poll(run: Run, sources: Sequence[Hook], into: list[AgentMessage]) -> None:
-    """Collect the messages of all sources, in order. A source that fails has none.
+    """Collect the messages of all sources, in order. A source that fails counts as empty.
 
-    Only a built-in source raises `HookError`, for the provider behind it that the run relies on.
+    Only a built-in source raises `HookError`, for a provider function that the run relies on.
     """
     for source in sources:
         try:

@@ -1,4 +1,4 @@
-"""Messages that wait for a run: steering, follow-ups, and what becomes of each."""
+"""Messages that wait for a run: steering, follow-ups, and their receipts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Inbox"]
 
 
 class Inbox:
-    """What sources have given and the transcript does not have yet."""
+    """The messages from sources that are not in the transcript yet."""
 
     _left: Sequence[SteeringReceipt] = ()
-    """Of ``pending``, what another process has accepted and not delivered."""
+    """The messages in ``pending`` that another process has accepted and not delivered."""
     _left_follow_ups: Sequence[SteeringReceipt] = ()
-    """The same of ``follow_ups``."""
+    """The same for ``follow_ups``."""
     _are_follow_ups = False
     """Whether ``pending`` has follow-ups, and no steering."""
 
@@ -29,33 +29,33 @@ class Inbox:
         self.pending: list[AgentMessage] = []
         """For the next turn."""
         self.follow_ups: list[AgentMessage] = []
-        """From follow-up sources, before it is decided what becomes of them."""
+        """From follow-up sources, before they are promoted or appended."""
         self._purposes: dict[int, str] = {}
-        """Why a message was sent, by its ``id()``, where the plugin says so."""
+        """The purpose of a message by its ``id()``, if its plugin has one."""
 
     @property
     def can_interrupt(self) -> bool:
-        """Whether a message may come that cannot wait."""
+        """Whether an urgent message may arrive."""
         return bool(self._channels or self._left)
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called, on any thread, when a message comes that cannot wait."""
+        """Register ``wake``, called on any thread when an urgent message arrives."""
         for channel in self._channels:
             channel.listen(wake)
 
     def watch(self) -> None:
-        """Have the journal know of every message that is sent from now on."""
+        """Record every message that is sent from now on in the journal."""
         for channel in self._channels:
             channel.watch(lambda _: self._journal.message_sent(self.note_waiting))
 
     def note_waiting(self) -> None:
-        """Have the journal know what waits, in the order in which it will be taken."""
+        """Record the messages that wait in the journal, in the order in which they are taken."""
         for channel in self._channels:
             for receipt in channel.waiting():
                 self._journal.accepted(receipt)
 
     def restore(self, waiting: Iterable[SteeringReceipt]) -> None:
-        """Take over what another process has accepted, as if it had been sent to this one."""
+        """Add the messages that another process has accepted, as if they were sent to this one."""
         given = tuple(waiting)
         self._left = [receipt for receipt in given if not receipt.is_follow_up]
         self._left_follow_ups = [receipt for receipt in given if receipt.is_follow_up]
@@ -71,21 +71,21 @@ class Inbox:
             self._purposes.update([(id(message), source.purpose) for message in messages])
 
     def note_taken(self) -> None:
-        """Have the journal know what was sent before it was taken."""
+        """Record in the journal what was sent before it was taken."""
         for receipt in self._taken():
             self._journal.accepted(receipt)
 
     def cannot_wait(self, when: SteerWhen) -> bool:
-        """Whether a message wants to be heard by now."""
+        """Whether a message must be delivered by now."""
         for channel in self._channels:
             if channel.urgency in (when, SteerWhen.NOW):
-                for receipt in channel.waiting():  # what takes effect was accepted before
+                for receipt in channel.waiting():  # record the acceptance before the effect
                     self._journal.accepted(receipt)
                 return True
         return any(receipt.when in (when, SteerWhen.NOW) for receipt in self._left)
 
     def take(self) -> tuple[list[AgentMessage], list[str], list[SteeringReceipt]]:
-        """The messages for this turn, why each was sent, and the receipts behind them.
+        """The messages for this turn, their purposes, and their receipts.
 
         They count as delivered when `delivered` is called.
         """
@@ -95,7 +95,7 @@ class Inbox:
         return messages, purposes, [*self._left, *self._taken()]
 
     def delivered(self, turn: int) -> None:
-        """What was taken is in the transcript, before the answer of this turn."""
+        """Settle the taken messages: they are in the transcript, before the answer of this turn."""
         self._are_follow_ups = False
         self._left = ()
         for channel in self._channels:
@@ -111,22 +111,22 @@ class Inbox:
             channel.promoted()
 
     def follow_up_receipts(self) -> list[SteeringReceipt]:
-        """The receipts behind follow-ups that no turn is left to answer."""
+        """The receipts of follow-ups that no turn is left to answer."""
         return [*self._left_follow_ups, *self._taken()]
 
     def appended(self) -> None:
-        """These follow-ups are in the transcript."""
+        """Settle the follow-ups: they are in the transcript."""
         self._left_follow_ups = ()
         for channel in self._channels:
             channel.appended()
 
     def undelivered(self) -> tuple[AgentMessage, ...]:
-        """What was accepted so far and is not delivered."""
+        """The messages that were accepted and are not delivered."""
         waiting = [receipt.message for channel in self._channels for receipt in channel.waiting()]
         return (*self.pending, *self.follow_ups, *waiting)
 
     def close(self) -> tuple[AgentMessage, ...]:
-        """Take no more messages; what was accepted and never delivered."""
+        """Take no more messages. Return those that were accepted and never delivered."""
         left = [*self.pending, *self.follow_ups]
         for channel in self._channels:
             left += channel.close()

@@ -1,8 +1,9 @@
-"""What reaches into a run from outside: cancellation, a message that cannot wait, the end of time.
+"""What interrupts a run from outside: cancellation, an urgent message, the end of its time.
 
-There is one mechanism for all three. What can be stopped right now is the ``handler``: it is called
-with the reason. While there is none, a cancelled token cancels the run's task (without a task of
-its own, as ``asyncio.timeout`` does it), and the others are noticed when the run asks `due`.
+There is one mechanism for all three. While something can be stopped, it sets the ``handler``, which
+is called with the reason. Without a handler, a cancelled token cancels the run's task (without a
+task of its own, as ``asyncio.timeout`` does it), and the others take effect when the run calls
+`due`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from clark_agent.steering import SteerWhen
 __all__ = ["Interrupts", "Intervention", "Why"]
 
 Intervention: TypeAlias = Literal["steered", "out_of_time"]
-"""Why something is not begun, or is broken off, in a run that goes on."""
+"""Why something is not started, or is stopped, in a run that continues."""
 
 Why: TypeAlias = Literal["aborted"] | Intervention
 
@@ -39,7 +40,7 @@ class Interrupts:
     expected = 0
     """How often the task counts as cancelled by the run itself."""
     handler: Callable[[Why], None] | None = None
-    """Stops what is in flight, while there is something that can be stopped."""
+    """Stops what is in progress, while that can be stopped."""
     _subscription: Subscription | None = None
     _task: asyncio.Task[object] | None = None
     _cancelling: Callable[[], int] = int
@@ -58,7 +59,7 @@ class Interrupts:
         self._spending = spending
         self._journal = journal
         self.can_intervene = inbox.can_interrupt or bool(spending.meters)
-        """Whether anything but a cancellation can reach into the run."""
+        """Whether anything but a cancellation can interrupt the run."""
         if self.can_intervene:
             inbox.listen(self._wake)
             self.start_timers()
@@ -71,7 +72,7 @@ class Interrupts:
             self._cancelling = self._task.cancelling
         self.expected = self._cancelling()
         self.is_fired = self.signal.cancelled
-        if not self.is_fired:  # otherwise the run finds out by itself, at a known point
+        if not self.is_fired:  # otherwise the run notices by itself, at a known point
             self._subscription = self.signal.subscribe(self._fire_from_any_thread)
         return self
 
@@ -89,20 +90,20 @@ class Interrupts:
             self.cancel_task()
 
     def closing(self) -> None:
-        """The run is over. If that is because of the token, the task need not be cancelled for it:
-        what is left to do would only be disturbed.
+        """Note that the run is over. The token then no longer cancels the task, which would only
+        disturb the cleanup.
         """
         self._is_acted_on = self.is_fired
 
     def cancel_task(self) -> None:
-        """Cancel the task now; taken back on exit."""
+        """Cancel the task now; undone on exit."""
         if self._task is not None:
             self._cancels += 1
             self.expected += 1
             self._task.cancel()
 
     def take_back(self) -> None:
-        """What `cancel_task` was called for is done; the task goes on."""
+        """Undo `cancel_task` after it had its effect; the task continues."""
         if self._task is not None:
             self._cancels -= 1
             self.expected -= 1
@@ -114,16 +115,18 @@ class Interrupts:
         return self._cancelling() > self.expected
 
     def is_running(self) -> bool:
-        """Whether the task is the one that runs now. Not when its coroutine is thrown away."""
+        """Whether the task is the one that runs now. False while its coroutine is garbage
+        collected.
+        """
         try:
             return self._task is not None and asyncio.current_task() is self._task
-        except RuntimeError:  # there is no event loop any more
+        except RuntimeError:  # the event loop is gone
             return False
 
     def is_cancelled(self, noticed_by: int | None = None) -> bool:
         """Whether the run was cancelled, by its token or by its task. Callers act on it.
 
-        A tool call that asks says which it is.
+        A tool call passes its position as ``noticed_by``.
         """
         if self.is_fired or self._cancelling() > self.expected:
             self.note_cancelled(noticed_by)
@@ -131,7 +134,7 @@ class Interrupts:
         return False
 
     def check(self) -> None:
-        """Raise if the run was cancelled, also when that was swallowed."""
+        """Raise if the run was cancelled, even if the cancellation was swallowed."""
         if self.is_fired or self._cancelling() > self.expected:
             self.note_cancelled()
             if self.cancelled_from_outside:
@@ -139,7 +142,7 @@ class Interrupts:
             raise RunAborted(self.signal.reason)
 
     def note_cancelled(self, noticed_by: int | None = None) -> None:
-        """Have the journal know where the run was cancelled."""
+        """Record in the journal where the run was cancelled."""
         if not self._was_noted:
             self._was_noted = True
             self._journal.interrupted("cancelled", noticed_by)
@@ -162,7 +165,7 @@ class Interrupts:
     # --- interventions --------------------------------------------------------------------------
 
     def due(self, when: SteerWhen) -> Intervention | None:
-        """Why nothing more should be begun (before the next tool), or go on (now)."""
+        """Why nothing more should start (before the next tool), or continue (now)."""
         if not self.can_intervene:
             return None
         if self._inbox.cannot_wait(when):
@@ -170,12 +173,12 @@ class Interrupts:
         return "out_of_time" if self._spending.is_out_of_time else None
 
     def restored(self) -> None:
-        """What other processes have left is known: messages that wait, and time that is spent."""
+        """Take waiting messages and spent time into account, after a resume."""
         self.can_intervene = self.can_intervene or self._inbox.can_interrupt
         self.start_timers()
 
     def _wake(self) -> None:
-        """A message cannot wait. Called on any thread."""
+        """Interrupt for an urgent message. Called on any thread."""
         call_in_loop(self.loop, self._intervene)
 
     def _intervene(self) -> None:
@@ -183,7 +186,7 @@ class Interrupts:
             self.handler(why)
 
     def start_timers(self) -> None:
-        """Have each budget of time interrupt the run when it is over, as long as the run lasts."""
+        """Interrupt the run when a time budget is over, as long as the run lasts."""
         self.stop_timers()
         self._timers = tuple(
             [
@@ -194,7 +197,7 @@ class Interrupts:
         )
 
     def stop_timers(self) -> None:
-        """Let no budget of time interrupt the run."""
+        """Stop the timers of `start_timers`."""
         for timer in self._timers:
             timer.cancel()
 

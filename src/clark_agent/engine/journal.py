@@ -1,8 +1,8 @@
-"""What is written down of a run, as the engine sees it.
+"""The interface through which the engine records a run.
 
-The engine tells the journal of everything that comes into a run from outside, before that has an
-effect. A run without a log has a `Journal`, which keeps nothing: the engine never asks whether
-there is one. The journal of a run log is `clark_agent.run_log.writer.RunWriter`.
+The engine calls the journal for everything that enters a run from outside, before that has an
+effect. A run without a log has a `Journal`, which records nothing, so the engine never checks
+whether there is a log. The journal of a run log is `clark_agent.run_log.writer.RunWriter`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Emit: TypeAlias = Callable[[AgentEvent], Awaitable[None]]
 
 
 class Journal:
-    """Keeps nothing.
+    """Records nothing.
 
     Contract: methods that return None return at once. What they record is safe when `barrier`
-    has been awaited. They raise `RunLogError` if the run must not go on without its log.
+    has been awaited. They raise `RunLogError` if the run must not continue without its log.
     """
 
     __slots__ = ("clock",)
 
     keeps_progress = False
-    """Whether it wants to know how far a call has come."""
+    """Whether it records the progress of calls."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        """The clock of the run. What it says may be kept."""
+        """The clock of the run. Its readings may be recorded."""
 
     # --- the beginning and the end --------------------------------------------------------------
 
@@ -55,23 +55,23 @@ class Journal:
         """The run begins."""
 
     def resumed(self, run: Run, resumption: Resumption) -> None:
-        """The run goes on that another process has begun."""
+        """The run of another process is continued."""
 
     def ended(self, run: Run, outcome: LoopOutcome, limit: BudgetLimit | None) -> None:
-        """The run has come to its end; ``limit`` is what of the budget ran out."""
+        """The run has ended; ``limit`` is the limit of the budget that it reached."""
 
     def closing(self) -> None:
-        """The run is over. From now on a record that is lost stops nothing."""
+        """The run is over. From now on a lost record does not raise."""
 
     def failed(self, failure: LoopError) -> None:
         """The run has ended with an error."""
 
     def barrier(self) -> Awaitable[None]:
-        """Await that everything so far is safe."""
+        """Wait until everything so far is safe."""
         return FINISHED
 
     def settle(self, grace: float, *, is_cancelled: bool) -> Awaitable[None]:
-        """Await that everything is safe; once the run is cancelled, at most so many seconds. Does
+        """Wait until everything is safe; if the run is cancelled, at most ``grace`` seconds. Does
         not raise.
         """
         return FINISHED
@@ -88,14 +88,14 @@ class Journal:
         purposes: Sequence[str],
         receipts: Sequence[SteeringReceipt] = (),
     ) -> None:
-        """Messages enter the transcript that neither the model nor a tool gave."""
+        """Messages enter the transcript that came neither from the model nor from a tool."""
 
     def accepted(self, receipt: SteeringReceipt) -> None:
         """A message was sent to the run, and may have an effect. Does not raise."""
 
     def message_sent(self, note: Callable[[], None]) -> None:
-        """A message was sent, on any thread: have ``note`` called in the run's event loop, which
-        says what waits.
+        """A message was sent, on any thread: call ``note`` in the run's event loop, which records
+        the messages that wait.
         """
 
     # --- the model ------------------------------------------------------------------------------
@@ -108,35 +108,35 @@ class Journal:
         *,
         is_lasting: bool = False,
     ) -> None:
-        """A plugin was asked what the model should see."""
+        """A plugin has returned the messages for the model."""
 
     def gated(self, plugin: str, allow: tuple[str, ...] | None) -> None:
-        """A gate was asked what the model may call."""
+        """A gate has returned the tools that the model may call."""
 
     def asked(self, request: StreamRequest, turn: int) -> None:
-        """The model is about to be asked."""
+        """The model is about to be called."""
 
     def answered(
         self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
     ) -> None:
-        """The model has answered; ``discarded`` says why that does not enter the transcript."""
+        """The model has answered; ``discarded`` is why the answer does not enter the transcript."""
 
     # --- tools ----------------------------------------------------------------------------------
 
     def tools_changed(self, tools: ToolRegistry) -> None:
-        """From this turn on these are the tools."""
+        """These are the tools from this turn on."""
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """Where it is: which record is next, and how many steps there were since the last."""
+        """Its position: the number of the next record, and of the steps since the last one."""
         return None
 
     def tool_started(self, call: Call) -> Awaitable[None]:
-        """A tool is about to run. Await that this is safe."""
+        """A tool is about to run. Await the result before it runs."""
         return FINISHED
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
-        """A tool says how far it is."""
+        """A tool reported progress."""
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """A call has its result."""
@@ -151,19 +151,19 @@ class Journal:
         return emit
 
     def hook_asked(self) -> Awaitable[None]:
-        """A hook is about to be asked."""
+        """A hook is about to be called."""
         return FINISHED
 
     def hook_answered(self) -> Awaitable[None]:
-        """The hook has answered."""
+        """The hook has returned."""
         return FINISHED
 
     def decided(self) -> None:
-        """A decision was made that depends on what others have done."""
+        """A decision was made that depends on events outside the run."""
 
     def interrupted(
         self, why: Literal["cancelled", "out_of_time"], noticed_by: int | None = None
     ) -> None:
         """The run was cancelled here, or its time is over; ``noticed_by`` is the position of the
-        call that found out, if one did.
+        call that noticed it, if one did.
         """

@@ -3,8 +3,8 @@
     begin    the journal, then agent_start, the first turn, the prompts
     finish   the result; or, if anything was raised: close what is open, then the error
 
-Every failure goes through `finish`: brackets are closed, calls have their results, and the error
-carries what the run had.
+Every failure goes through `finish`: brackets are closed, calls get their results, and the error
+carries the state of the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 async def begin(
     run: Run, prompts: Sequence[AgentMessage], resumption: Resumption | None = None
 ) -> None:
-    """Open the run and its first turn; know what other processes have done, if it is resumed."""
+    """Open the run and its first turn; restore the state of other processes if it is resumed."""
     brackets, journal, inbox = run.brackets, run.journal, run.inbox
     inbox.watch()
     if resumption is None:
@@ -55,9 +55,10 @@ async def begin(
 
 
 async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
-    """Let the run do its work, and close it.
+    """Await the work of the run, and close it.
 
-    Raises a `LoopError`, or what must not be swallowed, with the `LoopError` as its cause.
+    Raises a `LoopError`, or an exception that must not be swallowed, with the `LoopError` as its
+    cause.
     """
     with run.interrupts:
         try:
@@ -68,7 +69,7 @@ async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
             return await _result(run, outcome)
         except BaseException as error:
             if isinstance(error, GeneratorExit) and not run.interrupts.is_running():
-                raise  # thrown away by an event loop that is gone: nothing can be awaited
+                raise  # garbage collected after its event loop: nothing can be awaited
             ending = await _fail(run, error)
             raise ending from ending.__cause__
         finally:
@@ -112,7 +113,7 @@ async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
 
 
 async def _fail(run: Run, error: BaseException) -> BaseException:
-    """Close what is open; what to raise."""
+    """Close what is open. Return what to raise."""
     if isinstance(error, ConfigError) and not run.brackets.has_begun:
         run.inbox.close()
         return error  # nothing has happened
@@ -126,7 +127,7 @@ async def _fail(run: Run, error: BaseException) -> BaseException:
     partial: AssistantMessage | None = None
     try:
         partial = await closing.close(error)
-    except Exception:  # the error carries what the run had, whatever goes wrong here
+    except Exception:  # the error must carry the state of the run, whatever fails here
         logger.exception("the run could not be closed in order")
     _carry(run, failure, partial)
     run.journal.failed(failure)
@@ -137,7 +138,7 @@ async def _fail(run: Run, error: BaseException) -> BaseException:
 
 
 def _failure(error: BaseException, run: Run) -> LoopError:
-    """The error that carries what the run had."""
+    """The error that carries the state of the run."""
     if isinstance(error, LoopError):
         return error
     if not isinstance(error, (Exception, GeneratorExit)):
@@ -148,7 +149,7 @@ def _failure(error: BaseException, run: Run) -> LoopError:
 
 
 def _carry(run: Run, error: LoopError, partial: AssistantMessage | None) -> None:
-    """Put on an error what the run had, so that nothing is lost with it."""
+    """Add the state of the run to an error, so that nothing is lost."""
     error.messages = tuple(run.transcript.added)
     if run.turns:
         error.turn = run.turns
@@ -160,7 +161,7 @@ def _carry(run: Run, error: LoopError, partial: AssistantMessage | None) -> None
 
 
 def _ending(error: BaseException, failure: LoopError, run: Run) -> BaseException:
-    """What the caller gets: the failure, or what is not ours to end, with the failure as cause."""
+    """What to raise: the failure, or an exception that is not ours, with the failure as cause."""
     from_outside = run.interrupts.cancelled_from_outside
     by_token = run.signal.cancelled and not from_outside
     if isinstance(error, asyncio.CancelledError) and not by_token:
@@ -179,7 +180,7 @@ class _Closing:
     """Closes what a failed run has open.
 
     A cancellation that arrives meanwhile ends at most the listener that it hits. Once the run is
-    cancelled listeners have no more than ``cancel_grace`` for all that is left.
+    cancelled, the listeners have ``cancel_grace`` for all remaining events together.
     """
 
     def __init__(self, run: Run) -> None:
@@ -188,7 +189,7 @@ class _Closing:
         """A KeyboardInterrupt or SystemExit that a listener raised."""
 
     async def close(self, error: BaseException) -> AssistantMessage | None:
-        """Close everything, in order; the answer that was cut off, if one was."""
+        """Close everything, in order. Return the answer that was cut off, if one was."""
         run, brackets = self._run, self._run.brackets
         if brackets.phase is NEW:
             if not brackets.has_begun or isinstance(error, RunLogError):
@@ -218,7 +219,7 @@ class _Closing:
         brackets.results = outcome.results
         if outcome.is_recorded:
             run.journal.batch_ended(outcome.calls, outcome.results)
-        if run.emitter.deadline is not None:  # the tools have had their grace first
+        if run.emitter.deadline is not None:  # the tools had their grace first
             self._limit_listeners()
         run.transcript.add(outcome.results)
         brackets.entered(outcome.results)
@@ -226,7 +227,7 @@ class _Closing:
             await self.emit(event)
 
     async def emit(self, event: AgentEvent) -> None:
-        """Emit an event that closes a bracket, also when the run is cancelled once more."""
+        """Emit an event that closes a bracket, even if the run is cancelled again."""
         run = self._run
         if run.interrupts.is_cancelled() and run.emitter.deadline is None:
             self._limit_listeners()
@@ -236,10 +237,10 @@ class _Closing:
             logger.debug("cancelled again while the run was being closed")
         except (Exception, GeneratorExit):
             raise
-        except BaseException as stop:  # the rest is closed all the same
+        except BaseException as stop:  # the rest is still closed
             self.exit = self.exit or stop
 
     def _limit_listeners(self) -> None:
-        """From now on listeners have ``cancel_grace`` together, so that none can hold the run."""
+        """From now on listeners have ``cancel_grace`` together, so that none can block the run."""
         run = self._run
         run.emitter.deadline = run.loop.time() + run.config.cancel_grace

@@ -1,4 +1,4 @@
-"""Who a run is: its identity, the run above it and the call that started it."""
+"""The identity of a run, the run above it and the call that started it."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Lineage:
     ) -> None:
         self._config = config
         self.given = identity
-        """The identity, if the host gave one or it was asked for."""
+        """The identity, if the host set one or it was needed."""
         self.parent = parent
         self.call_id = call_id
         """The call of the parent that started the run."""
 
     def identify(self) -> RunIdentity:
-        """The identity of the run, made if the host has given none."""
+        """The identity of the run, made if the host has not set one."""
         if self.given is None:
-            with _identifying:  # two tools in threads may ask at the same time
+            with _identifying:  # two tools in threads may call this at the same time
                 if self.given is None:
                     self.given = RunIdentity.root(
                         self._config.clock.new_id(), conversation_id=self._config.conversation_id
@@ -51,7 +51,7 @@ class Lineage:
 
     @property
     def grace(self) -> float:
-        """How many seconds what is cancelled gets to end by itself."""
+        """How many seconds cancelled work has to end by itself."""
         grace = self._config.cancel_grace
         if self.parent is None:
             return grace

@@ -6,10 +6,10 @@
             turn: the messages, the model's answer, its tool calls
         follow-ups? If there are none: end
 
-`run` and `run_continue` are functions over values. What a run knows is `clark_agent.engine.run.Run`
-and ends with it. `clark_agent.engine.lifecycle` begins and ends it: whatever is raised here goes
-through `finish`, which closes what is open. One answer of the model is `clark_agent.engine.turn`,
-its tool calls are `clark_agent.engine.batch`.
+`run` and `run_continue` are functions over values. The state of a run is
+`clark_agent.engine.run.Run`. `clark_agent.engine.lifecycle` begins and ends it: an exception here
+goes through `finish`, which closes what is open. One answer of the model is
+`clark_agent.engine.turn`, its tool calls are `clark_agent.engine.batch`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def run(
     *,
     deps: Any = None,
 ) -> RunResult:
-    """Give the prompts to the agent and run it to the end.
+    """Run the agent with the prompts, to the end.
 
     Tools and hooks get ``deps`` as ``ctx.deps``.
 
@@ -103,8 +103,8 @@ async def start(
     resumption: Resumption | None = None,
     deps: Any = None,
 ) -> RunResult:
-    """Run the agent: with a sink besides the config's, below another run, or from where another
-    process has stopped.
+    """Run the agent: with a second sink, as a child of another run, or from where another process
+    has stopped.
     """
     messages = prompt_messages(prompts, config)
     token = signal or CancellationToken()
@@ -122,15 +122,15 @@ async def start(
 
 
 class NextStep(Enum):
-    """What a turn leaves to be done."""
+    """What to do after a turn."""
 
     ASK = auto()
-    """Ask the model: it has results to answer, or another attempt to make."""
+    """Call the model: it has results to answer, or another attempt to make."""
     STOP = auto()
     """The model has stopped. Steering or a follow-up may start it again."""
     END = auto()
     """The run is over: no source of messages is polled any more. Only a message that another
-    process has accepted and not delivered still gets its turn."""
+    process has accepted and not delivered still gets a turn."""
 
 
 # Globals of the module: cheaper than members of an enumeration, every turn.
@@ -181,7 +181,7 @@ async def _loop(
 
 
 async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> NextStep:
-    """Go on where another process has stopped.
+    """Continue where another process has stopped.
 
     `begin` has restored the transcript and opened a turn, the first of this process: the next one
     to run uses it, and a run that is over ends it.
@@ -189,7 +189,7 @@ async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> Nex
     match where:
         case NewTurn():  # no answer is outstanding
             return _ASK
-        case FinalAnswer():  # there was only the end left to write
+        case FinalAnswer():  # only the end is missing
             return _END
         case AfterBatch(message, earlier):  # the results are in the transcript: only vote
             outcome = Batch(run, message, message.tool_calls, earlier).recall_vote()
@@ -214,7 +214,7 @@ async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> Nex
 
 
 async def _turn(run: Run, fallback: PlainTextFallback) -> NextStep:
-    """Messages that wait, the model's answer, its tool calls; and what comes then."""
+    """Run a turn: waiting messages, the model's answer, its tool calls. Return the next step."""
     run.turns += 1
     if run.inbox.pending or run.spending.meters:
         await _begin_turn_with_messages(run)
@@ -223,14 +223,14 @@ async def _turn(run: Run, fallback: PlainTextFallback) -> NextStep:
     if run.config.source_hook is not None:
         await refresh_tools(run, run.config.source_hook, run.turns)
     answer = await ask_model(run)
-    if answer is None:  # it was interrupted, and what came of it is discarded
+    if answer is None:  # it was interrupted and discarded
         await run.brackets.end_turn()
         return _ASK
     return await _act_on(run, answer, fallback)
 
 
 async def _begin_turn_with_messages(run: Run) -> None:
-    """Open a turn, and put the messages first that wait for it."""
+    """Open a turn, and add the messages that wait for it."""
     run.spending.begin_turn()
     await run.brackets.begin_turn()
     messages, purposes, receipts = run.inbox.take()
@@ -245,7 +245,7 @@ async def _begin_turn_with_messages(run: Run) -> None:
 
 
 async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> NextStep:
-    """Run the tool calls of an answer, or decide about one without; end the turn."""
+    """Run the tool calls of an answer, or decide about an answer without any; end the turn."""
     message = answer.message
     if message.stop_reason in _FAILED:
         raise _reported_failure(message)
@@ -257,7 +257,7 @@ async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) ->
         if fallback.stops:
             fallback.reset()
         results = outcome.results
-        run.journal.batch_ended(outcome.calls, results)  # if this fails the batch is still open
+        run.journal.batch_ended(outcome.calls, results)  # if this fails, the batch is still open
         run.batch, run.brackets.results = None, results
         await _add(run, results)
         step = _ASK
@@ -276,7 +276,7 @@ async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) ->
 
 
 def _reported_failure(message: AssistantMessage) -> LoopError:
-    """A transport may close a message with an error instead of reporting one."""
+    """The error for a message that ended with a failure, which the transport did not report."""
     if message.stop_reason is StopReason.ABORTED:
         return RunAborted(message.error_message)
     text = message.error_message or "the message ended with an error"
@@ -298,7 +298,7 @@ async def _after_output(run: Run, goal: Goal, message: AssistantMessage) -> Next
 
 
 async def _after_plain_text(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) -> NextStep:
-    """The model has stopped in plain text: nudge it, deliver the text, or leave it at that."""
+    """Handle an answer in plain text: nudge the model, deliver the text, or accept the stop."""
     decision: FallbackDecision
     decision = ask_policy(run, lambda: fallback.decide(answer.message, answer.allowlist))
     match decision:
@@ -345,19 +345,19 @@ def _delivered(run: Run, text: str) -> ToolResultMessage:
 
 
 def _add(run: Run, messages: Sequence[AgentMessage]) -> Awaitable[None]:
-    """Append messages to the transcript; await that all listeners have them."""
+    """Append messages to the transcript. Awaiting it waits for the listeners."""
     run.transcript.add(messages)
     return run.brackets.announce(messages)
 
 
 def _say(run: Run, message: AgentMessage, purpose: str) -> Awaitable[None]:
-    """Append a message in the loop's own words."""
+    """Append a message of the loop itself."""
     run.journal.added("loop", [message], [purpose])
     return _add(run, [message])
 
 
 def _append_follow_ups(run: Run, messages: Sequence[AgentMessage]) -> Awaitable[None]:
-    """Append what no turn is left to answer."""
+    """Append follow-ups that no turn is left to answer."""
     if messages:
         receipts = run.inbox.follow_up_receipts()
         run.journal.added("follow_up", messages, ["follow_up"] * len(messages), receipts)

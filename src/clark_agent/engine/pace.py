@@ -17,7 +17,7 @@ _STALE: Final = 0.05
 
 
 class Pace:
-    """When to let others run. Shared by all runs of a thread: if one has paused, all have."""
+    """When to let other tasks run. Shared by all runs of a thread: if one has paused, all have."""
 
     __slots__ = ("_due",)
 
@@ -25,13 +25,13 @@ class Pace:
         self._due = 0.0
 
     def begin(self) -> None:
-        """A run begins. If none has for a while, the event loop has just had its turn."""
+        """Note that a run begins. If none began recently, the event loop has just had a turn."""
         now = monotonic()
         if now - self._due > _STALE:
             self._due = now + _SECONDS
 
     def pause_if_due(self) -> Awaitable[None]:
-        """Await it: others run first if they have had to wait for long."""
+        """Let other tasks run, if they have waited for long."""
         return FINISHED if monotonic() < self._due else self._pause()
 
     async def _pause(self) -> None:

@@ -1,7 +1,7 @@
 """Before a tool runs: is the call known, offered, well-formed and allowed?
 
-`prepare` ends in one of two ways: the call is ready to run, or it has its result already, an error
-that tells the model what to do differently or an answer that a hook gave instead of the tool.
+`prepare` ends in one of two ways: the call is ready to run, or it already has its result: an error
+that says what to do differently, or the answer of a hook.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 
 _QUOTED_ARGUMENTS = 400
 _MOST_OF_A_NAME = 100
-# Of results that tell the model what is wrong with its arguments, for hosts and plugins.
+# The details of results about invalid arguments, for hosts and plugins.
 _BAD_ARGUMENTS = {"kind": "tool_argument_validation"}
 
 
 def prepare(run: Run, answer: ModelAnswer, call: Call) -> Awaitable[None]:
-    """Make the call ready to run, or give it its result. Await the rest of it."""
+    """Make the call ready to run, or set its result. Await the result."""
     wanted, tool = call.call, call.tool
     if tool is None:
         call.result = ToolResult.error(_unknown_tool(wanted.name, run.registry.names))
@@ -66,7 +66,7 @@ _MOST_TOOLS_NAMED = 30
 
 
 def _unknown_tool(name: str, names: Sequence[str]) -> str:
-    """What to tell the model, whose next try should be better; short, however many tools."""
+    """The message for the model, with similar names; short, however many tools there are."""
     shown = name if len(name) <= _MOST_OF_A_NAME else name[:_MOST_OF_A_NAME] + "…"
     text = f"There is no tool {shown!r}."
     if len(names) <= _MOST_TOOLS_NAMED:
@@ -78,7 +78,7 @@ def _unknown_tool(name: str, names: Sequence[str]) -> str:
 
 
 def accept(tool: AgentTool, call: Call, arguments: Any) -> ToolResult | None:
-    """Let the tool check the arguments; its objection, or None."""
+    """Let the tool check the arguments. Return an error result, or None."""
     try:
         call.args = tool.prepare_arguments(arguments)
         accepted = tool.validate(call.args)
@@ -106,14 +106,14 @@ def _syntax_error(name: str, error: str, raw: str) -> str:
 async def _refuse_hidden(
     run: Run, answer: ModelAnswer, call: Call, allowlist: frozenset[str]
 ) -> None:
-    said = await _why_hidden(run, answer, call.call.name, allowlist)
-    call.result = ToolResult.error(said.message, details=said.details)
+    error = await _why_hidden(run, answer, call.call.name, allowlist)
+    call.result = ToolResult.error(error.message, details=error.details)
 
 
 async def _why_hidden(
     run: Run, answer: ModelAnswer, name: str, allowlist: frozenset[str]
 ) -> HiddenToolError:
-    """Why the tool is not offered: as a gate says, else the policy, else in general words."""
+    """Why the tool is not offered: from a gate, else from the policy, else in general words."""
     assert answer.gate_context is not None
     for gate in run.hooks.tool_gate:
         if gate.denial_reason is None:
@@ -126,12 +126,12 @@ async def _why_hidden(
         if reason is not None:
             return HiddenToolError(reason, hidden_tool_details(name, allowlist, gate.name))
     context = HiddenToolContext(name, allowlist, run.transcript.view())
-    said = ask_policy(run, lambda: run.config.protocol.hidden_tool_error(context))
-    return said or generic_hidden_tool_error(name, allowlist)
+    error = ask_policy(run, lambda: run.config.protocol.hidden_tool_error(context))
+    return error or generic_hidden_tool_error(name, allowlist)
 
 
 def ask_policy(run: Run, question: Callable[[], Any]) -> Any:
-    """What the protocol policy answers. If it raises the run ends."""
+    """The answer of the protocol policy. If it raises, the run ends."""
     try:
         return question()
     except Exception as error:

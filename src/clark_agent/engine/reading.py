@@ -1,9 +1,9 @@
 """One stream of the model, read to its end.
 
-`read_answer` returns the answer, how the stream failed, or None if it was interrupted. It asks
-the transport once: whether to ask again is for `clark_agent.engine.retry` to say.
+`read_answer` returns the answer, how the stream failed, or None if it was interrupted. It calls
+the transport once: `clark_agent.engine.retry` decides about retries.
 
-What a transport yields is checked as it comes in. A stream that does not stop when it is cancelled
+Events of a transport are checked as they arrive. A stream that does not stop when it is cancelled
 is left behind, like a tool.
 """
 
@@ -48,7 +48,7 @@ __all__ = ["StreamFailure", "read_answer"]
 
 logger = logging.getLogger(__name__)
 
-# After so many deltas others may run, if it is time.
+# After this many deltas other tasks may run, if it is time.
 _CHUNKS_BETWEEN_PAUSES = 64
 
 
@@ -56,22 +56,22 @@ class StreamFailure(Struct, frozen=True):
     """The stream ended without an answer."""
 
     message: AssistantMessage
-    """What there is of one."""
+    """The received part of it."""
     kind: StreamErrorKind
     text: str
     cause: BaseException | None = None
     raised: BaseException | None = None
-    """What the transport raised, if that is how it failed."""
+    """The exception of the transport, if it raised."""
 
 
 async def read_answer(run: Run, request: StreamRequest) -> AssistantMessage | StreamFailure | None:
-    """Ask the model, and read what it says. None: the user steered, or time ran out."""
+    """Call the model, and read its answer. None: the user steered, or time ran out."""
     reading = _Reading(run)
     if run.interrupts.can_intervene:
         if run.interrupts.due(SteerWhen.NOW) is not None:
             return None
         run.interrupts.handler = reading
-        run.journal.decided()  # who intervenes from here on does so while the stream is read
+        run.journal.decided()  # from here on an interrupt arrives while the stream is read
     try:
         events = run.effects.ask_model(run.config.stream, request, run.signal)
         work = _read(run, events, reading)
@@ -103,16 +103,16 @@ def _no_transport(returned: object) -> TypeError:
     if isinstance(returned, Coroutine):
         returned.close()  # it will not be awaited
     kind = type(returned).__name__
-    return TypeError(f"a transport is an async generator, and this one has returned a {kind}")
+    return TypeError(f"a transport must be an async generator, but this one returned a {kind}")
 
 
 class _Reading:
-    """The handler of interrupts while a stream is read. A listener at work is not disturbed."""
+    """The handler of interrupts while a stream is read. It does not disturb a running listener."""
 
     is_due = False
     """Whether the user steered, or time ran out."""
     is_over = False
-    """Whether nothing counts that still comes: the stream may have been left behind."""
+    """Whether further events are ignored: the stream may have been left behind."""
     was_cancelled = False
 
     def __init__(self, run: Run) -> None:
@@ -129,9 +129,9 @@ class _Reading:
             self._run.interrupts.cancel_task()
 
     def end(self) -> None:
-        """The stream is over, one way or another; the task goes on."""
+        """Clean up after the stream; the task continues."""
         self.is_over = True
-        self.emit = _not_told
+        self.emit = _ignore
         interrupts = self._run.interrupts
         if interrupts.handler is self:
             interrupts.handler = None
@@ -139,7 +139,7 @@ class _Reading:
                 interrupts.take_back()
 
 
-def _not_told(event: MessageUpdate) -> Awaitable[None]:
+def _ignore(event: MessageUpdate) -> Awaitable[None]:
     return FINISHED
 
 
@@ -150,7 +150,7 @@ async def _read(
 
     A chunk is checked before a listener gets it; if there is none, together with its neighbours.
     """
-    answer, tells_deltas = run.answer, run.tells_deltas
+    answer, emits_deltas = run.answer, run.emits_deltas
     placeholder: AssistantMessage | None = None
     keep: Callable[[Any], None] = answer.chunks.append
     until_pause = _CHUNKS_BETWEEN_PAUSES
@@ -159,7 +159,7 @@ async def _read(
             kind = type(event)
             if kind is Chunk and placeholder is not None:
                 chunk = event.chunk
-                if tells_deltas:
+                if emits_deltas:
                     if type(chunk) is not TextChunk or type(chunk.delta) is not str:
                         chunk = accept_chunk(chunk)
                     keep(chunk)
@@ -177,7 +177,7 @@ async def _read(
                 await answer.begin(placeholder, details)
                 keep = answer.chunks.append
             elif kind is Done:
-                if answer.chunks and not tells_deltas:
+                if answer.chunks and not emits_deltas:
                     accept_chunks(answer.chunks)
                 message = event.message
                 return message if is_plain_answer(message) else accept_answer(message)
@@ -187,7 +187,9 @@ async def _read(
             elif kind is Chunk or kind is Start:  # before the start, or a second one
                 await run.pace.pause_if_due()
             else:
-                raise TypeError(f"a transport yields Start, Chunk, Done and Error, not {event!r}")
+                raise TypeError(
+                    f"a transport must yield Start, Chunk, Done or Error, not {event!r}"
+                )
             if reading.is_due:
                 break
         accept_chunks(answer.chunks)
@@ -213,7 +215,7 @@ async def _read(
 
 
 def _accepted(event: Start) -> tuple[AssistantMessage, Any]:
-    """How the transport announces its answer, checked."""
+    """The checked placeholder and details of a `Start`."""
     placeholder, details = event.partial, event.details
     if type(placeholder) is not AssistantMessage or placeholder.content:
         placeholder = accept_answer(placeholder)
@@ -223,7 +225,7 @@ def _accepted(event: Start) -> tuple[AssistantMessage, Any]:
 
 
 def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:
-    """Close the transport's stream; what is left of that, if it has to be waited for."""
+    """Close the transport's stream. Return the rest of that work, if it must be awaited."""
     try:
         work = close()
         try:
@@ -240,7 +242,7 @@ def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:
 
 
 async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
-    """Wait until the stream is closed, no longer than for a tool that was cancelled."""
+    """Wait until the stream is closed, at most as long as for a cancelled tool."""
     closing = _Closing(work, awaited, grace=run.grace)
     closing.leave_after(run.grace)
     try:
@@ -250,16 +252,16 @@ async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
 
 
 class _Closing(Supervised):
-    """The closing of a stream. It has no longer than a tool that was cancelled."""
+    """The closing of a stream, limited like a cancelled tool."""
 
     def _raise_left_behind(self) -> NoReturn:
         raise TimeoutError("it did not end in time, and was left behind")
 
 
 def _failed(run: Run, event: Error) -> StreamFailure:
-    """The failure that the transport reports, with as much of the answer as there is."""
-    said: Any = event.message
-    text = well_formed(said if isinstance(said, str) else repr(said))
+    """The failure that the transport reports, with the received part of the answer."""
+    reported: Any = event.message
+    text = well_formed(reported if isinstance(reported, str) else repr(reported))
     try:
         kind = StreamErrorKind(event.kind)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where a run goes on that another process has begun: an argument of the loop."""
+"""Where to continue a run that another process has started: an argument of the loop."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 EarlierResults: TypeAlias = Mapping[int, ToolResult | None]
-"""Calls by position: those with a result, and those (None) that had begun without one."""
+"""Calls by position: those with a result, and those (None) that started and have none."""
 
 
 class NewTurn(Struct, frozen=True):
-    """The model is asked next."""
+    """The model is called next."""
 
 
 class AfterAnswer(Struct, frozen=True):
-    """The newest answer has entered the transcript, and not all that it asks for is done."""
+    """The newest answer is in the transcript, and not all its calls have results."""
 
     message: AssistantMessage
     offered: frozenset[str] | None
-    """The tools that the model was offered; None: all."""
+    """The offered tools; None: all."""
     calls: EarlierResults
 
 
@@ -49,7 +49,7 @@ class AfterBatch(Struct, frozen=True):
 
 
 class FinalAnswer(Struct, frozen=True):
-    """A text of the model was taken for the final answer."""
+    """A text of the model was accepted as the final answer."""
 
 
 Where: TypeAlias = NewTurn | AfterAnswer | AfterBatch | FinalAnswer
@@ -58,24 +58,24 @@ NEW_TURN = NewTurn()
 
 
 class Resumption(Struct, frozen=True, kw_only=True):
-    """Where to go on, and what other processes have done so far."""
+    """Where to continue, and what other processes have done so far."""
 
     where: Where
     journal: Callable[..., Any]
-    """Makes the `Journal` that goes on with the log; takes what `Journals.journal` takes, but for
+    """Makes the `Journal` that continues the log; takes the arguments of `Journals.journal`, except
     the id."""
     turns: int
-    """How many turns have their answer."""
+    """How many turns have an answer."""
     messages: tuple[AgentMessage, ...] = ()
-    """What the run has added, without an answer that is announced again."""
+    """The messages that the run has added, without an answer that is announced again."""
     usage: Usage = Usage()
     children_usage: Usage = Usage()
     costs: tuple[RunCost, ...] = ()
-    """Of this run and of each below it."""
+    """The costs of this run and of each below it."""
     purposes: tuple[str, ...] = ()
     """Why messages were added that neither the model nor a tool gave."""
     outcomes: tuple[EarlierCall, ...] = ()
-    """All calls that have their result."""
+    """All calls that have a result."""
     requests: tuple[int, ...] = ()
     """How long the transcript was before each request."""
     worked_ms: int = 0
@@ -83,7 +83,7 @@ class Resumption(Struct, frozen=True, kw_only=True):
     waiting: tuple[SteeringReceipt, ...] = ()
     """Messages that were accepted and never delivered."""
     sourced: frozenset[str] = frozenset()
-    """The tools that a source had given, by name."""
+    """The names of the tools from a tool source."""
 
     @property
     def turns_before(self) -> int:

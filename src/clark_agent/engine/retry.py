@@ -1,8 +1,8 @@
 """What to do after a failed attempt to get an answer. Pure functions on values.
 
-nothing came               up to 3 times, a little later each time
+an empty answer            up to 3 times, a little later each time
 the connection broke       once, with a note and less thinking
-it was cut off             with a larger cap, as the recovery allows
+the answer was cut off     with a larger cap, as the recovery allows
 the transcript is too big  with a smaller one, as the recovery allows
 calls and results differ   once, with a repaired transcript
 """
@@ -38,7 +38,7 @@ _ZERO_OUTPUT_DELAY = 0.5
 
 
 class Attempts(Struct, frozen=True):
-    """How a turn's request differs from the first, and how often it was made for which reason."""
+    """How a turn's request differs from the first, and the number of attempts by reason."""
 
     cap: int | None
     reasoning: ReasoningEffort
@@ -50,7 +50,7 @@ class Attempts(Struct, frozen=True):
 
 
 class AskAgain(Struct, frozen=True):
-    """Ask again after so many seconds."""
+    """Retry after this many seconds."""
 
     attempts: Attempts
     delay: float
@@ -60,12 +60,12 @@ class Shrink(Struct, frozen=True):
     """Let the overflow recovery make the transcript smaller; give up if it cannot."""
 
     attempts: Attempts
-    """For a request that starts afresh with the smaller transcript."""
+    """For a new request with the smaller transcript."""
     otherwise: GiveUp
 
 
 class Repair(Struct, frozen=True):
-    """Repair the history of tool calls, and ask again."""
+    """Repair the history of tool calls, and retry."""
 
     attempts: Attempts
 
@@ -82,7 +82,7 @@ Decision: TypeAlias = AskAgain | Shrink | Repair | GiveUp
 def after_failure(
     failure: StreamFailure, attempts: Attempts, config: LoopConfig, now_ms: Callable[[], int]
 ) -> Decision:
-    """What to do about a stream that failed."""
+    """What to do after a failed stream."""
     match failure.kind:
         case StreamErrorKind.EMPTY if attempts.empty + 1 < _EMPTY_ATTEMPTS:
             attempts = replace(attempts, empty=attempts.empty + 1)

@@ -1,4 +1,4 @@
-"""Run: what one run is made of. Each part owns one thing; this file only puts them together."""
+"""Run: the parts of one run. Each part owns one thing; this file only puts them together."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Run:
 
     | part         | owns                                                               |
     |--------------|--------------------------------------------------------------------|
-    | `lineage`    | who it is, and which run is above it                               |
-    | `journal`    | what is written down                                               |
+    | `lineage`    | its identity, and the run above it                                 |
+    | `journal`    | what is recorded                                                   |
     | `transcript` | the messages, and what they cost                                   |
     | `spending`   | tokens and budgets                                                 |
     | `inbox`      | messages that wait                                                 |
-    | `interrupts` | what reaches in from outside                                       |
+    | `interrupts` | what interrupts it from outside                                    |
     | `emitter`    | the listeners                                                      |
     | `brackets`   | which events are open                                              |
     | `answer`     | the answer that is being streamed                                  |
-    | `effects`    | what it does to the world                                          |
+    | `effects`    | model calls, tools and child runs                                  |
     """
 
     __slots__ = (
@@ -74,6 +74,7 @@ class Run:
         "deps",
         "effects",
         "emit",
+        "emits_deltas",
         "emitter",
         "goal",
         "grace",
@@ -89,12 +90,11 @@ class Run:
         "pace",
         "purposes",
         "registry",
+        "reports_progress",
         "signal",
         "sourced",
         "spending",
         "system_prompt",
-        "tells_deltas",
-        "tells_progress",
         "transcript",
         "turns",
     )
@@ -118,7 +118,7 @@ class Run:
         self.registry = config.registry
         """The tools of this turn."""
         self.sourced: object = None
-        """What the source of tools has given last."""
+        """The newest tools of the tool source."""
         self.signal = signal
         self.system_prompt = well_formed(config.system_prompt_for(context.system_prompt))
         self.loop = asyncio.get_running_loop()
@@ -153,21 +153,21 @@ class Run:
 
         self.emitter = self._emitter(sink)
         self.emit: Emit = self.journal.emitting(self.emitter.emit)
-        """Emits what every run of this kind emits. Deltas, progress and events of child runs, which
-        depend on who listens, go to the emitter itself."""
-        self.tells_deltas = bool(self.emitter.listeners(MessageUpdate))
-        """Whether a listener wants to see a message grow."""
-        self.tells_progress = self.journal.keeps_progress or bool(
+        """Emits the events that do not depend on the listeners. Deltas, progress and events of
+        child runs go to the emitter directly."""
+        self.emits_deltas = bool(self.emitter.listeners(MessageUpdate))
+        """Whether a listener wants deltas."""
+        self.reports_progress = self.journal.keeps_progress or bool(
             self.emitter.listeners(ToolExecutionUpdate)
         )
-        """Whether a listener wants to know how far a call has come."""
+        """Whether a listener, or the journal, wants progress."""
         self.brackets = Brackets(self.emit)
         self.answer = OpenAnswer(self.brackets, self.transcript, self.journal)
 
         self.turns = 0
-        """How many have begun."""
+        """How many turns have begun."""
         self.is_capped = config.max_iterations is not None or bool(self.spending.meters)
-        """Whether there is a limit to turns, or to what they may spend."""
+        """Whether turns or spending are limited."""
         self.batch: Batch | None = None
         """The batch whose results are not in the transcript yet."""
         self.goal = None if config.output is None else Goal(config.output, config.output_mode)
@@ -194,10 +194,10 @@ class Run:
         eager = self.loop.get_task_factory() is not None
         return Emitter(audience, config.hook_timeout, self.grace, eager=eager)
 
-    # --- what tools reach -----------------------------------------------------------------------
+    # --- for tools ------------------------------------------------------------------------------
 
     def identify(self) -> RunIdentity:
-        """The identity of the run, made if the host has given none."""
+        """The identity of the run, made if the host has not set one."""
         return self.lineage.identify()
 
     @property
@@ -206,13 +206,13 @@ class Run:
         return self.transcript.view()
 
     async def report(self, ctx: ToolContext, partial: ToolResult) -> None:
-        """Tell listeners how far a call has come. A tool may do so without ever waiting."""
+        """Send the progress of a call to the listeners. A tool may call this without waiting."""
         partial = accept_result(partial, f"ctx.update of the tool {ctx.tool_name!r}")
         self.journal.tool_progressed(ctx.position, partial)
         await self.emitter.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
         await self.pace.pause_if_due()
 
-    # --- what several parts know together -------------------------------------------------------
+    # --- what needs several parts ---------------------------------------------------------------
 
     def at_cap(self) -> bool:
         """Whether no turn is left."""
@@ -220,7 +220,7 @@ class Run:
         return (cap is not None and self.turns >= cap) or self.spending.limit is not None
 
     def transform_context(self, iteration: int) -> TransformContext:
-        """What transforms and the overflow recovery get."""
+        """The context of transforms and of the overflow recovery."""
         transcript = self.transcript
         return TransformContext(
             self.signal,
@@ -238,13 +238,13 @@ class Run:
         return RunContext(self.deps, self.identify(), self.messages)
 
     def failed_answer(self, error: BaseException) -> AssistantMessage:
-        """Stands for an answer that did not come, with what has been streamed of it."""
+        """The message in place of a missing answer, with what was streamed of it."""
         if isinstance(error, (RunAborted, asyncio.CancelledError)):
             return self.answer.so_far("the run was aborted")
         return self.answer.so_far(message_of(error), StopReason.ERROR)
 
     def restore(self, resumption: Resumption) -> None:
-        """Know what other processes have done."""
+        """Restore the state that other processes have left."""
         self.turns = resumption.turns
         self.purposes.update(resumption.purposes)
         self.spending.restore(

@@ -1,4 +1,4 @@
-"""Results that the engine gives instead of a tool, and why. Pure functions on values."""
+"""Results that the engine makes instead of a tool, and why. Pure functions on values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class RuntimeResult(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Why a result is the runtime's own and not the tool's."""
+    """Why the runtime made the result, not the tool."""
 
     kind: Literal["not_executed", "stopped", "uncertain", "unchecked"]
     """The tool has not run; it was stopped; it may or may not have run; or the run ended before the
@@ -34,7 +34,7 @@ class RuntimeResult(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 Made: TypeAlias = tuple[ToolResult, RuntimeResult]
-"""A result of the runtime's own, and why it is."""
+"""A result that the runtime made, and why."""
 
 
 def _not_executed(reason: str, text: str) -> Made:
@@ -80,7 +80,7 @@ def held_back(why: Literal["steered", "out_of_time"]) -> Made:
 
 
 def after_failed_sibling() -> Made:
-    """For a call behind one whose failure makes it useless."""
+    """For a call after one whose failure makes it useless."""
     text = (
         "The call was not run: an earlier call of the same batch failed. Deal with that first, "
         "then send this call again if it is still wanted."
@@ -107,7 +107,7 @@ def over_cap(total: int, counted: int, cap: int) -> Made:
 
 
 def uncertain() -> Made:
-    """For a call that had begun when its process died."""
+    """For a call that had started when its process died."""
     text = (
         "The call had begun when the program was interrupted. It may or may not have happened: "
         "look before you send it again."

@@ -1,7 +1,7 @@
 """What a run spends: its tokens, those of the runs below it, and its share of budgets.
 
-Nothing here raises: an estimator of the host's that fails is the concern of
-`clark_agent.messages.tokens.CachingEstimator`.
+Nothing here raises: `clark_agent.messages.tokens.CachingEstimator` handles a host's estimator that
+fails.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from clark_agent.types import AssistantMessage, SystemMessage, Usage
 __all__ = ["RunCost", "Spending"]
 
 RunCost: TypeAlias = tuple[int, Usage, str | None]
-"""Turns and tokens of a run, and of which model."""
+"""Turns, tokens and model of a run."""
 
 
 _NOTHING = Usage()
 
 
 class Spending:
-    """Counts for one run, and for those above it."""
+    """The counts of one run, which it adds to those above it too."""
 
     usage = Usage()
     """The tokens of this run."""
@@ -47,7 +47,7 @@ class Spending:
         self._transcript = transcript
         self._above = above
         self.meters: tuple[Meter, ...] = () if above is None else above.meters
-        """One of its own unless the budget is that of a run above, and those of the runs above."""
+        """Its own meter, unless it shares one from above, then those of the runs above."""
         if budget is not None and all(meter.budget is not budget for meter in self.meters):
             self.meters = (Meter(budget, clock), *self.meters)
         if deadline is not None:
@@ -59,12 +59,12 @@ class Spending:
         return self.usage if self.below is _NOTHING else self.usage + self.below
 
     def begin_turn(self) -> None:
-        """A turn begins."""
+        """Count a turn."""
         for meter in self.meters:
             meter.begin_turn()
 
     def spend(self, message: AssistantMessage) -> None:
-        """Count the tokens of an answer, here and above. What it does not say is estimated."""
+        """Count the tokens of an answer, here and above. Missing usage is estimated."""
         usage = message.usage
         if usage is not None:
             self.usage += usage
@@ -85,7 +85,7 @@ class Spending:
             above = above._above
 
     def spend_below(self, costs: Iterable[RunCost]) -> None:
-        """Count runs right below whose answers are not counted one by one."""
+        """Count direct child runs whose answers are not counted one by one."""
         for turns, usage, model_id in costs:
             self.below += usage
             self._count_above(usage)
@@ -103,7 +103,7 @@ class Spending:
 
     @property
     def limit(self) -> BudgetLimit | None:
-        """What has run out."""
+        """The limit that is reached, if any."""
         for meter in self.meters:
             if (limit := meter.reached()) is not None:
                 return limit
@@ -115,7 +115,7 @@ class Spending:
         return any(meter.is_out_of_time for meter in self.meters)
 
     def warning(self) -> SystemMessage | None:
-        """What to tell the model when something is about to run out."""
+        """The message for the model when a limit is nearly reached."""
         for meter in self.meters:
             limit = meter.nearly_reached()
             if limit is not None:
@@ -124,5 +124,5 @@ class Spending:
         return None
 
     def spent(self) -> Spent | None:
-        """What was spent of the budget, by all who share it."""
+        """What was spent of the budget, by all runs that share it."""
         return self.meters[0].spent() if self.meters else None

@@ -1,16 +1,16 @@
 """Foreign code that is awaited in place, and left behind if it does not stop when it is cancelled.
 
-Code of a host, a tool or a transport is not given a task merely so that it can be cancelled.
-`Supervised` steps its coroutine inside the task that awaits it, passing on what it waits for, and
-so stands between the two when that task is cancelled:
+Code of a host, a tool or a transport needs no task of its own to be cancellable. `Supervised` steps
+its coroutine inside the task that awaits it, yields what the coroutine waits for, and so controls
+what happens when that task is cancelled:
 
 1. The cancellation is raised inside the coroutine.
-2. If the coroutine goes on, it has a grace to end: it may have something to clean up.
-3. After that it is left behind: it continues in a task of its own, and nothing waits for it.
+2. If the coroutine continues, it has a grace to end: it may have something to clean up.
+3. After that it is left behind: it continues in its own task, and nothing waits for it.
 
-``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and take that back
-as soon as it reaches them. Therefore only a cancellation that is still there when the grace is over
-counts, and the next one has a grace of its own.
+``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and undo that as
+soon as it reaches them. Therefore only a cancellation that is still there when the grace is over
+counts, and the next one has its own grace.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ __all__ = ["UNSTARTED", "Supervised", "as_coroutine", "is_cancelled", "left_behi
 logger = logging.getLogger(__name__)
 
 UNSTARTED: Final = object()
-"""Instead of what a coroutine waits for: it has not begun."""
+"""In place of the awaited object: the coroutine has not started."""
 
 _left_behind: set[asyncio.Task[Any]] = set()
 _innermost: dict[asyncio.Task[Any], Supervised] = {}
-"""Of those that a task awaits, one inside the other, the innermost."""
+"""The innermost of the nested objects that a task awaits."""
 
 
 def is_cancelled() -> bool:
     """Whether the current task was cancelled.
 
-    If it was not, a ``CancelledError`` was made by the code that raised it, and counts as its
-    failure.
+    If not, a ``CancelledError`` was made by the code that raised it, and counts as its failure.
     """
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
 def left_behind() -> int:
-    """How many coroutines that were left behind still run."""
+    """The number of coroutines that were left behind and still run."""
     return len(_left_behind)
 
 
@@ -80,19 +79,19 @@ class Supervised:
     ) -> None:
         self._coroutine = coroutine
         self._awaited = awaited
-        """What the coroutine waits for by now."""
+        """What the coroutine waits for now."""
         self._grace = grace
         self._what = what
         self._task: asyncio.Task[Any] | None = None
         self._timers: list[asyncio.TimerHandle] | None = None
         self._grace_timer: asyncio.TimerHandle | None = None
-        """Runs while there is a cancellation that was not taken back."""
+        """Runs while there is a cancellation that was not undone."""
         self._cancelling = cancelling
-        """How often the task was cancelled before the coroutine began. None: see when awaited."""
+        """How often the task was cancelled before the coroutine began; None until awaited."""
         self._cancels = 0
         self._leave = False
         self.is_interrupted = False
-        """Whether a cancellation was raised inside the coroutine, whatever it made of that."""
+        """Whether a cancellation was raised inside the coroutine, even if it was swallowed."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
         task = self._task = asyncio.current_task()
@@ -105,7 +104,7 @@ class Supervised:
             awaited = self._awaited
             if awaited is UNSTARTED:
                 awaited = step(self._coroutine, None)
-            # What ``yield from`` does with the coroutine, with an eye on cancellations.
+            # Like ``yield from`` with the coroutine, but it handles cancellations.
             while True:
                 thrown: BaseException | None = None
                 try:
@@ -139,7 +138,7 @@ class Supervised:
         self._later(seconds, self._end_of_grace)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
-        """The coroutine is over, or left behind: take back what we did to the task."""
+        """Undo the changes to the task: the coroutine is over, or left behind."""
         if self._timers is not None:
             for timer in self._timers:
                 timer.cancel()
@@ -152,14 +151,14 @@ class Supervised:
         raise asyncio.CancelledError
 
     def _is_cancelled_from_outside(self) -> bool:
-        """Whether the task was cancelled from outside, and that was not taken back."""
+        """Whether the task was cancelled from outside, and that was not undone."""
         task, before = self._task, self._cancelling
         if task is None or before is None:
             return False
         return task.cancelling() > before + self._cancels
 
     def _time_grace(self) -> None:
-        """Start the grace of a cancellation, or forget that of one that was taken back."""
+        """Start the grace of a cancellation, or end that of one that was undone."""
         timer = self._grace_timer
         if not self._is_cancelled_from_outside():
             if timer is not None:
@@ -173,7 +172,7 @@ class Supervised:
         self._leave_if_cancelled()
 
     def _leave_if_cancelled(self) -> None:
-        """The coroutine has gone on although its task was cancelled: to clean up, or for ever."""
+        """Handle a coroutine that continued after a cancellation: to clean up, or forever."""
         if self._is_cancelled_from_outside():
             self._end_of_grace()
 
@@ -189,7 +188,7 @@ class Supervised:
 
     def _end_of_grace(self) -> None:
         if self._task is not None and _innermost.get(self._task) is not self:
-            # It waits for something that is supervised itself, and ends first.
+            # It waits for another supervised coroutine, which ends first.
             self._later(self._grace, self._end_of_grace)
             return
         self._leave = True
@@ -202,7 +201,7 @@ class Supervised:
 
 
 def as_coroutine(work: Awaitable[Any]) -> Coroutine[Any, Any, Any]:
-    """A coroutine for whatever can be awaited."""
+    """A coroutine for any awaitable."""
     return work if type(work) is CoroutineType else _awaited(work)
 
 
@@ -211,10 +210,10 @@ async def _awaited(work: Awaitable[Any]) -> Any:
 
 
 def step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> Any:
-    """Run the coroutine up to the next thing that it waits for, which is returned.
+    """Run the coroutine until it waits for something, and return that.
 
-    ``GeneratorExit`` is how an interpreter closes coroutines, and nothing may be awaited after it.
-    One that the coroutine has raised of its own accord is a failure like any other.
+    The interpreter closes coroutines with ``GeneratorExit``, and nothing may be awaited after it.
+    One that the coroutine raises by itself is a failure like any other.
     """
     try:
         return coroutine.send(None) if thrown is None else coroutine.throw(thrown)
@@ -227,7 +226,7 @@ def step(coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> A
 def _plain(awaited: Any) -> Any:
     """What to wait for instead, so that a cancellation is raised here at once.
 
-    To cancel a task that waits for another task is to cancel that one, and to wait on.
+    Cancelling a task that waits for another task cancels the other one, and keeps waiting for it.
     """
     if not _is_task_like(awaited):
         return awaited
@@ -256,12 +255,12 @@ def _retrieve(done: asyncio.Future[Any]) -> None:
 
 
 def _cancels(awaited: Any) -> bool:
-    """Pass a cancellation on to what is waited for. False: it cannot be, or is over."""
+    """Cancel what is waited for. False: it cannot be cancelled, or is over."""
     return _is_task_like(awaited) and awaited.cancel()
 
 
 class _Rest:
-    """What is left of a coroutine, from the exception on that it has not been given yet."""
+    """The rest of a coroutine, starting with an exception that it has not received yet."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], thrown: BaseException | None) -> None:
         self._coroutine = coroutine
@@ -293,4 +292,4 @@ def _leave_behind(coroutine: Coroutine[Any, Any, Any], thrown: BaseException) ->
 def _forget(task: asyncio.Task[Any]) -> None:
     _left_behind.discard(task)
     if not task.cancelled() and task.exception() is not None:
-        logger.info("what was left behind failed in the end: %r", task.exception())
+        logger.info("code that was left behind has failed: %r", task.exception())

@@ -1,4 +1,4 @@
-"""The tools of a turn, when some of them come from a source that may change."""
+"""The tools of a turn, if some of them come from a tool source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 async def refresh_tools(run: Run, source: Hook, turn: int) -> None:
-    """Ask the source which tools there are now. If it fails they stay as they were."""
+    """Get the current tools of the source. If it fails, they stay as they were."""
     context = ToolSourceContext(turn, run.transcript.view(), run.identify(), run.signal, run.deps)
     try:
         given: Any = await call_hook(run, source, context)
@@ -40,9 +40,9 @@ async def refresh_tools(run: Run, source: Hook, turn: int) -> None:
 
 
 def check_waiting_calls(run: Run, resumption: Resumption) -> None:
-    """Raise `ConfigError` if a call waits for a tool that the source gave, and gives no more.
+    """Raise `ConfigError` if a call waits for a tool that the source no longer provides.
 
-    Called before the run goes on: the call is not lost, and a later resume finds it.
+    Called before the run continues: the call is not lost, and a later resume finds it.
     """
     where = resumption.where
     if not isinstance(where, AfterAnswer):
@@ -51,15 +51,15 @@ def check_waiting_calls(run: Run, resumption: Resumption) -> None:
         is_waiting = position not in where.calls
         if is_waiting and call.name in resumption.sourced and call.name not in run.registry:
             raise ConfigError(
-                f"the log waits for a call of the tool {call.name!r}, which the tool source does "
-                "not give now; resume again when it does"
+                f"a call in the log waits for the tool {call.name!r}, which the tool source does "
+                "not provide now; resume again when it does"
             )
 
 
 def _with(own: ToolRegistry, given: Iterable[Any]) -> ToolRegistry:
-    """The tools of the config, and behind them those of the source that have another name."""
+    """The tools of the config, followed by those of the source that have another name."""
     more = ToolRegistry(given)
     for name in own.names:
         if name in more:
-            logger.warning("the tool source gives a tool %r, which the config has: ignored", name)
+            logger.warning("ignored the tool %r of the tool source: the config has one too", name)
     return ToolRegistry([*own.values(), *[tool for name, tool in more.items() if name not in own]])

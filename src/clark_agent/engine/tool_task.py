@@ -1,10 +1,10 @@
-"""One tool call in progress, which can be stopped and in the end left behind.
+"""One tool call in progress, which can be stopped and, as a last resort, left behind.
 
-It starts with the first thing that the tool waits for: a tool that never waits needs none of this.
+It starts when the tool first waits for something: a tool that never waits needs none of this.
 
 1. The call's token is cancelled. A tool that waits on it, or runs in a thread, may end by itself.
 2. Then, and for any other tool at once, the cancellation is raised inside the coroutine.
-3. What has not ended when the grace is over is left behind: it goes on in a task of its own,
+3. A tool that has not ended when the grace is over is left behind: it continues in its own task,
    the run does not wait for it, and the result says that it may still be running.
 """
 
@@ -21,11 +21,11 @@ __all__ = ["ToolLeftBehindError", "ToolTask"]
 
 
 class ToolLeftBehindError(Exception):
-    """The call did not end within the grace and still goes on."""
+    """The call did not end within the grace and still runs."""
 
 
 class ToolTask(Supervised):
-    """Await it for the tool's result. After `stop` it ends within the grace, one way or another."""
+    """Await it for the tool's result. After `stop` it always ends within the grace."""
 
     __slots__ = ("_context", "_in_thread", "cancelled_from_outside", "stopped")
 
@@ -49,7 +49,7 @@ class ToolTask(Supervised):
 
     @property
     def why(self) -> str | None:
-        """Why it was cancelled; None if it has cancelled itself."""
+        """Why it was cancelled; None if it cancelled itself."""
         return "aborted" if self.cancelled_from_outside else self.stopped
 
     def stop_at(self, when: float, why: str) -> None:
@@ -57,7 +57,7 @@ class ToolTask(Supervised):
         self._at(when, lambda: self.stop(why))
 
     def stop(self, why: str) -> None:
-        """Make the call end. The first reason stays."""
+        """Make the call end. The first reason counts."""
         if self.stopped is not None:
             return
         self.stopped = why
@@ -90,7 +90,7 @@ class ToolTask(Supervised):
     def _end(self, task: asyncio.Task[Any]) -> None:
         self.cancelled_from_outside = self._is_cancelled_from_outside()
         if self.cancelled_from_outside:
-            self._context.signal.cancel("aborted")  # for a thread that goes on alone
+            self._context.signal.cancel("aborted")  # for a thread that still runs
         super()._end(task)
 
     def _leave_if_cancelled(self) -> None:

@@ -1,4 +1,4 @@
-"""The transcript of a run: what the model sees before the transforms, and what the run added."""
+"""The transcript of a run: the messages before the transforms, and those that the run added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Transcript(MessageLog):
         super().__init__(messages)
         self.added = MessageLog()
         self.last_usage = _last_usage(messages)
-        """What the newest answer that says so has cost."""
+        """The usage of the newest answer that reports one."""
         self._unbound = estimator
         self._estimator: CachingEstimator | None = None
         self._tokens = 0
@@ -39,7 +39,7 @@ class Transcript(MessageLog):
             self.last_usage = message.usage
 
     def replace(self, messages: Iterable[AgentMessage]) -> None:
-        """Go on with other messages. Those that the run has added stay as they are."""
+        """Continue with other messages. ``added`` is not changed."""
         super().__init__(messages)
         self.last_usage = _last_usage(self)
         self._tokens = self._counted = 0
@@ -52,7 +52,7 @@ class Transcript(MessageLog):
         return self._estimator
 
     def tokens(self) -> int:
-        """What it costs by the estimator. Each message is counted once."""
+        """The estimated tokens. Each message is estimated once."""
         estimate = self.estimator.estimate_message
         for index in range(self._counted, len(self)):
             self._tokens += estimate(self[index])

@@ -1,8 +1,8 @@
 """One answer of the model: transforms → gates → request → stream, retried if needed.
 
-what the model will see   transforms edit the messages, gates narrow the tools
-the attempt               `clark_agent.engine.reading` reads one stream
-asking again              `clark_agent.engine.retry` decides, this file does it
+prepare the request   transforms edit the messages, gates narrow the tools
+the attempt           `clark_agent.engine.reading` reads one stream
+retry                 `clark_agent.engine.retry` decides, this file does it
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ _INTERRUPTED = {
 
 
 class ModelAnswer(Struct, frozen=True):
-    """What the model said, and under which conditions it was asked."""
+    """The answer of the model, and the conditions of its request."""
 
     message: AssistantMessage
     gate_context: ToolGateContext | None
-    """The context that gates got, if there are any."""
+    """The context of the gates, if there are any."""
     allowlist: frozenset[str] | None
-    """The tools that it was offered; None: all."""
+    """The offered tools; None: all."""
 
 
 async def ask_model(run: Run) -> ModelAnswer | None:
     """The model's answer for this turn, which is in the transcript when this returns.
 
-    None: there is no answer, and the run goes on without; the user steered, or time or budget ran
-    out. Raises `StreamError` or `RunAborted` when the stream fails for good.
+    None: the run continues without an answer, because the user steered, or time or budget ran out.
+    Raises `StreamError` or `RunAborted` when the stream fails for good.
     """
     config, hooks, iteration = run.config, run.hooks, run.turns - 1
     attempts = Attempts(config.max_output_tokens, config.reasoning)
@@ -83,7 +83,7 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             messages = run.transcript.view((attempts.note,))
         if hooks.context_transform:
             messages = await _transform(run, iteration, messages)
-            if attempts.is_repaired:  # a transform may be what has parted calls and results
+            if attempts.is_repaired:  # a transform may have separated calls and results
                 messages = await _repair(run, iteration, messages)
         tools: Sequence[ToolSchema] = run.registry.schemas
         gate_context: ToolGateContext | None = None
@@ -101,7 +101,7 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             force_tool_call=config.forces_tool_call,
             output_schema=config.output_schema,
         )
-        run.journal.asked(request, run.turns)  # before the event: no listener is ahead of the log
+        run.journal.asked(request, run.turns)  # before the event, so no listener is ahead of it
         await run.emit(
             ProviderRequestPrepared(
                 iteration,
@@ -147,7 +147,7 @@ async def _transform(
                 continue
             edited = await call_hook(run, hook.transform, messages, context)
             messages = accept_messages(edited, known=messages)
-        except ContextOverflowError:  # there is no smaller request, and this one is too large
+        except ContextOverflowError:  # the request is too large and cannot be made smaller
             raise
         except Exception:
             logger.exception("the transform %r failed; the messages stay as they were", hook.name)
@@ -159,7 +159,7 @@ async def _transform(
 async def _gate_tools(
     run: Run, iteration: int, messages: Sequence[AgentMessage]
 ) -> tuple[Sequence[ToolSchema], ToolGateContext, frozenset[str] | None]:
-    """The tools to offer, the context of the gates, and what they allow together."""
+    """The tools to offer, the context of the gates, and their combined allowlist."""
     registry = run.registry
     context = ToolGateContext(
         iteration, messages, run.config.conversation_id, registry.names, run.deps
@@ -221,7 +221,7 @@ def _names(allow: Any) -> frozenset[str]:
         and all(isinstance(name, str) for name in allow)
     )
     if not is_names:
-        raise TypeError(f"a gate returns a set of names or None, not {allow!r}")
+        raise TypeError(f"a gate must return a set of names or None, not {allow!r}")
     return frozenset(allow)
 
 
@@ -229,7 +229,7 @@ def _names(allow: Any) -> frozenset[str]:
 
 
 async def _discard_partial(run: Run) -> None:
-    """The user steered, or time ran out: what came of the answer is discarded."""
+    """Discard the received part of an answer, because the user steered or time ran out."""
     why = run.interrupts.due(SteerWhen.NOW) or "steered"
     message = run.answer.so_far(_INTERRUPTED[why])
     run.spending.spend(message)
@@ -237,7 +237,7 @@ async def _discard_partial(run: Run) -> None:
 
 
 async def _escalate(run: Run, message: AssistantMessage, attempts: Attempts) -> Attempts | None:
-    """Ask for an answer that was cut off again, with a larger cap. None: it stays cut off."""
+    """Request an answer that was cut off again, with a larger cap. None: it stays cut off."""
     larger = with_larger_cap(attempts, run.config)
     if larger is None or larger.cap is None or attempts.cap is None:
         return None
@@ -251,13 +251,13 @@ async def _escalate(run: Run, message: AssistantMessage, attempts: Attempts) -> 
 async def _recover(
     run: Run, iteration: int, failure: StreamFailure, attempts: Attempts
 ) -> Attempts | None:
-    """Prepare the next attempt after a stream that failed. None: there is no budget for it."""
+    """Prepare the next attempt after a failed stream. None: there is no budget for it."""
     run.spending.spend(failure.message)
     run.answer.failure = (str(failure.kind), failure.text, failure.raised)
     out_of_budget = run.spending.limit is not None
     reason = "out_of_budget" if out_of_budget else str(failure.kind)
     await run.answer.discard(failure.message, reason)
-    run.interrupts.check()  # which may be why the stream failed
+    run.interrupts.check()  # a cancellation may be why the stream failed
     if out_of_budget:
         return None
     decision = after_failure(failure, attempts, run.config, run.clock.now_ms)
@@ -281,7 +281,7 @@ async def _recover(
 
 
 async def _shrink(run: Run, iteration: int, times: int) -> bool:
-    """Let the recovery make the transcript smaller. False: it may not, or it did not."""
+    """Let the recovery make the transcript smaller. False: it was not allowed to, or did not."""
     recovery = run.config.overflow_recovery
     if recovery is None:
         recovery = run.hooks.recovery
@@ -309,13 +309,13 @@ async def _shrink(run: Run, iteration: int, times: int) -> bool:
 async def _repair(
     run: Run, iteration: int, messages: Sequence[AgentMessage], *, is_lasting: bool = False
 ) -> Sequence[AgentMessage]:
-    """The messages with every call answered once, in its place; unchanged if they are valid."""
+    """The messages with exactly one result per call, in its place; unchanged if they are valid."""
     repaired = repair_history(messages)
     if not repaired.changes:
         return messages
     name, after = repair_history.__name__, repaired.messages
     logger.warning(
-        "the provider refused the history of tool calls: %d repairs", len(repaired.changes)
+        "the provider rejected the history of tool calls; repairs: %d", len(repaired.changes)
     )
     run.journal.edited(name, messages, after, is_lasting=is_lasting)
     await run.emit(ContextTransformApplied(iteration, name, messages, after))

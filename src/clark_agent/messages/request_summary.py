@@ -1,6 +1,6 @@
-"""The shape of a request to the model, without a word of its text: what may go into a log.
+"""The shape of a request to the model, without its text: safe to log.
 
-Counts, sizes and names alone; no prompt, no message, no image address, no schema.
+Only counts, sizes and names; no prompt, no message, no image address, no schema.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class ProviderMessageCounts(Struct, frozen=True):
     custom: int = 0
 
 
-# With `omit_defaults` a default is left out, but one that a factory makes is written.
+# With `omit_defaults` a plain default is omitted, but one from a factory is written.
 _ALWAYS: int = field(default_factory=int)
 
 
 class ProviderContentCounts(Struct, frozen=True, omit_defaults=True):
     """How many blocks of each kind a request has, and how many bytes they take.
 
-    The counts of blocks that most requests do not have are left out of the JSON when they are 0.
+    Counts of blocks that most requests do not have are omitted from the JSON when they are 0.
     """
 
     system_message_bytes: int = _ALWAYS
@@ -83,7 +83,7 @@ class ProviderContentCounts(Struct, frozen=True, omit_defaults=True):
 
 
 class ProviderRequestSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was sent, by its dimensions."""
+    """The dimensions of a request."""
 
     iteration: int
     model_id: str | None = None
@@ -101,7 +101,7 @@ class ProviderRequestSummary(Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @classmethod
     def from_event(cls, request: ProviderRequestPrepared) -> ProviderRequestSummary:
-        """Summarize the request that an event tells of."""
+        """Summarize the request of an event."""
         messages, tools = request.messages, request.tools
         return cls(
             iteration=request.iteration,
@@ -149,7 +149,7 @@ def _count_content(messages: Sequence[AgentMessage]) -> ProviderContentCounts:
             case _:
                 raise TypeError(f"not a message: {message!r}")
     for role in ("tool_result", "assistant"):
-        del counts[f"{role}_image_with_media_type"]  # told for users alone
+        del counts[f"{role}_image_with_media_type"]  # reported only for users
     return ProviderContentCounts(**counts)
 
 

@@ -1,17 +1,17 @@
-"""Keeps the thoughts that a model writes between tags apart from what it says.
+"""Separates the thoughts that a model writes between tags from its visible text.
 
 Models asked to think aloud write ``<thought>…</thought>`` (or a synonym) into their visible output.
-`ThinkingTagStreamFilter` splits the two while the text streams in, wherever a tag is cut:
+`ThinkingTagStreamFilter` splits the two while the text streams in, wherever a tag is split:
 
 - From a ``<`` on, text is held back while it can still become a tag. Case does not matter, and
-  ASCII white space may stand anywhere inside the tag.
-- The character that rules a tag out belongs to the text with all that was held, even if it is
-  itself a ``<``: in ``<<think>`` nothing is a tag.
+  ASCII white space may be anywhere inside the tag.
+- The character that rules a tag out is text, like all that was held back, even if it is itself a
+  ``<``: in ``<<think>`` nothing is a tag.
 - Any closing tag of the family closes a thought. A thought that is never closed is dropped.
 
-People also write about such tags: "Wrap it in a <reasoning> element." So that no word is lost,
-transports use a `ThoughtSplitter`. By default it takes a tag for a tag only in front of the first
-visible word, where models put them, and it keeps a thought that is never closed.
+Text can also be about such tags: "Wrap it in a <reasoning> element." So that no word is lost,
+transports use a `ThoughtSplitter`. By default it recognizes a tag only before the first visible
+word, where models put them, and it keeps a thought that is never closed.
 
 The work is done by two regular expressions that each run over a stretch of text in one go; their
 alternatives are disjoint at every step, so they never backtrack over more than white space and the
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 ThinkingTags: TypeAlias = Literal["leading", "anywhere", "off"]
-"""Where tags mark thoughts: in front of the first visible word, anywhere, or nowhere."""
+"""Where tags mark thoughts: before the first visible word, anywhere, or nowhere."""
 
 Piece: TypeAlias = tuple[Literal["said", "thought"], str]
 """A stretch of output, and whether it is for readers."""
@@ -50,7 +50,7 @@ def _branches(words: set[str], *, rejecting: bool) -> str:
     """A pattern for what may follow a common prefix, given the ways to finish it.
 
     The accepting form matches as much of a tag as is there. The rejecting form matches only what
-    has turned out to be no tag, up to and including the character that decided it.
+    has turned out not to be a tag, up to and including the character that decided it.
     """
     heads = sorted({word[0] for word in words if word})
     steps = [
@@ -68,7 +68,7 @@ def _branches(words: set[str], *, rejecting: bool) -> str:
 
 
 class _Side:
-    """The two patterns for one side of the tag: plain text to skip, and a tag as far as it goes."""
+    """The two patterns for one side of the tag: plain text to skip, and a whole or partial tag."""
 
     def __init__(self, slash: str) -> None:
         words = {f"<{slash}{tag}>" for tag in TAGS}
@@ -85,7 +85,7 @@ def _side(*, inside: bool) -> _Side:
 
 
 class ThinkingTagStreamFilter:
-    """Feed it deltas; it gives back what may be shown and keeps the thoughts."""
+    """Feed it deltas; it returns the visible text and collects the thoughts."""
 
     __slots__ = ("_held", "_inside", "_prefix", "_thought", "_thoughts")
 
@@ -93,10 +93,10 @@ class ThinkingTagStreamFilter:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, as if new."""
+        """Reset to the initial state."""
         self._inside = False
-        self._held: list[str] = []  # text that may yet become a tag, as it came
-        self._prefix = ""  # the same without white space: as long as a tag at most
+        self._held: list[str] = []  # text that may still become a tag, unchanged
+        self._prefix = ""  # the same without white space: at most as long as a tag
         self._thought: list[str] = []
         self._thoughts: list[str] = []
 
@@ -111,7 +111,7 @@ class ThinkingTagStreamFilter:
         return self._inside
 
     def feed(self, delta: str) -> str:
-        """Take the next piece of output; return what of it, and of what was held, is visible."""
+        """Add the next piece of output; return the text that is now known to be visible."""
         if not self._held and "<" not in delta:
             if self._inside:
                 self._thought.append(delta)
@@ -124,11 +124,11 @@ class ThinkingTagStreamFilter:
         return "".join(visible)
 
     def flush(self) -> str:
-        """The output has ended: return what was held back, drop a thought that was never closed."""
+        """End the output: return what was held back, and drop a thought that was never closed."""
         return self.finish()[0]
 
     def finish(self) -> tuple[str, str]:
-        """The output has ended: what was held back of the text, and the thought that is open."""
+        """End the output: return the text that was held back, and the open thought."""
         held = "".join(self._held)
         rest = ("", self.take_open_thought() + held) if self._inside else (held, "")
         self._inside = False
@@ -137,7 +137,7 @@ class ThinkingTagStreamFilter:
         return rest
 
     def take_open_thought(self) -> str:
-        """What has come of a thought that is still open; `take_thoughts` then has the rest."""
+        """The part so far of a thought that is still open; `take_thoughts` then has the rest."""
         came = "".join(self._thought)
         self._thought.clear()
         return came
@@ -149,7 +149,7 @@ class ThinkingTagStreamFilter:
         return thoughts
 
     def _scan(self, delta: str, start: int, visible: list[str]) -> int:
-        """Take plain text from ``start`` and, if one follows, a tag; return where that ends."""
+        """Read plain text from ``start`` and, if one follows, a tag; return where that ends."""
         side = _side(inside=self._inside)
         end = start
         while match := side.plain.match(delta, end):
@@ -166,7 +166,7 @@ class ThinkingTagStreamFilter:
         return tag.end()
 
     def _resume(self, delta: str, visible: list[str]) -> int:
-        """Go on with a tag that began in an earlier delta; return how much of this one it took."""
+        """Continue a tag that began in an earlier delta; return how much of this one it used."""
         if not self._held:
             return 0
         side = _side(inside=self._inside)
@@ -200,7 +200,7 @@ class ThinkingTagStreamFilter:
 
 
 def strip_thinking_tags(text: str) -> str:
-    """What a reader may see of a whole text: no thoughts, and no white space around the rest."""
+    """The visible part of a whole text: no thoughts, and no white space around the rest."""
     thinking = ThinkingTagStreamFilter()
     return (thinking.feed(text) + thinking.flush()).strip()
 
@@ -209,10 +209,9 @@ _BRACKETS = re.compile("[<>]")
 
 
 class ThoughtSplitter:
-    """Cuts output into what is said and what is thought, in order, and drops nothing but tags.
+    """Splits output into text and thoughts, in order, and drops nothing but tags.
 
-    Where the output is cut into deltas does not change what the pieces spell. A thought is given
-    as it comes.
+    The pieces do not depend on how the output is split into deltas. Thoughts are streamed.
     """
 
     __slots__ = ("_anywhere", "_filter", "_has_spoken")
@@ -224,7 +223,7 @@ class ThoughtSplitter:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that comes from here on is said, whatever it is."""
+        """Whether everything from here on is text."""
         return self._has_spoken and not self._anywhere
 
     @property
@@ -234,11 +233,11 @@ class ThoughtSplitter:
 
     @property
     def is_holding(self) -> bool:
-        """Whether text is held back that may yet become a tag."""
+        """Whether text is held back that may still become a tag."""
         return not self._filter.is_idle and not self._filter.is_inside
 
     def passes(self, delta: str) -> bool:
-        """Whether the delta is said as it stands."""
+        """Whether the whole delta is text."""
         if self._has_spoken:
             return not self._anywhere or ("<" not in delta and self._filter.is_idle)
         return False
@@ -251,8 +250,8 @@ class ThoughtSplitter:
             if self.is_settled:
                 pieces.append(("said", delta[start:]))
                 break
-            # A thought ends with a ">", and text in front of a "<" decides whether a tag may
-            # follow: fed up to there, no piece holds more than one change.
+            # A thought ends with a ">", and text before a "<" decides whether a tag may follow:
+            # fed up to there, no piece holds more than one change.
             end = self._end_of_step(delta, start)
             self._add(pieces, "said", self._filter.feed(delta[start:end]))
             for thought in self._filter.take_thoughts():
@@ -262,7 +261,7 @@ class ThoughtSplitter:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """The output has ended, or something else comes: give what was held back."""
+        """Return what was held back, because the output has ended or something else follows."""
         pieces: list[Piece] = []
         said, thought = self._filter.finish()
         self._add(pieces, "said", said)
@@ -285,7 +284,7 @@ class ThoughtSplitter:
 
 
 def strip_leading_thoughts(text: str) -> str:
-    """What a reader may see of a whole answer: `strip_thinking_tags` by the rule of transports."""
+    """The visible part of a whole answer: `strip_thinking_tags` by the rule of transports."""
     splitter = ThoughtSplitter()
     pieces = [*splitter.feed(text), *splitter.flush()]
     return "".join([piece for kind, piece in pieces if kind == "said"]).strip()

@@ -1,6 +1,6 @@
-"""How many tokens a message costs, as well as anyone needs to know without the model's tokenizer.
+"""Estimates the tokens of a message, without the model's tokenizer.
 
-A host with a real tokenizer brings its own `TokenEstimator`; everything that budgets asks that one.
+A host with a real tokenizer passes its own `TokenEstimator`; all budgets use it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ logger = logging.getLogger(__name__)
 class TokenEstimator(Protocol):
     """Contract: pure, so that one estimate per message can be kept.
 
-    Should not raise. For a message on which it does, a run logs that and takes the estimate of
-    `JsonSizeEstimator`.
+    Should not raise. If it does, a run logs that and uses the estimate of `JsonSizeEstimator`.
     """
 
     def estimate_message(self, message: AgentMessage) -> int:
@@ -31,7 +30,7 @@ class TokenEstimator(Protocol):
 
 
 class JsonSizeEstimator:
-    """A quarter of the bytes of the message's JSON: near enough for English, with no model."""
+    """A quarter of the bytes of the message's JSON: close enough for English, without a model."""
 
     def estimate_message(self, message: AgentMessage) -> int:
         """The cost of one message in tokens. Never raises."""
@@ -45,15 +44,15 @@ def estimate_messages(estimator: TokenEstimator, messages: Iterable[AgentMessage
 
 
 class CachingEstimator:
-    """Asks another estimator about each message once, by identity. For the time of one run.
+    """Calls another estimator once for each message, by identity. For one run.
 
-    Never raises: where the other estimator fails, the size of the message counts.
+    Never raises: if the other estimator fails, it uses the size of the message.
     """
 
     def __init__(self, estimator: TokenEstimator) -> None:
         self._estimate = estimator.estimate_message
         self._has_failed = False
-        # The message is kept with its cost: an id is only taken while the object lives.
+        # The message is kept with its cost: an id is unique only while the object lives.
         self._costs: dict[int, tuple[AgentMessage, int]] = {}
 
     def estimate_message(self, message: AgentMessage) -> int:

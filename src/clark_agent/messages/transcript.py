@@ -1,11 +1,11 @@
 """A transcript that grows, and views of it that never change.
 
-Everything that looks at the messages of a run (a request, an event, a hook's context) gets a
-`MessageView`: the first so many entries of an append-only `MessageLog`, with perhaps a few more of
-its own behind them. Making one copies nothing, however long the transcript, and what is appended
-later does not show in it.
+Everything that reads the messages of a run (a request, an event, a hook's context) gets a
+`MessageView`: the first entries of an append-only `MessageLog`, with perhaps a few of its own
+after them. Making one copies nothing, however long the transcript, and messages that are appended
+later are not in it.
 
-A view also tells a reader that comes back every turn what it has seen already: see
+A view also lets a reader that runs every turn skip what it has already seen: see
 `MessageView.grew_from`.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["MessageLog", "MessageView", "view_of"]
 
 
 class MessageLog:
-    """Messages in order. They can be appended, never changed or taken away."""
+    """Messages in order. They can be appended, never changed or removed."""
 
     __slots__ = ("_items", "append", "extend")
 
@@ -36,11 +36,11 @@ class MessageLog:
         self.extend = self._items.extend
 
     def view(self, tail: tuple[AgentMessage, ...] = ()) -> MessageView:
-        """All messages so far, and behind them ``tail``, which does not enter the log."""
+        """All messages so far, followed by ``tail``, which does not enter the log."""
         return MessageView(self._items, len(self._items), tail)
 
     def first(self, count: int) -> MessageView:
-        """The first so many messages."""
+        """The first ``count`` messages."""
         return MessageView(self._items, min(count, len(self._items)))
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class MessageLog:
 
 
 def view_of(messages: Sequence[AgentMessage]) -> MessageView:
-    """The messages as a view; a sequence of another kind shares nothing with earlier ones."""
+    """The messages as a view; any other sequence becomes a new view that shares nothing."""
     return messages if isinstance(messages, MessageView) else MessageLog(messages).view()
 
 
@@ -62,7 +62,7 @@ class MessageView(Sequence[AgentMessage]):
     """An immutable sequence of messages. Two are equal when their messages are.
 
     ``stable`` of them are entries of a log, and first in every later view of it too. The ``tail``
-    behind them belongs to this view alone: notes and results, never a message with tool calls.
+    after them belongs only to this view: notes and results, never a message with tool calls.
     """
 
     __slots__ = ("_items", "_stable", "_tail")
@@ -81,7 +81,7 @@ class MessageView(Sequence[AgentMessage]):
 
     @property
     def tail(self) -> tuple[AgentMessage, ...]:
-        """The messages behind the stable ones."""
+        """The messages after the stable ones."""
         return self._tail
 
     def stable_from(self, start: int) -> list[AgentMessage]:
@@ -95,7 +95,7 @@ class MessageView(Sequence[AgentMessage]):
     def grew_from(self, earlier: MessageView | None) -> bool:
         """Whether all stable messages of ``earlier`` are the first of this view. Costs nothing.
 
-        A reader that has kept what it learnt of them goes on behind them; otherwise it starts over.
+        If so, a reader continues after them with its earlier results; otherwise it starts over.
         """
         return (
             earlier is not None
@@ -108,7 +108,7 @@ class MessageView(Sequence[AgentMessage]):
     @overload
     def __getitem__(self, index: slice) -> tuple[AgentMessage, ...]: ...
     def __getitem__(self, index: int | slice) -> AgentMessage | tuple[AgentMessage, ...]:
-        if type(index) is int and 0 <= index < self._stable:  # as most ask
+        if type(index) is int and 0 <= index < self._stable:  # the usual case
             return self._items[index]
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))

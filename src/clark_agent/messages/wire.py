@@ -1,8 +1,8 @@
 """Reading and writing messages as JSON: one at a time, or a transcript with one a line.
 
-Reading is strict about what a message is and lenient about the rest: unknown fields are ignored, a
-missing timestamp means now. In a transcript a row that cannot be read is reported with its line
-number and kept as it is; the other rows load.
+Reading is strict about the type of a message and lenient about the rest: unknown fields are
+ignored, a missing timestamp means now. In a transcript, a row that cannot be read is reported with
+its line number and its text; the other rows load.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def to_json_value(value: object) -> object:
-    """The JSON form of what msgspec does not know: a view of messages is a list of them."""
+    """The JSON form of types that msgspec does not know: a view of messages becomes a list."""
     if isinstance(value, MessageView):
         return list(value)
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
@@ -49,20 +49,20 @@ def to_json_value(value: object) -> object:
 _encoder = msgspec.json.Encoder(enc_hook=to_json_value)
 
 encode_strictly = _encoder.encode
-"""The JSON of a value. Raises if it has none, also for half a character."""
+"""The JSON of a value. Raises if it has none, even for half a character."""
 
 
 class Stamp(Struct):
-    """As much of a message's JSON as tells a missing timestamp from one that is null."""
+    """The timestamp in a message's JSON, to distinguish a missing one from null."""
 
     timestamp: Any = msgspec.UNSET
 
 
 def encode_json(value: Any) -> bytes:
-    """The JSON of a message, an event, a result: of any value of this package.
+    """The JSON of a message, an event, a result, or any other value of this package.
 
-    A provider may cut a character in two, and each half of it comes in a delta of its own. Such a
-    half has no UTF-8: it is written as an escape.
+    A provider may split a character over two deltas. Half a character has no UTF-8: it is written
+    as an escape.
     """
     try:
         return _encoder.encode(value)
@@ -78,10 +78,10 @@ def decode_json(data: bytes | str, kind: type[_T]) -> _T: ...
 @overload
 def decode_json(data: bytes | str, kind: Any) -> Any: ...
 def decode_json(data: bytes | str, kind: Any) -> Any:
-    """The value of that type (a struct or a union of them) that the JSON holds.
+    """Decode a value of that type (a struct or a union of structs).
 
-    For messages use `decode_message`, which dates them. Raises `DecodeError`, which names the path
-    and the reason.
+    For messages use `decode_message`, which sets missing timestamps. Raises `DecodeError`, with the
+    path and the reason.
     """
     try:
         return decoder_for(kind).decode(data)
@@ -99,7 +99,7 @@ def decode_json(data: bytes | str, kind: Any) -> Any:
 def encode_message(message: AgentMessage | AgentContext) -> bytes:
     """The JSON of a message, or of a context with its messages.
 
-    Never fails: what JSON cannot hold is written as `jsonable` has it.
+    Never fails: `jsonable` converts what JSON cannot hold.
     """
     try:
         return _encoder.encode(message)
@@ -113,9 +113,9 @@ _DEEPEST = 100
 def jsonable(value: Any, depth: int = 0) -> Any:
     """A copy of the value that JSON can hold.
 
-    Lone surrogates become U+FFFD, objects without a JSON form their ``repr``, and so does what is
-    nested too deeply or within itself. Texts and numbers of a class of their own become plain ones.
-    Never raises, also if the value does when it is looked at.
+    Lone surrogates become U+FFFD. Objects without a JSON form, too deeply nested values and cycles
+    become their ``repr``. Subclasses of texts and numbers become plain ones. Never raises, even if
+    the value's own methods do.
     """
     if value is None or type(value) is bool:
         return value
@@ -159,9 +159,9 @@ def _repr(value: object) -> str:
 
 
 def decode_message(data: bytes | str) -> AgentMessage:
-    """The message that the JSON holds.
+    """Decode a message.
 
-    Raises `DecodeError`, which names the path and the reason.
+    Raises `DecodeError`, with the path and the reason.
     """
     message: AgentMessage = decode_json(data, AgentMessage)
     if message.timestamp is None:
@@ -174,16 +174,16 @@ _making_decoders = Lock()
 
 @cache
 def decoder_for(kind: Any) -> msgspec.json.Decoder[Any]:
-    """The decoder for a type, made when first needed: that takes longer than to decode with it.
+    """The decoder for a type, made when first needed: making it takes longer than decoding.
 
-    One at a time: a thread that comes upon a struct that another is still looking into crashes.
+    One at a time: msgspec crashes if two threads inspect the same struct at once.
     """
     with _making_decoders:
         return msgspec.json.Decoder(kind)
 
 
 def date_message(message: AgentMessage, stamp: Stamp) -> None:
-    """Date a message that was decoded this moment, if it was written without a timestamp."""
+    """Set the timestamp of a message that was just decoded, if it was written without one."""
     if stamp.timestamp is msgspec.UNSET:
         force_setattr(message, "timestamp", now_ms())
 
@@ -195,18 +195,18 @@ class MalformedRow(Struct, frozen=True):
     """Its number, from 1."""
     error: DecodeError
     raw: bytes
-    """The line as it was, so that it can be mended or kept."""
+    """The line unchanged, so that it can be repaired or kept."""
 
 
 class Transcript(Struct, frozen=True):
-    """What a file held: the messages, and the rows that were no messages."""
+    """The content of a file: the messages, and the rows that could not be read."""
 
     messages: tuple[AgentMessage, ...]
     malformed: tuple[MalformedRow, ...] = ()
 
 
 def dump_transcript(messages: Iterable[AgentMessage]) -> bytes:
-    """The messages as JSON lines. Never fails for what is in a message; see `encode_message`."""
+    """The messages as JSON lines. Never fails for a message's content; see `encode_message`."""
     messages = tuple(messages)
     try:
         return _encoder.encode_lines(messages)
@@ -215,9 +215,9 @@ def dump_transcript(messages: Iterable[AgentMessage]) -> bytes:
 
 
 def load_transcript(source: bytes | str | Iterable[bytes | str]) -> Transcript:
-    """Read JSON lines, from one string or from lines (an open file, for one).
+    """Read JSON lines, from one string or from lines (such as an open file).
 
-    Never raises for what is in the lines; blank ones are skipped.
+    Never raises for the content of the lines; blank ones are skipped.
     """
     if isinstance(source, str):
         source = source.encode("utf-8", "surrogatepass")
@@ -231,7 +231,7 @@ def load_transcript(source: bytes | str | Iterable[bytes | str]) -> Transcript:
 
 
 def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
-    """All rows in one go, or None unless each line is a message with a date."""
+    """All rows at once, or None unless each line is a message with a timestamp."""
     try:
         messages: list[AgentMessage] = decoder_for(AgentMessage).decode_lines(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -245,9 +245,9 @@ def _load_clean(data: bytes) -> tuple[AgentMessage, ...] | None:
 
 
 def _is_one_a_line(rows: bytes, count: int) -> bool:
-    """Whether so many objects stand on as many lines. The decoder would take any white space.
+    """Whether there is one object per line. The decoder would accept any white space between them.
 
-    Rows as this module writes them are looked for first: a longer pattern is found faster.
+    Rows as this module writes them are searched first: a longer pattern is found faster.
     """
     breaks = rows.count(b"\n") - rows.endswith(b"\n")
     if rows[:1] != b"{" or breaks != count - 1:

@@ -1,11 +1,11 @@
-"""The seven places where a plugin joins a run, and how they are found.
+"""The seven hooks of a run, their contexts and their decisions.
 
-A plugin is any object with at least one hook method. One object may have several, is registered
-once, and is asked in the order of registration. Hooks may be ``def`` or ``async def``; which of the
-two is settled when the config is made, and so is whether the object makes sense at all: an object
-without a hook, a misspelt hook and one with the wrong number of parameters are errors then.
+A plugin is any object with at least one hook method. One object may have several; it is registered
+once, and plugins are called in the order of registration. Hooks may be ``def`` or ``async def``.
+The config checks each plugin when it is made: an object without a hook, a misspelt hook and a hook
+with the wrong number of parameters are errors then.
 
-Each hook gets one frozen context and returns a decision, or None for "nothing from me".
+Each hook gets one frozen context and returns a decision, or None to decide nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BeforeToolCallContext(Struct, Generic[DepsT_co], frozen=True):
     tool: AgentTool | None = None
     """The tool that is about to run."""
     identity: RunIdentity | None = None
-    """Whose run it is. A run whose context has none is a fresh root."""
+    """The identity of the run. A run whose context has none is a fresh root."""
     deps: DepsT_co = None  # type: ignore[assignment]
     """The dependencies of the run."""
 
@@ -109,7 +109,7 @@ class AfterToolCallContext(Struct, Generic[DepsT_co], frozen=True, dict=True):
     is_error: bool
     messages: Sequence[AgentMessage]
     tool: AgentTool | None = None
-    """The tool that was called; None when there is none of that name."""
+    """The tool that was called; None if no tool has that name."""
     deps: DepsT_co = None  # type: ignore[assignment]
     """The dependencies of the run."""
 
@@ -129,18 +129,18 @@ class AfterToolDecision(Struct, frozen=True):
 
 
 class TransformContext(Struct, Generic[DepsT_co], frozen=True):
-    """What a context transform may want to know."""
+    """The context of a context transform."""
 
     signal: CancellationToken
     model_id: str
-    """Empty when the host has not said."""
+    """Empty if the host has not set it."""
     iteration: int
     """The number of the turn in this run, from 0."""
     last_provider_usage: Usage | None
     """The newest usage that a provider reported in this transcript."""
     estimator: TokenEstimator
     estimated_tokens: int
-    """What the transcript costs by the estimator, before any transform. Kept by the loop."""
+    """The estimate for the transcript, before any transform. Maintained by the loop."""
     tools: Mapping[str, AgentTool]
     """The tools of the run by name."""
     deps: DepsT_co = None  # type: ignore[assignment]
@@ -153,11 +153,11 @@ class EarlierCall(Struct, frozen=True):
     tool_call: ToolCall
     result: ToolResult
     decisions: Sequence[Mapping[str, Any]] = ()
-    """Which plugins had a hand in the result, and how."""
+    """Which plugins changed the result, and how."""
 
 
 class RestoreContext(Struct, Generic[DepsT_co], frozen=True):
-    """What a plugin may want to know of a run that another process has begun."""
+    """What another process has done in the run that is resumed."""
 
     turns: int
     """How many turns are over."""
@@ -179,7 +179,7 @@ class RestoreContext(Struct, Generic[DepsT_co], frozen=True):
 
 
 class ToolGateContext(Struct, Generic[DepsT_co], frozen=True):
-    """What a tool gate may want to know."""
+    """The context of a tool gate."""
 
     iteration: int
     messages: Sequence[AgentMessage]
@@ -192,19 +192,19 @@ class ToolGateContext(Struct, Generic[DepsT_co], frozen=True):
 
 
 class ToolGateClass(StrEnum):
-    """Whether a gate must be heeded."""
+    """Whether a gate must be obeyed."""
 
     REQUIRED = "required"
-    """A boundary. If it fails the run fails."""
+    """A boundary. If it fails, the run fails."""
     ADVISORY = "advisory"
-    """Guidance. A gate that suppresses advisory ones can silence it; if it fails it is ignored."""
+    """Guidance. Another gate can suppress it; if it fails, it is ignored."""
 
 
 # --- the capabilities -------------------------------------------------------------------------
 
 
 class BeforeToolCall(Protocol):
-    """Contract: quick, without side effects. If it raises the call is blocked."""
+    """Contract: quick, without side effects. If it raises, the call is blocked."""
 
     def on_before_tool_call(
         self, ctx: BeforeToolCallContext, /
@@ -214,7 +214,7 @@ class BeforeToolCall(Protocol):
 
 
 class AfterToolCall(Protocol):
-    """Contract: quick, without side effects. If it raises the result becomes an error."""
+    """Contract: quick, without side effects. If it raises, the result becomes an error."""
 
     def on_after_tool_call(
         self, ctx: AfterToolCallContext, /
@@ -224,7 +224,7 @@ class AfterToolCall(Protocol):
 
 
 class ContextTransform(Protocol):
-    """Contract: returns what the model should see; if it raises the messages stay as they are.
+    """Contract: returns what the model should see. If it raises, the messages stay unchanged.
 
     A plugin may also have ``should_transform(messages, ctx) -> bool``, a quick ``def`` that saves
     the call (and its event) when there is nothing to do.
@@ -238,10 +238,10 @@ class ContextTransform(Protocol):
 
 
 class EventObserver(Protocol):
-    """Contract: observes. If it raises that is logged and the run goes on."""
+    """Contract: only observes. If it raises, the error is logged and the run continues."""
 
     def on_event(self, event: AgentEvent, /) -> MaybeAsync[None]:
-        """Take note of an event."""
+        """Handle an event."""
         ...
 
 
@@ -249,7 +249,7 @@ class SteeringSource(Protocol):
     """Contract: returns at once, with nothing when there is nothing. Failure counts as nothing."""
 
     def next_steering_messages(self) -> MaybeAsync[Iterable[AgentMessage]]:
-        """Messages to put before the model, asked between batches."""
+        """Messages for the model. Called between batches."""
         ...
 
 
@@ -257,7 +257,7 @@ class FollowUpSource(Protocol):
     """Contract: returns at once, with nothing when there is nothing. Failure counts as nothing."""
 
     def next_follow_up_messages(self) -> MaybeAsync[Iterable[AgentMessage]]:
-        """Messages that start the agent again, asked when it has stopped by itself."""
+        """Messages that start the agent again. Called when it has stopped by itself."""
         ...
 
 
@@ -272,7 +272,7 @@ class ToolGate(Protocol):
     def next_turn_tool_allowlist(
         self, ctx: ToolGateContext, /
     ) -> MaybeAsync[AbstractSet[str] | None]:
-        """The names of the tools for exactly the next call, or None not to narrow them."""
+        """The names of the tools for exactly the next model call; None allows all."""
         ...
 
 
@@ -286,40 +286,40 @@ class SteeringChannel(Protocol):
 
     @property
     def taken(self) -> tuple[SteeringReceipt, ...]:
-        """What was taken from the queue and is not settled yet."""
+        """The messages that were taken from the queue and are not settled yet."""
         ...
 
     @property
     def urgency(self) -> SteerWhen | None:
-        """How soon the most pressing message that waits wants to be heard."""
+        """How soon the most urgent queued message wants to be delivered."""
         ...
 
     def waiting(self) -> list[SteeringReceipt]:
-        """What was sent and not taken yet."""
+        """The messages that were sent and not taken yet."""
         ...
 
     def watch(self, accepted: Callable[[SteeringReceipt], None]) -> None:
-        """Have ``accepted`` called, on any thread, with each message that is sent."""
+        """Register ``accepted``, called on any thread with each message that is sent."""
         ...
 
     def listen(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called, on any thread, when a message is sent that cannot wait."""
+        """Register ``wake``, called on any thread when an urgent message is sent."""
         ...
 
     def delivered(self, turn: int) -> None:
-        """All that was taken is now in the transcript, before the answer of this turn."""
+        """Settle all taken messages: they are in the transcript, before the answer of this turn."""
         ...
 
     def promoted(self) -> None:
-        """The follow-ups that were taken wait for the next turn, like steering."""
+        """Treat the taken follow-ups like steering, for the next turn."""
         ...
 
     def appended(self) -> None:
-        """The follow-ups that were taken are in the transcript, and no turn comes after them."""
+        """Settle the taken follow-ups: they are in the transcript, and no turn follows."""
         ...
 
     def close(self) -> list[AgentMessage]:
-        """Listen no more; what was accepted and will not be delivered."""
+        """Stop listening. Return the accepted messages that will not be delivered."""
         ...
 
     def detached(self) -> SteeringChannel:
@@ -328,7 +328,7 @@ class SteeringChannel(Protocol):
 
 
 def channels_among(plugins: Iterable[object]) -> tuple[SteeringChannel, ...]:
-    """Those of the plugins that can interrupt a run."""
+    """The plugins that can interrupt a run."""
     found: list[Any] = [plugin for plugin in plugins if hasattr(plugin, "listen")]
     return tuple(found)
 
@@ -366,11 +366,9 @@ class FunctionPlugin:
         inheritable_to_child: bool = False,
     ) -> None:
         if capability not in HOOK_OF:
-            raise ConfigError(
-                f"there is no capability {capability!r}; choose one of {', '.join(HOOK_OF)}"
-            )
+            raise ConfigError(f"unknown capability {capability!r}; use one of {', '.join(HOOK_OF)}")
         if not callable(function):
-            raise ConfigError(f"a function is needed for {capability}, not {function!r}")
+            raise ConfigError(f"{capability} needs a function, not {function!r}")
         label = getattr(function, "__name__", type(function).__name__)
         self.name = name or (capability if label == "<lambda>" else label)
         self.inheritable_to_child = inheritable_to_child
@@ -392,21 +390,21 @@ Plugin: TypeAlias = (
 )
 """Anything with at least one of the hooks.
 
-Besides, a plugin may have ``name`` (a label; the class's name by default), ``inheritable_to_child``
-(False) and ``for_run()``, which gives the object to use for one run: a plugin that keeps state
+A plugin may also have ``name`` (a label; the class's name by default), ``inheritable_to_child``
+(False) and ``for_run()``, which returns the object to use for one run: a plugin that keeps state
 returns a fresh one, so that one config serves many runs at once. That object may have
-``end_run()``, which is called once when the run is over, however it ended. An observer may name
-the event classes it wants as ``observes``; the others then cost it, and the run, nothing. A plugin
+``end_run()``, which is called once when the run is over, however it ended. An observer may list
+the event classes it wants as ``observes``; the others then cost nothing. A plugin
 that names tools may have ``check_tools(tools)``, which gets the tools of each config that is made
-with it, by name, and raises `ConfigError` for those it does not like. A plugin
-whose ``on_before_tool_call`` asks a person, or anything else outside of the run, says so with
-``is_interactive = True``: it is asked behind the others, and a replay takes its decisions from the
+with it, by name, and raises `ConfigError` if they do not fit. A plugin
+whose ``on_before_tool_call`` asks a person, or anything else outside of the run, sets
+``is_interactive = True``: it is called after the others, and a replay takes its decisions from the
 log.
 
-When a run is resumed, a plugin with ``restore(ctx)`` is told once, before anything else, what has
-happened so far; one that steers may say why with ``purpose``, a word that the run log keeps for
-each of its messages. (``wrap_up`` means that the model was told to come to an end: a run that then
-ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
+When a run is resumed, ``restore(ctx)`` of a plugin is called once, before anything else, with what
+has happened so far. A plugin that steers may say why with ``purpose``, a word that the run log
+records with each of its messages. (``wrap_up`` means that the model was asked to finish: a run that
+then ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
 `clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other.
 """
 

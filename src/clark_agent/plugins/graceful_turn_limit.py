@@ -38,8 +38,8 @@ class GracefulTurnLimit:
     ) -> None:
         if not self.is_useful(max_iterations, grace_iterations):
             raise ConfigError(
-                f"a grace of {grace_iterations} leaves nothing to warn of before a cap of "
-                f"{max_iterations}: it must be at least 1 and less than the cap"
+                f"grace_iterations must be at least 1 and less than max_iterations "
+                f"({max_iterations}), not {grace_iterations}"
             )
         self.max_iterations = max_iterations
         self.grace_iterations = grace_iterations

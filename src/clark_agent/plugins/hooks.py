@@ -71,9 +71,9 @@ class Hook(Struct, frozen=True):
     call: Callable[..., Any]
     is_async: bool
     is_interactive: bool = False
-    """Whether its decision comes from outside of the run."""
+    """Whether its decision comes from outside the run."""
     purpose: str | None = None
-    """Why it gives messages, if it says so."""
+    """The ``purpose`` of its messages, if it has one."""
 
 
 class ObserverHook(Struct, frozen=True):
@@ -94,7 +94,7 @@ class TransformHook(Struct, frozen=True):
 
 
 class GateHook(Struct, frozen=True):
-    """A tool gate with what goes with it. Its attributes are read when they are needed."""
+    """A tool gate with its optional methods. Its attributes are read when they are needed."""
 
     name: str
     allowlist: Hook
@@ -104,13 +104,13 @@ class GateHook(Struct, frozen=True):
 
     @property
     def priority(self) -> int:
-        """Which gate wins a conflict; the larger."""
+        """In a conflict, the gate with the larger value wins."""
         priority: int = getattr(self.plugin, "conflict_priority", 0)
         return priority
 
     @property
     def is_advisory(self) -> bool:
-        """Whether the gate may be silenced or ignored."""
+        """Whether the gate may be suppressed or ignored."""
         kind = getattr(self.plugin, "tool_gate_class", ToolGateClass.REQUIRED)
         return ToolGateClass(kind) is ToolGateClass.ADVISORY
 
@@ -129,7 +129,7 @@ class Hooks(Struct, frozen=True):
 
     @classmethod
     def of(cls, plugins: Iterable[object]) -> Hooks:
-        """Find the hooks of the plugins. Raises `ConfigError` for one that makes no sense."""
+        """Find the hooks of the plugins. Raises `ConfigError` for an invalid plugin."""
         plugins = tuple(plugins)
         for plugin in plugins:
             _check(plugin)
@@ -160,13 +160,13 @@ class Hooks(Struct, frozen=True):
         )
 
     def check_tools(self, tools: Mapping[str, AgentTool]) -> None:
-        """Let the plugins that name tools look at those of the config."""
+        """Let the plugins that name tools check those of the config."""
         for plugin in self.plugins:
             if hasattr(plugin, "check_tools"):
                 plugin.check_tools(tools)
 
     def for_run(self) -> Hooks:
-        """The hooks for one run: each plugin that keeps state stands in with a fresh one."""
+        """The hooks for one run: each plugin that keeps state is replaced by a fresh one."""
         if not any(hasattr(plugin, "for_run") for plugin in self.plugins):
             return self
         fresh: list[Any] = []
@@ -178,7 +178,7 @@ class Hooks(Struct, frozen=True):
         return self._bind(tuple(fresh))
 
     def end_run(self) -> None:
-        """Tell the plugins that want to know that the run is over."""
+        """Call ``end_run`` of the plugins that have it."""
         for plugin in self.plugins:
             if hasattr(plugin, "end_run"):
                 try:
@@ -192,7 +192,7 @@ class Hooks(Struct, frozen=True):
         return next((plugin for plugin in self.plugins if hasattr(plugin, "recover")), None)
 
     def restore(self, ctx: RestoreContext) -> None:
-        """Let the plugins know what another process has done. One that fails stays fresh."""
+        """Call ``restore`` of the plugins that have it. One that raises stays fresh."""
         for plugin in self.plugins:
             if hasattr(plugin, "restore"):
                 try:
@@ -202,7 +202,7 @@ class Hooks(Struct, frozen=True):
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """The labels of the plugins behind each capability, in the order of their calls."""
+        """The labels of the plugins of each capability, in the order of their calls."""
         return {
             capability: tuple([hook.name for hook in getattr(self, capability)])
             for capability in HOOK_OF
@@ -220,7 +220,7 @@ def _fresh(plugin: Any) -> Any:
         raise HookError("plugin", name, error) from error
     for hook in HOOK_OF.values():
         if hasattr(plugin, hook) and not hasattr(fresh, hook):
-            missing = TypeError(f"for_run() gave {fresh!r}, which has no {hook}")
+            missing = TypeError(f"for_run() returned {fresh!r}, which has no {hook}")
             raise HookError("plugin", name, missing) from missing
     return fresh
 
@@ -269,7 +269,7 @@ def _is_async(call: Callable[..., Any]) -> bool:
 def _check(plugin: object) -> None:
     label = f"the plugin {plugin_name(plugin)!r}"
     if isinstance(plugin, type):
-        raise ConfigError(f"{plugin.__name__} is a class; register an instance of it")
+        raise ConfigError(f"{plugin.__name__} is a class; register an instance")
     misspelt = _misspelt(plugin)
     if misspelt is not None:
         raise ConfigError(f"{label} has a method {misspelt[0]!r}; did you mean {misspelt[1]!r}?")
@@ -317,7 +317,7 @@ def _check_method(label: str, method: str, call: Any, parameters: Sequence[str])
         raise ConfigError(
             f"{label}: {method}{inspect.signature(call)} cannot be called; declare {wanted}"
         ) from None
-    except ValueError:  # a builtin without a signature; it is taken at its word
+    except ValueError:  # a builtin without a signature cannot be checked
         return
     if method in _SYNC_ONLY and _is_async(call):
-        raise ConfigError(f"{label}: {method!r} is asked in passing and must be a plain def")
+        raise ConfigError(f"{label}: {method!r} must be a plain def, not an async def")

@@ -46,7 +46,7 @@ class LoopDetector:
                 raise ConfigError(f"{label} must be at least 1 or None, not {value!r}")
         if warn_after is not None and block_after is not None and block_after < warn_after:
             raise ConfigError(
-                f"block_after ({block_after}) comes after warn_after ({warn_after}), not before"
+                f"block_after ({block_after}) must be at least warn_after ({warn_after})"
             )
         if not _is_count(window):
             raise ConfigError(f"window must be at least 1, not {window!r}")

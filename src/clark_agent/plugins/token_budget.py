@@ -74,10 +74,11 @@ class TokenBudget:
             raise ConfigError(f"max_tokens must be at least 1, not {max_tokens}")
         if not 0 < target <= trim_trigger <= 1:
             raise ConfigError(
-                f"0 < trim_target <= trim_trigger <= 1 must hold, not {target} and {trim_trigger}"
+                "TokenBudget needs 0 < trim_target <= trim_trigger <= 1, "
+                f"not {target} and {trim_trigger}"
             )
         if pinned is not None and not callable(pinned):
-            raise ConfigError(f"pinned must be a function of a message or None, not {pinned!r}")
+            raise ConfigError(f"pinned must be None or a function of a message, not {pinned!r}")
         self.max_tokens = max_tokens
         self.trim_trigger = trim_trigger
         self.trim_target = target
@@ -115,7 +116,7 @@ class TokenBudget:
         tail = self._fit(view, ctx.estimator, ctx.tools)
         if self.drop_turns and self._sent is not None and self._sent > self.max_tokens:
             raise ContextOverflowError(
-                f"the task and the newest turn alone cost about {self._sent:,} tokens, and the "
+                f"the task and the newest turn alone need about {self._sent:,} tokens, but the "
                 f"TokenBudget allows {self.max_tokens:,}"
             )
         if not self._window.is_edited:
@@ -128,7 +129,7 @@ class TokenBudget:
         """Return a shorter transcript, after a provider has rejected a request as too large."""
         window = _Window(self)
         window.follow(view_of(messages).with_tail(()), ctx.estimator, ctx.tools)
-        # The estimate was too low, so it cannot be the measure: take half of what was sent.
+        # The estimate was too low, so it is no guide: halve what was sent.
         sent = window.total if self._sent is None else min(window.total, self._sent)
         excess = window.total - min(self._target, sent // 2)
         window.shrink(excess, excess, ())

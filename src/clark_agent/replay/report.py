@@ -2,7 +2,7 @@
 
 Input from outside is taken from the records, in order. Everything else (plugins, gates, policy, the
 loop itself) runs for real, and writes a new log. If that differs from the original log, something
-has changed, and the first difference says what.
+has changed, and the first difference shows what.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ async def replay(
     """
     store = store_of(store)
     loaded = store.load(run_id)
-    fold(loaded)  # refuses a damaged log
+    fold(loaded)  # raises for a damaged log
     copy = MemoryStore()
     outcome: RunResult | LoopError | None = None
     for part in _parts(loaded.records):
@@ -150,7 +150,8 @@ class _FileStore(JsonlStore):
         try:
             self.run_id = decode_json(data.partition(b"\n")[0], Record).run
         except DecodeError as error:
-            raise DecodeError(f"{path} is no log of a run: {error.reason}", path="line 1") from None
+            text = f"{path} is not the log of a run: {error.reason}"
+            raise DecodeError(text, path="line 1") from None
         self._file = read_log(self.run_id, data)
 
     def load(self, run_id: str) -> LoadedRun:

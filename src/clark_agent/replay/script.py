@@ -3,9 +3,9 @@ cancellation.
 
 The replay writes its own log and counts its steps, so the script knows its position. All timing
 follows from that: the tool that ended second in the log ends second, and a message that was sent
-between two events, or during a hook call, is sent there again. Once the replay writes something
-else than the log has at that position, it has left the log. Then nothing waits for the log any
-more, and the replay ends as it may.
+between two events, or during a hook call, is sent there again. Once the replay writes a record that
+differs from the log at that position, it has left the log. Then nothing waits for the log any more,
+and the replay runs freely to its end.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from clark_agent.run_log.records import (
     ToolsChanged,
     ToolStarted,
 )
-from clark_agent.run_log.resume import spent_by, taken_up
+from clark_agent.run_log.resume import continuation, spent_by
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.run_log.writer import RunWriter
 from clark_agent.steering import SteeringHandle, SteerWhen
@@ -132,8 +132,8 @@ class Script(Effects):
         """The calls that start a child run, until that run begins."""
         self._agents: frozenset[str] = frozenset()
         self._takes_agents_results = False
-        """Whether what agents gave may come from the host's effects, so that it is in the log
-        alone."""
+        """Whether the results of agents may come from the host's effects, so that only the log has
+        them."""
         self._moved_below = asyncio.Event()
         """Set when a child run is at the point where it was stopped, or has ended."""
         self._store = store
@@ -144,7 +144,7 @@ class Script(Effects):
         places = [n for n, r in enumerate(records) if isinstance(r.entry, Answered)]
         self._answers = [n for n in places if n in part]
         self._given = 0
-        """How many answers the model has been asked for."""
+        """How many answers were requested from the model."""
         self._answered = sum(n < part.start for n in places)
         """How many answers there are before the next record."""
         self._calls = _calls(records)
@@ -153,7 +153,7 @@ class Script(Effects):
         last = records[part.stop - 1].entry
         self._failure = last if isinstance(last, RunFailed) else None
         self._is_old = records[part.start].v == 1
-        """Whether the log is of version 1, which does not say where the run was stopped."""
+        """Whether the log is of version 1, which does not record where the run was stopped."""
         self._is_killed = not isinstance(last, (RunEnded, RunFailed))
         self._is_stuck = False
         """Whether a call is running that has no end in the log. It is unknown what the process did
@@ -176,7 +176,7 @@ class Script(Effects):
             return AgentContext(began.system_prompt, began.history, began.identity), None
         before = LoadedRun(began.identity.run_id, tuple(self._records[:start]))
         spent = usage_of(self._store, began.identity.run_id, self._below_at(start))
-        return taken_up(fold(before), spent, self._log)
+        return continuation(fold(before), spent, self._log)
 
     def config(self, config: LoopConfig) -> LoopConfig:
         """Return the config with everything outside replaced by the script."""
@@ -214,10 +214,10 @@ class Script(Effects):
         )
 
     def changed_tools(self) -> ToolsChanged | None:
-        """Which tools came and went here, if that was so."""
+        """Which tools were added or removed here, if any."""
         at = self._at
         if at < self._part.stop and isinstance(self._records[at].entry, RunResumed):
-            at += 1  # the source is asked before the log goes on
+            at += 1  # the source is called before the log continues
             if at < self._part.stop and self._records[at].events:
                 return None  # that was in a turn
         entry = self._records[at].entry if at < self._part.stop else None
@@ -310,24 +310,24 @@ class Script(Effects):
     def stepped(self, sent: Awaitable[None]) -> Awaitable[None]:
         """Handle an emitted event, or a hook call that is about to be made."""
         _wake(self._waiting.pop(_STEP, ()))
-        goes_on, run = self._was_stopped, self.run
+        continues, run = self._was_stopped, self.run
         is_stopped = self._act()
         if is_stopped and not self._waits_to_be_stopped and run is not None:
             calls = None if self._is_noticed_by_call else _calls_of(run)
             if calls is not None:
                 calls.stop()  # now, before they get any further
         if is_stopped or self._is_held:
-            return self._held_behind(sent, goes_on=goes_on)
+            return self._held_behind(sent, continues=continues)
         return sent
 
-    async def _held_behind(self, sent: Awaitable[None], *, goes_on: bool = False) -> None:
-        """Wait behind this step. If the run was stopped between this step and the next, wait
+    async def _held_behind(self, sent: Awaitable[None], *, continues: bool = False) -> None:
+        """Wait after this step. If the run was stopped between this step and the next, wait
         forever.
         """
         await sent
         await self._released()
         run = self.run
-        if run is not None and self._was_stopped and not goes_on and _calls_of(run) is None:
+        if run is not None and self._was_stopped and not continues and _calls_of(run) is None:
             await self._never()
 
     async def _released(self) -> None:
@@ -336,7 +336,7 @@ class Script(Effects):
             await self._wait_for(_HELD)
 
     def begun(self, kept: Awaitable[None]) -> Awaitable[None]:
-        """The log is about to be begun. A run that was stopped there goes no further."""
+        """Handle the start of the log. A run that was stopped there goes no further."""
         is_first = self._at == self._part.start + 1
         return self._held_at_begin(kept) if is_first and self._was_stopped else kept
 
@@ -381,7 +381,7 @@ class Script(Effects):
             await self._reach(index)
 
     async def _reach_place(self, index: int, steps: int) -> None:
-        """Wait until this record is next and so many steps have been made."""
+        """Wait until this record is next and this many steps have been made."""
         while not self._is_free and self._at <= index:
             if self._at == index and self.writer is not None:
                 if self.writer.noted.steps >= steps:
@@ -407,7 +407,7 @@ class Script(Effects):
         was_stopped = self._was_stopped
         while (cue := self._due()) is not None:
             # They may stop child runs, which must first reach the point where they were stopped.
-            self._is_held = bool(self._expected) or any(c._must_go_on for c in self._below)
+            self._is_held = bool(self._expected) or any(c._must_continue for c in self._below)
             if self._is_held:
                 return False
             if isinstance(cue, SteeringAccepted):
@@ -436,7 +436,7 @@ class Script(Effects):
         return record.entry if is_last or record.steps <= behind else None
 
     @property
-    def _must_go_on(self) -> bool:
+    def _must_continue(self) -> bool:
         """Whether the run is neither over nor at the point where it was stopped."""
         return not (self._waits_to_be_stopped or self._has_left or self._is_over)
 
@@ -505,7 +505,7 @@ class Script(Effects):
         while (
             not self._has_left and self._given < len(answers) and (answers[self._given] < self._at)
         ):
-            self._given += 1  # it was interrupted before the model was asked
+            self._given += 1  # it was interrupted before the model was called
         if self._given == len(answers):
             return None
         self._given += 1

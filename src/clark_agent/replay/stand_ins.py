@@ -1,6 +1,6 @@
-"""What a replay puts into the config instead of the outside: clock, log, tools, source, decisions.
+"""Replacements for the outside in the config of a replay: clock, log, tools, source, decisions.
 
-Each looks like what it replaces and asks the `Script` what happened.
+Each has the interface of what it replaces, and gets what happened from the `Script`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
 
 
 class _Timer:
-    """A timer that rings only when the script says so."""
+    """A timer that rings only when the script rings it."""
 
     def __init__(self, callback: Callable[[], object]) -> None:
         self._callback: Callable[[], object] | None = callback
@@ -170,7 +170,7 @@ class ScriptedWriter(RunWriter):
 
 
 class UntimedTool(AgentTool):
-    """Wraps a tool of the config without its timeout: the script says when it ends."""
+    """Wraps a tool of the config without its timeout: the script decides when it ends."""
 
     def __init__(self, tool: AgentTool) -> None:
         self._tool = tool
@@ -202,7 +202,7 @@ class RecordedSource:
         return self._tools
 
     def _made(self) -> list[AgentTool]:
-        return [RecordedTool(n, told, self._script) for n, told in self._declared.items()]
+        return [RecordedTool(n, tool, self._script) for n, tool in self._declared.items()]
 
 
 _RENAMED = {"takes_output": "is_final_answer"}

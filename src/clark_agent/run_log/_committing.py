@@ -3,8 +3,8 @@
 A commit that need not wait is made at once by its caller, which takes less time than to wake a
 thread. While several runs are open, all records of one iteration of the event loop go into one
 transaction. If another process or thread is writing, or the commit must wait for the disk, a thread
-commits for all runs at once, and the event loop goes on. The thread also commits when no event loop
-runs.
+commits for all runs at once, and the event loop continues. The thread also commits when no event
+loop runs.
 
 The thread is started when it is needed, and ends with its store. A forked process starts its own.
 """
@@ -272,16 +272,16 @@ def _settle(outcomes: Iterable[_Outcome]) -> None:
     if not loops:
         return
     here = _running_loop()
-    for loop, told in loops.items():
+    for loop, settled in loops.items():
         if loop is here:
-            _tell(told)
+            _notify(settled)
             continue
         with suppress(RuntimeError):  # the loop is closed, so its waiters are gone
-            loop.call_soon_threadsafe(_tell, told)
+            loop.call_soon_threadsafe(_notify, settled)
 
 
-def _tell(told: Iterable[tuple[Waiter, Exception | None]]) -> None:
-    for waiter, error in told:
+def _notify(settled: Iterable[tuple[Waiter, Exception | None]]) -> None:
+    for waiter, error in settled:
         waiter.settle(error)
 
 

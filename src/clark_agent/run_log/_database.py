@@ -258,11 +258,11 @@ class Connections:
         tables: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         connection.execute("COMMIT")
         if application != _APPLICATION and (version or tables):
-            raise RunStoreError(f"{self._path} is a database of something else")
+            raise RunStoreError(f"{self._path} is not a database of runs")
         if version > _VERSION:
             raise RunStoreError(
-                f"{self._path} was written by a newer version of this package: its tables have the"
-                f" version {version}, this one knows them up to {_VERSION}"
+                f"{self._path} was written by a newer version of this package: its tables have"
+                f" version {version}, and this one reads up to {_VERSION}"
             )
         return version
 
@@ -291,7 +291,7 @@ class Connections:
             if lock is not None:
                 return lock
             if time.monotonic() > until:
-                raise RunStoreError(f"{self._path} is being set up by somebody else")
+                raise RunStoreError(f"{self._path} is being set up by another process")
             time.sleep(0.005)
 
 

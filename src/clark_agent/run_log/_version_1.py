@@ -67,8 +67,8 @@ def _is_cancelled(before: Entry, entry: Entry) -> bool:
     match entry:
         case RunFailed(error="RunAborted"):
             if isinstance(before, Answered):
-                said = before.message.stop_reason
-                return before.discarded is None and said is not StopReason.ABORTED
+                stop_reason = before.message.stop_reason
+                return before.discarded is None and stop_reason is not StopReason.ABORTED
             return True
         case ToolEnded(by_runtime=RuntimeResult(kind="not_executed", reason="aborted")):
             return isinstance(before, (Answered, ToolEnded))
@@ -88,7 +88,7 @@ def _upgraded(entry: Entry, warning: Purpose, *, is_follow_up: bool) -> Entry:
             if found is not None and found[2] == (entry.message.error_message or ""):
                 return replace(entry, raised=(found[1], found[2]))
         case ToolEnded():
-            return replace(entry, **dict(_told(entry)))
+            return replace(entry, **dict(_derived(entry)))
         case RunFailed(error="ToolFatalError"):
             return replace(entry, error="RunStoppedByTool")
         case _:
@@ -110,7 +110,7 @@ def _purpose(message: AgentMessage, warning: Purpose, usual: Purpose) -> Purpose
 _RAISED = {"fatal": "The tool ended the run: ", "aborted": "The tool aborted the run: "}
 
 
-def _told(entry: ToolEnded) -> Iterator[tuple[str, Any]]:
+def _derived(entry: ToolEnded) -> Iterator[tuple[str, Any]]:
     result = entry.given or entry.result
     text = result.plain_text
     if (why := _by_runtime(result, text)) is not None:

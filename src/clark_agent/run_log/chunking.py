@@ -8,9 +8,9 @@ A cut is a list of pieces:
     ["block"]               the next block that came whole: an image, or a provider's item
     ["annotation"]          the next source
     ["call", 0, id, name, arguments]
-                            a piece of a call, as it came: its text cannot be restored from the
+                            a piece of a call, as received: its text cannot be restored from the
                             parsed arguments
-    ["raw", {…}]            any delta of a transport whose deltas do not spell its message
+    ["raw", {…}]            any delta of a transport whose deltas do not add up to its message
 """
 
 from __future__ import annotations
@@ -127,10 +127,10 @@ def _spells(chunks: Sequence[StreamChunk], message: AssistantMessage) -> bool:
     for chunk in chunks:
         assembler.feed(chunk)
     folded = assembler.message()
-    told = folded.content
+    content = folded.content
     if folded.annotations != message.annotations:
         return False
-    return len(told) == len(message.content) and all(
+    return len(content) == len(message.content) and all(
         type(mine) is type(theirs) and (type(mine) is ToolCall or mine == theirs)
-        for mine, theirs in zip(told, message.content, strict=True)
+        for mine, theirs in zip(content, message.content, strict=True)
     )

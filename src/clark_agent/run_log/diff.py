@@ -56,7 +56,7 @@ class Difference(Struct, frozen=True):
         if self.path == "kind":  # a different kind of record
             return f"{where}, record {self.seq}: {self.first}; now {self.second}"
         return (
-            f"{where}, record {self.seq} ({self.kind}): {self.path or 'all of it'} was "
+            f"{where}, record {self.seq} ({self.kind}): {self.path or 'the record'} was "
             f"{_shown(self.first)} and is {_shown(self.second)}"
         )
 
@@ -78,7 +78,7 @@ def first_difference(
     mine = [record for record in first if not isinstance(record.entry, RunResumed)]
     theirs = [record for record in second if not isinstance(record.entry, RunResumed)]
     turn = 0
-    plugins: Difference | None = None  # reported last: their behaviour says more than their names
+    plugins: Difference | None = None  # reported last: a change of behaviour is more useful
     for index in range(max(len(mine), len(theirs))):
         left = mine[index] if index < len(mine) else None
         right = theirs[index] if index < len(theirs) else None
@@ -95,7 +95,7 @@ def first_difference(
         )
         if found is not None:
             if found[0] in ("", "kind"):
-                found = ("kind", _told(left), _told(right))
+                found = ("kind", _describe(left), _describe(right))
             kind = str(known.entry.__struct_config__.tag)
             difference = Difference(known.seq, getattr(known.entry, "turn", turn), kind, *found)
             if not found[0].startswith("plugins"):
@@ -105,23 +105,23 @@ def first_difference(
     return plugins
 
 
-def _told(record: Record | None) -> str:
-    """Describe what a record says has happened."""
+def _describe(record: Record | None) -> str:
+    """Describe what happened, in a few words."""
     match None if record is None else record.entry:
         case None:
             return "nothing more happened"
         case ToolStarted(tool_name=name):
             return f"the tool {name} was run"
         case ToolEnded() as ended:
-            said = "".join([b.text for b in ended.result.content if isinstance(b, TextContent)])
+            result = "".join([b.text for b in ended.result.content if isinstance(b, TextContent)])
             by = [f" ({d.get('plugin')}: {d.get('decision')})" for d in ended.decisions]
-            return f"the call {ended.tool_call_id} got its result{''.join(by)}: {_shown(said)}"
+            return f"the call {ended.tool_call_id} returned{''.join(by)}: {_shown(result)}"
         case Asked(turn=turn):
-            return f"the model was asked (turn {turn})"
+            return f"the model was called (turn {turn})"
         case Answered(discarded=None):
             return "the model answered"
         case Answered(discarded=why):
-            return f"an answer was thrown away ({why})"
+            return f"an answer was discarded ({why})"
         case MessagesAdded(messages=messages):
             return f"a message was added: {_shown(messages[0].plain_text)}"
         case SteeringAccepted(message=message):
@@ -129,7 +129,7 @@ def _told(record: Record | None) -> str:
         case ContextEdited(plugin=plugin):
             return f"{plugin} edited what the model sees"
         case ToolsChanged(added=added, removed=removed):
-            return f"tools came ({', '.join(added)}) and went ({', '.join(removed)})"
+            return f"tools were added ({', '.join(added)}) and removed ({', '.join(removed)})"
         case ToolsGated(plugin=plugin, allow=allow):
             return f"{plugin} allowed {'all tools' if allow is None else ', '.join(allow)}"
         case RunEnded(outcome=outcome):

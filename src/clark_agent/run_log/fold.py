@@ -108,7 +108,7 @@ def fold(loaded: LoadedRun) -> FoldedRun:
             raise DecodeError(text, path=problem.where)
         raise LogDamaged(run_id, problem.seq, problem.reason, path=problem.where)
     if not records or not isinstance(records[0].entry, RunBegan):
-        raise LogDamaged(run_id, 0, "it has no beginning", path="record 0")
+        raise LogDamaged(run_id, 0, "its first record is missing", path="record 0")
     began = records[0].entry
     run = FoldedRun(
         began=began,
@@ -184,7 +184,7 @@ def changed_tools(
     sourced: dict[str, dict[str, Any]], changed: ToolsChanged
 ) -> dict[str, dict[str, Any]]:
     """The tools of a source after a change, in their order."""
-    kept = {n: told for n, told in sourced.items() if n not in changed.removed}
+    kept = {n: tool for n, tool in sourced.items() if n not in changed.removed}
     tools = kept | changed.added
     return tools if changed.order is None else {name: tools[name] for name in changed.order}
 
@@ -227,17 +227,17 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
 
 def _batch_ended(run: FoldedRun, batch: BatchEnded) -> None:
     if run.answer is None:
-        raise _OutOfPlace("a batch of calls has ended that nobody has asked for")
+        raise _OutOfPlace("a batch of calls ended that the model did not request")
     calls = run.answer.tool_calls
     positions = tuple(range(len(calls))) if batch.positions is None else batch.positions
     times = batch.time if isinstance(batch.time, tuple) else (batch.time,) * len(calls)
     if sorted(positions) != list(range(len(calls))) or len(times) != len(calls):
-        raise _OutOfPlace("a batch has ended with other calls than the model has made")
+        raise _OutOfPlace("a batch ended with other calls than the model requested")
     results: list[AgentMessage] = []
     for position, time in zip(positions, times, strict=True):
         result = run.calls.get(position)
         if result is None:
-            raise _OutOfPlace(f"a batch has ended in which call {position} has no result")
+            raise _OutOfPlace(f"a batch ended in which call {position} has no result")
         name = run.names.get(position)
         results.append(result_message(calls[position], result, time, name))
     answer, run.answer = run.answer, None

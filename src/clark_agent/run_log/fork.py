@@ -53,7 +53,7 @@ def fork(
         turn = len(ends) - 1
     if isinstance(turn, bool) or not 0 <= turn < len(ends):
         raise InvalidContinuationError(
-            f"the run {run_id!r} has {len(ends) - 1} turns that are complete; there is no {turn!r}"
+            f"the run {run_id!r} has {len(ends) - 1} complete turns; cannot fork at turn {turn!r}"
         )
     kept = folded.messages[: ends[turn]]
     identity = folded.began.identity
@@ -119,12 +119,12 @@ def usage_of(store: RunStore, run_id: str, below: Container[str] | None = None) 
 
 def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
     """Return the direct child runs. A run that ended without creating an id has none."""
-    if folded.ending is None or any(record.ids or _tells(record) for record in loaded.records):
+    if folded.ending is None or any(record.ids or _has_below(record) for record in loaded.records):
         return store.runs(parent_run_id=loaded.run_id)
     return ()
 
 
-def _tells(record: Record) -> bool:
+def _has_below(record: Record) -> bool:
     return isinstance(record.entry, RunResumed) and bool(record.entry.below)
 
 

@@ -124,12 +124,12 @@ class LogReader:
         except DecodeError as error:
             self._check_version(decode_json(data, _Versioned).v)
             kind = _Unknown if is_right else DecodeError
-            raise kind(f"it is no record that this version knows: {error}") from error
+            raise kind(f"it is not a record that this version can read: {error}") from error
         self._check_version(record.v)
         if record.v > 1 and not is_right:
             raise DecodeError("it has no checksum")
         if record.v <= 1 and (is_right or len(self._records) > self._unchecked):
-            raise DecodeError("it says that it is of version 1, and what is around it is not")
+            raise DecodeError("it has version 1, but the records around it do not")
         return record
 
     def _check_version(self, version: int) -> None:
@@ -144,7 +144,7 @@ class LogReader:
         if record.run != self._run_id:
             return f"it is a record of the run {record.run!r}"
         if record.seq not in due:
-            return f"it has the number {record.seq}, where {due[0]} is due"
+            return f"it has number {record.seq} instead of {due[0]}"
         if number is not None and number != record.seq:
             return f"it is record {record.seq}, stored as {number}"
         return None

@@ -1,28 +1,28 @@
 """The entries of a run log: one record for everything that enters a run from outside.
 
-    run_began       who, with what history and which prompts; and what the config is made of
-    messages_added  steering, follow-ups, and what the loop itself says to the model
+    run_began       identity, history and prompts; and what the config is made of
+    messages_added  steering, follow-ups, and the loop's own messages to the model
     steering_accepted
-    context_edited  what a plugin changed for this request, against the last one
+    context_edited  what a plugin changed for this request, compared with the last one
     tools_gated
-    tools_changed   which tools a source has given, or taken away
+    tools_changed   which tools a source has added or removed
     asked           a turn, and the fingerprint of its request, or all of it
-    answered        what the provider said, and in which pieces; or how it failed
+    answered        the answer of the provider and its pieces; or how it failed
     tool_started    written before the tool runs
     tool_progress
-    tool_ended      the result, and who had a hand in it
-    batch_ended     all calls of the message have theirs, and they are in the transcript
-    run_resumed     another process goes on from here
+    tool_ended      the result, and which plugins changed it
+    batch_ended     all calls of the message have results, and these are in the transcript
+    run_resumed     another process continues from here
     run_ended, run_failed
 
 A record is a line of JSON: the version of this vocabulary, its number in the run, the run, the
 time, the entry (distinguished by its ``kind``), what happened since the previous record (clock
 readings, new ids, the number of emitted events, and interrupts with their position), and last a
 checksum (see ``clark_agent.run_log._checksums``). Fields may be added; a reader ignores unknown
-fields, and refuses a version that is newer than its own.
+fields, and rejects a version that is newer than its own.
 
-Version 1 had no checksums, and said in prose what ``purposes``, ``by_runtime`` and similar fields
-say now; see ``clark_agent.run_log._version_1``.
+Version 1 had no checksums, and had only prose for what ``purposes``, ``by_runtime`` and similar
+fields contain now; see ``clark_agent.run_log._version_1``.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     tools: dict[str, Any] = {}
     """What the config declares, by name."""
     tool_source: str | None = None
-    """The name of the source of tools that come and go, if there is one."""
+    """The name of the tool source, if there is one."""
     plugins: tuple[str, ...] = ()
     tool_call_id: str | None = None
     """For a child run: the call of its parent that started it."""
@@ -230,7 +230,7 @@ class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):
     given: ToolResult | None = None
     """The tool's own result, if a plugin changed it."""
     by_runtime: RuntimeResult | None = None
-    """Set if the runtime made the result, and why. It counts, whatever the result says."""
+    """Set if the runtime made the result, and why. It takes precedence over the result's text."""
     raised: Literal["fatal", "aborted"] | None = None
     """Set if the tool ended the run, and how."""
     raised_text: str | None = None
@@ -251,7 +251,7 @@ class BatchEnded(_Entry, frozen=True, tag="batch_ended"):
 
 
 class RunResumed(_Entry, frozen=True, tag="run_resumed"):
-    """The run goes on in another process."""
+    """Another process continues the run."""
 
     turn: NonNegativeInt
     below: tuple[str, ...] = ()

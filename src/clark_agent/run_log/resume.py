@@ -61,7 +61,7 @@ async def resume(
     the plugins of the config.
 
     If the notes in the log (`RunLog.notes`: a folder, a model, …) differ from those of the config,
-    the run is refused unless ``trust_log`` is set. Otherwise a config made from manipulated notes
+    the run is rejected unless ``trust_log`` is set. Otherwise a config made from manipulated notes
     would work in a place where the run never was.
 
     The result has all messages of the run, including the earlier ones; so has the error that ends
@@ -88,7 +88,7 @@ async def resume(
     appender = store.reopen(run_id, after=folded.last.seq)
     earlier: tuple[AgentMessage, ...] = ()
     try:
-        context, resumption = taken_up(folded, usage_tree(store, run_id), run_log, appender)
+        context, resumption = continuation(folded, usage_tree(store, run_id), run_log, appender)
         earlier = resumption.messages
         result = await start(
             (), context, config, signal, sink=sink, resumption=resumption, deps=deps
@@ -108,29 +108,29 @@ def _with_log(config: LoopConfig, store: RunStore) -> tuple[LoopConfig, RunLog]:
         run_log = RunLog(store)
         return config.replace(run_log=run_log), run_log
     if not isinstance(run_log, RunLog) or run_log.store is not store:
-        raise ConfigError("the config logs its runs to another store than the one to resume from")
+        raise ConfigError("run_log of the config must use the store that the run is resumed from")
     return config, run_log
 
 
 def _check_origin(folded: FoldedRun, run_id: str, run_log: RunLog, *, trust_log: bool) -> None:
-    """Refuse a log of another run, or with other notes."""
+    """Reject a log of another run, or with other notes."""
     began = folded.began
     if began.identity.run_id != run_id:
-        reason = f"the log of run {run_id!r} says that it is that of {began.identity.run_id!r}"
+        reason = f"the log of run {run_id!r} belongs to run {began.identity.run_id!r}"
         raise DecodeError(reason, path="record 0")
-    said = {} if began.identity.depth else run_log.notes
-    if trust_log or began.host_notes == to_builtins(said):  # a child run has no notes
+    notes = {} if began.identity.depth else run_log.notes
+    if trust_log or began.host_notes == to_builtins(notes):  # a child run has no notes
         return
-    names = sorted({*began.host_notes, *said})
-    told = [
-        f"{name}: {_brief(began.host_notes.get(name))}, the config {_brief(said.get(name))}"
+    names = sorted({*began.host_notes, *notes})
+    differing = [
+        f"{name}: {_brief(began.host_notes.get(name))}, the config {_brief(notes.get(name))}"
         for name in names
-        if began.host_notes.get(name) != to_builtins(said.get(name))
+        if began.host_notes.get(name) != to_builtins(notes.get(name))
     ]
     raise ConfigError(
-        f"the notes in the log of run {run_id!r} are not those of the config; the log says "
-        f"{'; '.join(told)}. Give the config RunLog(store, notes=...) with what is right, or set "
-        "trust_log if nobody else can have changed the log"
+        f"the notes in the log of run {run_id!r} differ from those of the config; the log has "
+        f"{'; '.join(differing)}. Set the right ones with RunLog(store, notes=...), or set "
+        "trust_log if only trusted code can change the log"
     )
 
 
@@ -146,12 +146,12 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
             continue  # the tool did not exist, or came from a tool source
         if folded.calls.get(position) is None and config.registry.find(call.name) is None:
             raise ConfigError(
-                f"the log waits for a call of the tool {call.name!r} (record "
+                f"a call in the log waits for the tool {call.name!r} (record "
                 f"{folded.last.seq}), which the config does not have"
             )
 
 
-def taken_up(
+def continuation(
     folded: FoldedRun, spent: RunUsage, run_log: RunLog, appender: RunAppender | None = None
 ) -> tuple[AgentContext, Resumption]:
     """Return the context and the state to continue a run with. Its newest answer is announced

@@ -100,7 +100,7 @@ class SqliteStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if str(path) == ":memory:":
-            raise ConfigError("a database in memory has one connection; a store needs a file")
+            raise ConfigError("SqliteStore needs a file: a database in memory has one connection")
         self._path = Path(path).absolute()
         self._connections = Connections(self._path)
         self._committer = Committer(self._connections)
@@ -135,7 +135,7 @@ class SqliteStore:
 
     def load(self, run_id: str) -> LoadedRun:
         """Read a run, even while it is written. Raises `RunNotFound`."""
-        with _failures_told(run_id), self._connections.reading() as connection:
+        with _store_errors(run_id), self._connections.reading() as connection:
             end = _find_end(connection, run_id)
             rows = [] if end is None else _read_rows(connection, end[0])
         if end is None:
@@ -158,7 +158,7 @@ class SqliteStore:
         given = {column: value for column, value in wanted.items() if value is not None}
         conditions = " AND ".join([f"{column} = ?" for column in given]) or "TRUE"
         values = [*given.values(), -1 if limit is None else limit]
-        with _failures_told(), self._connections.reading() as connection:
+        with _store_errors(), self._connections.reading() as connection:
             rows = connection.execute(_SUMMARIES.format(conditions), values).fetchall()
             return [_summary(*row) for row in rows]
 
@@ -172,13 +172,13 @@ class SqliteStore:
             return ()
         self.update_index()
         query = " ".join([f'"{word}"' for word in words])
-        with _failures_told(), self._connections.reading() as connection:
+        with _store_errors(), self._connections.reading() as connection:
             rows = connection.execute(_SEARCH, (query, limit)).fetchall()
         return tuple([SearchHit(run_id, key & _LAST, snippet) for run_id, key, snippet in rows])
 
     def update_index(self) -> None:
         """Index the records written since the last time, in small transactions."""
-        with _failures_told():
+        with _store_errors():
             with self._connections.reading() as connection:
                 has_index = connection.execute(_HAS_INDEX).fetchone()
             if not has_index:
@@ -214,7 +214,7 @@ class SqliteStore:
                     connection.executemany(_ADD_TEXT, part.texts)
 
     def _end_of(self, run_id: str) -> tuple[int, int | None] | None:
-        with _failures_told(run_id), self._connections.reading() as connection:
+        with _store_errors(run_id), self._connections.reading() as connection:
             return _find_end(connection, run_id)
 
     def _take_lock(self, run_id: str) -> LockFile | None:
@@ -295,7 +295,7 @@ def _released_on_failure(lock: LockFile) -> Generator[None]:
 
 
 @contextmanager
-def _failures_told(run_id: str | None = None) -> Generator[None]:
+def _store_errors(run_id: str | None = None) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
@@ -390,7 +390,7 @@ class _Appender:
         if self._is_closed:
             raise RunStoreError(f"the log of the run {self._run_id!r} is closed", self._run_id)
         if record.seq > _LAST:
-            raise RunStoreError(f"{record.seq} is too large for a record's number", self._run_id)
+            raise RunStoreError(f"the record number {record.seq} is too large", self._run_id)
         self._pending.append((record, data))
 
     def flush(self, *, sync: bool) -> None:
@@ -430,7 +430,7 @@ class _Appender:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise RunStoreError("a run is written by the process that opened it", self._run_id)
+            raise RunStoreError("only the process that opened a run may write it", self._run_id)
 
     def _release(self) -> None:
         self._is_released = True
@@ -506,7 +506,7 @@ class _Appender:
             self._failure = error
             self._release()
             if error is not None and not waiters:
-                logger.error("the log of run %s lacks its end: %s", self._run_id, error)
+                logger.error("the end of the log of run %s is lost: %s", self._run_id, error)
         return waiters, error
 
 

@@ -107,7 +107,7 @@ class RunStore(Protocol):
     """Keeps runs. Safe to use from several threads, event loops and processes at once.
 
     A run exists once its first records are written. Its last record shows its state. A store that
-    cannot tell at once whether a run may be written (because its storage is remote) may raise the
+    cannot decide at once whether a run may be written (because its storage is remote) may raise the
     errors of `create` and `reopen` from the first `RunAppender.barrier`.
     """
 

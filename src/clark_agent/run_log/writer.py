@@ -108,7 +108,7 @@ class OnFailure(StrEnum):
     FAIL = "fail"
     """It stops, with a `RunLogError`."""
     DROP = "drop"
-    """It goes on without a log; `RunLog.dropped` counts the missing records."""
+    """It continues without a log; `RunLog.dropped` counts the missing records."""
 
 
 class RunLog:
@@ -164,7 +164,7 @@ def _could_not(what: str, error: Exception | None) -> RunLogError:
         return RunLogError(f"the run log could not {what}")
     failure = RunLogError(f"the run log could not {what}: {type(error).__name__}: {error}")
     if isinstance(error, RunExists):
-        failure.add_note("What to do: give the run an id of its own, or resume it.")
+        failure.add_note("What to do: use another run id, or resume the run.")
     return failure
 
 
@@ -183,7 +183,7 @@ def store_of(given: RunStore | RunLog) -> RunStore:
     """Return the store. Raises `ConfigError` for anything else."""
     store = given.store if isinstance(given, RunLog) else given
     if not callable(getattr(store, "load", None)):
-        raise ConfigError(f"a store of runs is needed, such as JsonlStore('runs'), not {store!r}")
+        raise ConfigError(f"expected a store of runs, such as JsonlStore('runs'), not {store!r}")
     return store
 
 
@@ -256,7 +256,7 @@ class Continuation(Struct, frozen=True):
     below: tuple[str, ...] = ()
     """The runs right below, by their ids."""
     sourced: Mapping[str, dict[str, Any]] = {}
-    """The tools that a source has given, as the log declares them."""
+    """The tools of a tool source, as the log declares them."""
     appender: RunAppender | None = None
     """The appender of the log, if it is already open."""
 
@@ -284,7 +284,7 @@ class RunWriter(Journal):
         self._after = after
         self._is_open = False
         self._has_ended = False
-        """Whether it has the end of the run; then nothing follows."""
+        """Whether the end of the run is recorded; then nothing follows."""
         self._is_closing = False
         """Whether the run is over, so that a failure of the log can no longer stop it."""
         self._appender: RunAppender | None = None
@@ -313,7 +313,7 @@ class RunWriter(Journal):
 
     def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
         """Open the log and record the start of the run."""
-        self._open("be begun", lambda: self.log.store.create(self.run_id), may_fail=True)
+        self._open("be created", lambda: self.log.store.create(self.run_id), may_fail=True)
         self._own = run.config.registry.names
         self._tools = {tool.name: _declared(tool) for tool in run.registry.values()}
         identity, config = run.identify(), run.config
@@ -357,7 +357,7 @@ class RunWriter(Journal):
         except Exception as error:
             if not may_fail or self.log.on_failure is OnFailure.FAIL or _is_taken(error):
                 raise _could_not(what, error) from error
-            logger.exception("the log of run %s cannot be begun", self.run_id)
+            logger.exception("the log of run %s could not be created", self.run_id)
             self._is_broken = True
         self._is_open = True
         self._loop = asyncio.get_running_loop()
@@ -486,7 +486,7 @@ class RunWriter(Journal):
             self._confirmed = max(self._confirmed, written)
 
     async def settle(self, grace: float, *, is_cancelled: bool) -> None:
-        """Wait for the last records of a run that is over; once it is cancelled, at most so many
+        """Wait for the last records of a run that is over; if it is cancelled, at most ``grace``
         seconds. Does not raise.
         """
         waiting = self.barrier() if self._is_open else FINISHED
@@ -503,7 +503,7 @@ class RunWriter(Journal):
                 logger.debug("cancelled while the log of a run was being closed")
                 until = now() + grace if until is None else until
         if not task.done():
-            task.cancel()  # the store goes on by itself
+            task.cancel()  # the store still writes
             logger.warning("the end of the log of run %s is not written yet", self.run_id)
 
     # --- input of the run -----------------------------------------------------------------------
@@ -587,8 +587,8 @@ class RunWriter(Journal):
                 self._number(receipt)
 
     def message_sent(self, note: Callable[[], None]) -> None:
-        """Have ``note`` called in the run's event loop. Called on any thread."""
-        if self._seq == self._first:  # the run is about to begin: then it looks what waits
+        """Call ``note`` in the run's event loop. Called on any thread."""
+        if self._seq == self._first:  # the run is about to begin, and then checks what waits
             return
         loop = self._loop
         # A signal handler may steer while a record is being written.
@@ -598,11 +598,11 @@ class RunWriter(Journal):
             call_in_loop(loop, note)
 
     def tools_changed(self, tools: ToolRegistry) -> None:
-        """Write which tools came and went. A log that is about to go on compares them itself."""
+        """Record which tools were added or removed. A reopened log compares them itself."""
         if not self._is_open:
             return
         known, self._tools = self._tools, {tool.name: _declared(tool) for tool in tools.values()}
-        added = {name: told for name, told in self._tools.items() if known.get(name) != told}
+        added = {name: tool for name, tool in self._tools.items() if known.get(name) != tool}
         removed = tuple([name for name in known if name not in self._tools])
         names = tuple([name for name in self._tools if name not in self._own])
         kept = [name for name in known if name in self._tools and name not in self._own]
@@ -719,7 +719,7 @@ class RunWriter(Journal):
         return FINISHED
 
     def decided(self) -> None:
-        """Count a decision that depends on what others have done."""
+        """Count a decision that depends on events outside the run."""
         self.noted.asked += 1
 
     def interrupted(
@@ -739,14 +739,14 @@ class RunWriter(Journal):
             logger.exception("the log of run %s could not be closed", self.run_id)
 
     def _lost(self, error: Exception | None, records: int = 1) -> None:
-        """Count records that cannot be written. Raises unless the run may go on without them."""
+        """Count records that cannot be written. Raises unless the run may continue without them."""
         self._is_broken = True
         self.log.dropped += records
         may_go_on = self.log.on_failure is OnFailure.DROP and not _is_taken(error)
         if may_go_on or self._is_closing:
             if error is not None:
                 logger.error(
-                    "the log of run %s cannot be written; the run goes on without it: %s",
+                    "the log of run %s cannot be written; the run continues without it: %s",
                     self.run_id,
                     error,
                 )
@@ -779,7 +779,7 @@ def _declared(tool: AgentTool) -> dict[str, Any]:
 
 
 def _json_form(value: object) -> object:
-    """Return the value if it is JSON, or else a description: host data must not end a run."""
+    """Return the value if it is JSON, otherwise a description: host data must not end a run."""
     try:
         return to_json_value(value)
     except NotImplementedError:
@@ -893,7 +893,7 @@ class _Fingerprint:
         self._view: MessageView | None = None
         self._digest = blake2b(digest_size=_DIGEST_SIZE)
         self._settings: tuple[Any, ...] = ()
-        self._told: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None
 
     def of_messages(self, messages: Sequence[AgentMessage]) -> str:
         """Return a digest of all messages, in order."""
@@ -938,7 +938,7 @@ class _Fingerprint:
         if all(map(is_, settings, self._settings)) and self._settings:
             return None
         self._settings = settings
-        told = {
+        shown = {
             "system_prompt": _digest(request.system_prompt),
             "tools": {tool.name: _digest(tool) for tool in request.tools},
             "temperature": request.temperature,
@@ -948,6 +948,6 @@ class _Fingerprint:
             "force_tool_call": request.force_tool_call,
         }
         if request.output_schema is not None:
-            told["output_schema"] = _digest(request.output_schema)
-        last, self._told = self._told, told
-        return None if told == last else told
+            shown["output_schema"] = _digest(request.output_schema)
+        last, self._last = self._last, shown
+        return None if shown == last else shown

@@ -41,8 +41,8 @@ def check_events(events: Iterable[AgentEvent]) -> None:
 class EventChecker:
     """The state machine behind `check_events`, for one event at a time.
 
-    `clark_agent.engine.brackets`, the table that the engine itself uses, says which event may come
-    where. This class checks what an event must carry, and which events belong together.
+    The table of the engine, `clark_agent.engine.brackets`, has the allowed order. This class also
+    checks what an event must carry, and which events belong together.
     """
 
     def __init__(self) -> None:
@@ -60,8 +60,8 @@ class EventChecker:
         self._results_begun = False
         self._running: Counter[str] = Counter()
         self._finished: Counter[str] = Counter()
-        self._told: AssistantMessage | None = None
-        self._retold: AssistantMessage | None = None
+        self._announced: AssistantMessage | None = None
+        self._last_announced: AssistantMessage | None = None
 
     def feed(self, event: AgentEvent) -> None:
         """Check the next event."""
@@ -117,7 +117,7 @@ class EventChecker:
         self._broken_off = False
         self._stage = 0
         self._asked = False
-        self._answer = self._told = self._retold = None
+        self._answer = self._announced = self._last_announced = None
         self._results_begun = False
         self._running.clear()
         self._finished.clear()
@@ -129,14 +129,14 @@ class EventChecker:
             wanted = Counter([call.id for call in self._answer.tool_calls])
             self._require(self._finished == wanted, "every call of the turn ends exactly once")
             if wanted:
-                told = Counter([result.tool_call_id for result in event.tool_results])
-                self._require(told == wanted, "turn_end carries one result for every call")
-        was_told = self._retold is not None and event.message == self._retold
-        self._failed = self._answer is None and not self._broken_off and not was_told
+                answered = Counter([result.tool_call_id for result in event.tool_results])
+                self._require(answered == wanted, "turn_end carries one result for every call")
+        was_announced = self._last_announced is not None and event.message == self._last_announced
+        self._failed = self._answer is None and not self._broken_off and not was_announced
 
     def _agent_end(self, event: ev.AgentEnd) -> None:
         same = list(event.messages) == self._messages
-        self._require(same, "agent_end carries the messages that were told of")
+        self._require(same, "agent_end carries the announced messages")
 
     # --- messages -------------------------------------------------------------------------------
 
@@ -157,8 +157,8 @@ class EventChecker:
         else:
             self._require(message == self._open, "a message ends as it was started")
             # A resumed run announces an answer of another process again before it runs its calls.
-            self._told = message if isinstance(message, AssistantMessage) else None
-            self._retold = self._told or self._retold
+            self._announced = message if isinstance(message, AssistantMessage) else None
+            self._last_announced = self._announced or self._last_announced
         self._open = None
         self._messages.append(message)
 
@@ -178,7 +178,7 @@ class EventChecker:
     # --- requests and tools ---------------------------------------------------------------------
 
     def _about_request(self, event: AgentEvent) -> None:
-        self._require(self._answer is None, "a turn asks no more once it has its answer")
+        self._require(self._answer is None, "a turn makes no request after its answer")
         self._require(not self._asked, "provider_request_prepared is followed by the answer")
         match event:
             case ev.ContextTransformApplied():
@@ -199,10 +199,10 @@ class EventChecker:
         self, event: ev.ToolExecutionStart | ev.ToolExecutionUpdate | ev.ToolExecutionEnd
     ) -> None:
         call_id = event.tool_call_id
-        if self._answer is None and self._told is not None:
-            self._answer = self._told
-        self._require(self._answer is not None, "tools run after the answer that asks for them")
-        self._require(not self._results_begun, "tools run before the results are told")
+        if self._answer is None and self._announced is not None:
+            self._answer = self._announced
+        self._require(self._answer is not None, "tools run after the answer that calls them")
+        self._require(not self._results_begun, "tools run before the results are announced")
         assert self._answer is not None
         known = sum([call.id == call_id for call in self._answer.tool_calls])
         self._require(known > 0, "a tool runs for a call of the turn's answer")

@@ -1,14 +1,14 @@
-"""Server behaviour outside of any specification: a set of responses to test a transport with.
+"""Server behaviour outside any specification: a set of responses to test a transport with.
 
-Each response is written in terms that every wire format has (`Say`, `Reason`, `Call`, …) and says
-what the result must be. The author of a transport writes a function that turns these steps into the
-bytes of the provider, serves them, and checks the events with `Misbehaviour.problems`.
+Each response is written in terms that every wire format has (`Say`, `Reason`, `Call`, …), together
+with the required result. The author of a transport writes a function that turns these steps into
+the bytes of the provider, serves them, and checks the events with `Misbehaviour.problems`.
 
     for case in MISBEHAVIOURS:
         events = await ask(my_transport, serving=my_wire(case.steps))
         assert not case.problems(events), case.name
 
-A disconnect can happen at any byte: `cut_anywhere_problems` says what may follow.
+A disconnect can happen at any byte: `cut_anywhere_problems` checks what follows.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Misbehaviour(Struct, frozen=True, kw_only=True):
         if not isinstance(last, Done):
             return found
         if self.error is not None:
-            return [*found, f"it must fail as {self.error}, and gave {last.message!r}"]
+            return [*found, f"it must fail as {self.error}, but returned {last.message!r}"]
         return found + self._message_problems(last.message)
 
     def _message_problems(self, message: AssistantMessage) -> list[str]:
@@ -146,9 +146,9 @@ def cut_anywhere_problems(events: Sequence[StreamEvent], whole: AssistantMessage
     found = check_events_of(events)
     last = events[-1] if events else None
     if isinstance(last, Done) and not _same(_seen(last.message), _seen(whole)):
-        found.append(f"a part was taken for the whole: {last.message!r}")
+        found.append(f"a partial message was reported as complete: {last.message!r}")
     if isinstance(last, Error) and not whole.plain_text.startswith(last.partial.plain_text):
-        found.append(f"what came is no beginning of the whole: {last.partial!r}")
+        found.append(f"the partial message is not a prefix of the whole: {last.partial!r}")
     return found
 
 

@@ -109,7 +109,7 @@ class ScriptedStream:
         self.requests.append(request)
         number = len(self.requests)
         if number > len(self.script) and (self.at_end == "error" or not self.script):
-            text = f"this is call {number}, and the script ends with call {len(self.script)}"
+            text = f"this is call {number}, but the script ends with call {len(self.script)}"
             yield Error(_EMPTY, StreamErrorKind.FATAL, text)
             return
         if number > len(self.script) and self.at_end == "empty":
@@ -140,15 +140,15 @@ class ScriptedStream:
         self, message: AssistantMessage, signal: CancellationToken
     ) -> Iterable[StreamEvent]:
         message = replace(message, content=tuple([self._with_id(b) for b in message.content]))
-        told = MessageAssembler()
+        streamed = MessageAssembler()
         yield Start(_EMPTY)
         for chunk in _chunks(message):
             if signal.cancelled:
-                yield _aborted(told, signal)
+                yield _aborted(streamed, signal)
                 return
-            told.feed(chunk)
+            streamed.feed(chunk)
             yield Chunk(chunk)
-        yield _aborted(told, signal) if signal.cancelled else Done(message)
+        yield _aborted(streamed, signal) if signal.cancelled else Done(message)
 
     def _with_id(self, block: Any) -> Any:
         if isinstance(block, ToolCall) and not block.id:
@@ -180,9 +180,9 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\S+\s*|\s+", text)
 
 
-def _aborted(told: MessageAssembler, signal: CancellationToken) -> Error:
+def _aborted(streamed: MessageAssembler, signal: CancellationToken) -> Error:
     text = signal.reason or "the call was cancelled"
-    partial = told.message(StopReason.ABORTED, error_message=text)
+    partial = streamed.message(StopReason.ABORTED, error_message=text)
     return Error(partial, StreamErrorKind.ABORTED, text)
 
 

@@ -141,9 +141,9 @@ class _Trial:
             pairs = zip(loaded.records, records, strict=False)
             changed = [after for after, before in pairs if after != before]
             self.expect(not changed or seen != due, f"{when}, {whose} has changed {changed[:1]}")
-            self.expect(loaded.run_id == run_id, f"{when}, {whose} says it is {loaded.run_id!r}")
+            self.expect(loaded.run_id == run_id, f"{when}, {whose} has the id {loaded.run_id!r}")
             wrong = [*loaded.problems, *(["a torn end"] if loaded.is_torn else [])]
-            self.expect(not wrong, f"{when}, {whose} complains of {wrong}")
+            self.expect(not wrong, f"{when}, {whose} reports {wrong}")
 
     @contextmanager
     def expect_error(self, kind: type[Exception], when: str) -> Generator[None]:
@@ -152,7 +152,7 @@ class _Trial:
         except kind:
             return
         except Exception as error:
-            self.problems.append(f"{when} raises {error!r}, and not {kind.__name__}")
+            self.problems.append(f"{when} raises {error!r} instead of {kind.__name__}")
         else:
             self.problems.append(f"{when} does not raise {kind.__name__}")
 
@@ -238,7 +238,7 @@ def _in_threads(acts: Sequence[Callable[[], None]]) -> None:
 
 
 def _check_flushing(trial: _Trial) -> None:
-    """What was waited for is there, in order and unchanged."""
+    """Records are there after a barrier, in order and unchanged."""
     records = _written("flushing", [*_ENTRIES, _ENDED])
     appender = trial.create("flushing")
     with suppress(RunNotFound):
@@ -260,22 +260,22 @@ def _check_flushing(trial: _Trial) -> None:
 
 
 def _check_beginning(trial: _Trial) -> None:
-    """A run is begun once."""
-    with trial.expect_error(RunNotFound, "loading a run that was not begun"):
+    """A run is created once."""
+    with trial.expect_error(RunNotFound, "loading a run that was not created"):
         trial.here.load("beginning")
-    with trial.expect_error(RunNotFound, "reopening a run that was not begun"):
+    with trial.expect_error(RunNotFound, "reopening a run that was not created"):
         trial.kept(trial.here.reopen("beginning", after=0))
     records = _written("beginning")
     appender = trial.create("beginning")
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
-        with trial.expect_error(RunExists, f"beginning an open run again {whose}"):
+        with trial.expect_error(RunExists, f"creating an open run again {whose}"):
             trial.kept(store.create("beginning"))
     _append(appender, records)
     _close(appender)
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
-        with trial.expect_error(RunExists, f"beginning a closed run again {whose}"):
+        with trial.expect_error(RunExists, f"creating a closed run again {whose}"):
             trial.kept(store.create("beginning"))
-    trial.expect_records("beginning", records, "after all that")
+    trial.expect_records("beginning", records, "after these attempts")
 
 
 def _check_writers(trial: _Trial) -> None:
@@ -302,7 +302,7 @@ def _check_writers(trial: _Trial) -> None:
 
 
 def _check_reopening(trial: _Trial) -> None:
-    """A run goes on where it stopped."""
+    """A run continues where it stopped."""
     records = _written("reopening", [_ENDED])
     appender = trial.create("reopening")
     _append(appender, records)
@@ -312,7 +312,7 @@ def _check_reopening(trial: _Trial) -> None:
     _expect_summary(trial, records, outcome="done")
     more = _numbered("reopening", [RunResumed(1), _STEP], after=records[-1], at=1_700_000_000_000)
     for after, what in ((0, "an earlier record"), (2, "a record that is not there")):
-        with trial.expect_error(RunBusy, f"reopening a run behind {what}"):
+        with trial.expect_error(RunBusy, f"reopening a run after {what}"):
             trial.kept(trial.there.reopen("reopening", after=after))
     appender = trial.kept(trial.there.reopen("reopening", after=1))
     _append(appender, more)
@@ -341,11 +341,11 @@ def _expect_summary(trial: _Trial, records: Sequence[Record], *, outcome: str | 
     )
     for store, whose in ((trial.here, "the same store"), (trial.there, "another store")):
         found = [summary for summary in store.runs() if summary.run_id == due.run_id]
-        trial.expect(found == [due], f"{whose} says {found} instead of {due}")
+        trial.expect(found == [due], f"{whose} returns {found} instead of {due}")
 
 
 def _check_summaries(trial: _Trial) -> None:
-    """The summaries tell what the records say."""
+    """The summaries match the records."""
     endings: tuple[tuple[str, list[Entry], str | None], ...] = (
         ("open", [_STEP], None),
         ("ended", [_STEP, _ENDED], "done"),
@@ -363,7 +363,7 @@ def _check_summaries(trial: _Trial) -> None:
 
 
 def _check_listing(trial: _Trial) -> None:
-    """The runs are listed newest first, and can be narrowed down."""
+    """The runs are listed newest first, and can be filtered."""
     for number in (3, 1, 4, 0, 2):
         conversation = "listing one" if number % 2 else "listing two"
         parent = "listing 0" if number > 2 else None
@@ -422,7 +422,7 @@ def _check_ids(trial: _Trial) -> None:
 
 
 def _check_many(trial: _Trial) -> None:
-    """Many runs do not get in each other's way."""
+    """Many runs do not disturb each other."""
     runs = {
         f"many {number}": _written(f"many {number}", _ENTRIES[:2], conversation="many", at=number)
         for number in range(60)
@@ -459,7 +459,7 @@ def _check_threads(trial: _Trial) -> None:
 
 
 def _check_races(trial: _Trial) -> None:
-    """Of several that want to write a run, one does."""
+    """If several threads try to write a run, one succeeds."""
     first, *others = records = _written("race", [RunResumed(turn) for turn in range(_ROUNDS)])
     _race(trial, first, lambda store: store.create("race"))
     for record in others:
@@ -490,7 +490,7 @@ def _race(trial: _Trial, record: Record, opened: Callable[[RunStore], RunAppende
         except (RunBusy, RunExists):
             pass
         except Exception as error:
-            trial.problems.append(f"a loser gets {type(error).__name__}: {error}")
+            trial.problems.append(f"a losing thread gets {type(error).__name__}: {error}")
 
     _in_threads([partial(want, store) for store in stores])
     trial.expect(len(winners) == 1, f"{len(winners)} of {len(stores)} threads got to write")
@@ -499,7 +499,7 @@ def _race(trial: _Trial, record: Record, opened: Callable[[RunStore], RunAppende
 
 
 def _check_waiting(trial: _Trial) -> None:
-    """Who does not wait any longer spoils nothing."""
+    """A cancelled wait loses nothing."""
     records = _written("waiting", _ENTRIES)
     appender = trial.create("waiting")
 

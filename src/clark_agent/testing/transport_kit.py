@@ -94,7 +94,7 @@ async def check_stream_fn(
     problems += [f"cancelled before the call: {text}" for text in early.problems]
     problems += [f"cancelled before the call: {text}" for text in _ending_problems(early.events)]
     if any(isinstance(event, Chunk) for event in early.events):
-        problems.append("cancelled before the call: it asked the model all the same")
+        problems.append("cancelled before the call: it called the model anyway")
     seen = {type(event) for event in whole.events}
     moments: list[type[StreamEvent]] = [kind for kind in (Start, Chunk) if kind in seen]
     for moment in moments or [Error]:
@@ -118,7 +118,7 @@ def check_events_of(events: Sequence[StreamEvent]) -> list[str]:
     if len(starts) > 1:
         problems.append(f"{len(starts)} start events; one is enough")
     if chunks and (not starts or starts[0] > chunks[0]):
-        problems.append("a chunk came before the start: listeners cannot tell whose it is")
+        problems.append("a chunk came before the start: the loop ignores it")
     terminal = events[-1] if events else None
     if isinstance(terminal, (Done, Error)) and chunks:
         problems += _fold_problems(events, terminal)
@@ -133,9 +133,9 @@ def _ending_problems(events: Sequence[StreamEvent]) -> list[str]:
         return ["no terminal event: the last must be Done or Error"]
     problems: list[str] = []
     if len(ends) > 1:
-        problems.append(f"{len(ends)} terminal events; exactly one is due")
+        problems.append(f"{len(ends)} terminal events; there must be exactly one")
     if ends[0] != len(events) - 1:
-        problems.append("something came behind the terminal event")
+        problems.append("an event came after the terminal event")
     return problems
 
 
@@ -145,13 +145,13 @@ def _fold_problems(events: Sequence[StreamEvent], terminal: Done | Error) -> lis
         if isinstance(event, Chunk):
             assembler.feed(event.chunk)
     folded = assembler.message()
-    told = folded.content
+    content = folded.content
     name, message = (
         ("Done", terminal.message) if isinstance(terminal, Done) else ("Error", terminal.partial)
     )
     problems: list[str] = []
-    if _comparable(told, message.content) != _comparable(message.content, told):
-        problems.append(f"the chunks fold to {told!r}, but {name} carries {message.content!r}")
+    if _comparable(content, message.content) != _comparable(message.content, content):
+        problems.append(f"the chunks fold to {content!r}, but {name} carries {message.content!r}")
     if folded.annotations != message.annotations:
         theirs = f"{folded.annotations!r}, but {name} carries {message.annotations!r}"
         problems.append(f"the chunks fold to the annotations {theirs}")
@@ -176,16 +176,16 @@ def _comparable(blocks: Sequence[AssistantBlock], others: Sequence[AssistantBloc
 def _reason_problems(message: AssistantMessage) -> list[str]:
     reason = message.stop_reason
     if reason in (StopReason.ERROR, StopReason.ABORTED):
-        return [f"Done carries the stop reason {reason}; a failure is told by Error"]
+        return [f"Done carries the stop reason {reason}; report a failure with Error"]
     if reason is StopReason.TOOL_USE and not message.tool_calls:
-        return ["the stop reason is tool_use and there is no tool call"]
+        return ["the stop reason is tool_use, but there is no tool call"]
     if reason is StopReason.END_TURN and message.tool_calls:
-        return ["the stop reason is end_turn and there are tool calls"]
+        return ["the stop reason is end_turn, but there are tool calls"]
     ids = [call.id for call in message.tool_calls]
     return ["a tool call without an id"] if not all(ids) else []
 
 
-class _Heard(Struct):
+class _Received(Struct):
     events: tuple[StreamEvent, ...]
     problems: list[str]
 
@@ -198,7 +198,7 @@ async def _listen(
     signal: CancellationToken | None = None,
     cancel_at: type[StreamEvent] | None = None,
     cancel_within: float = 0.0,
-) -> _Heard:
+) -> _Received:
     """Read a stream to its end. With ``cancel_at``, cancel at the first event of that type, and
     allow ``cancel_within`` seconds more.
     """
@@ -211,7 +211,7 @@ async def _listen(
         event: Any
         async for event in stream(request, signal):
             if not isinstance(event, (Start, Chunk, Done, Error)):
-                problems.append(f"{event!r} is no stream event")
+                problems.append(f"{event!r} is not a stream event")
                 continue
             events.append(event)
             if cancel_at is not None and isinstance(event, cancel_at) and not signal.cancelled:
@@ -239,10 +239,10 @@ async def _listen(
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is not None and task.cancelling():
             raise
-        problems.append("it raised CancelledError; that it was cancelled is told by Error")
+        problems.append("it raised CancelledError; report a cancellation with Error")
     except Exception as error:
-        problems.append(f"it raised {type(error).__name__}: {error}; failures are told by Error")
-    return _Heard(tuple(events), problems)
+        problems.append(f"it raised {type(error).__name__}: {error}; report failures with Error")
+    return _Received(tuple(events), problems)
 
 
 async def _first(*tasks: asyncio.Future[Any], seconds: float) -> asyncio.Future[Any] | None:
@@ -289,7 +289,7 @@ async def _close_early(
     try:
         answer: AsyncIterator[StreamEvent] = stream(request, CancellationToken())
         if not hasattr(answer, "aclose"):
-            return ["its iterator has no aclose(): nobody can close the connection"]
+            return ["its iterator has no aclose(): the connection cannot be closed"]
         await _limited(begin(), begin_within)
         await _limited(close(), within)
     except TimeoutError:

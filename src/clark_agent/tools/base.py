@@ -1,10 +1,10 @@
-"""What a tool is: its description, its flags, what it gets when it runs and what it gives back.
+"""What a tool is: its description, its flags, the context in which it runs and its result.
 
-`AgentTool` is the base class of all tools. Most are easier to write with what
-`clark_agent.tools` builds on it, where a function's signature is the whole declaration.
+`AgentTool` is the base class of all tools. Most are easier to write with
+`clark_agent.tools.tool`, where a function's signature is the whole declaration.
 
-This module knows neither the loop nor the events: a running tool reaches them only through the
-callable in its `ToolContext`.
+This module knows neither the loop nor the events: a running tool reaches them only through its
+`ToolContext`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 NEVER_CLIP: Final = "never"
 """As ``max_result_chars``: the results of this tool are kept whole."""
 
-# How often a thread that waits for its update to be out looks whether waiting still makes sense.
+# How often a thread that waits for its update to be emitted checks whether to stop waiting.
 _POLL_SECONDS = 0.05
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -52,7 +52,7 @@ _NAME_LENGTH = 64
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
-# --- what comes back --------------------------------------------------------------------------
+# --- the result -------------------------------------------------------------------------------
 
 
 class ToolResult(Struct, frozen=True, omit_defaults=True):
@@ -95,7 +95,7 @@ class ToolResult(Struct, frozen=True, omit_defaults=True):
         return "".join([b.text for b in self.content if type(b) is TextContent])
 
 
-# --- what a running tool gets -----------------------------------------------------------------
+# --- the context of a running tool ------------------------------------------------------------
 
 
 Emit: TypeAlias = Callable[[ToolResult], Awaitable[None]]
@@ -103,13 +103,13 @@ Emit: TypeAlias = Callable[[ToolResult], Awaitable[None]]
 
 
 class ParentRun(Protocol):
-    """The run around a tool call, as far as a tool may know it."""
+    """The part of the run around a tool call that the tool may use."""
 
     signal: CancellationToken
     deps: Any
 
     def identify(self) -> RunIdentity:
-        """Whose run it is. Made when first asked for, if the host has not said."""
+        """The identity of the run. Made when first needed, if the host has not set one."""
         ...
 
     @property
@@ -123,12 +123,12 @@ class ParentRun(Protocol):
         ...
 
     @property
-    def tells_progress(self) -> bool:
-        """Whether anybody wants to know how far a call has come."""
+    def reports_progress(self) -> bool:
+        """Whether anything listens to the progress of calls."""
         ...
 
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
-        """Tell listeners how far the call has come."""
+        """Send the progress of the call to the listeners."""
         ...
 
 
@@ -148,7 +148,7 @@ class _NoRun:
         self.signal = CancellationToken() if signal is None else signal
         self.deps = deps
         self._emit = emit
-        self.tells_progress = emit is not None
+        self.reports_progress = emit is not None
         self.loop = loop
         if emit is not None:
             self.loop = loop or asyncio.get_running_loop()
@@ -164,32 +164,32 @@ class _NoRun:
 
 _NO_RESULT = object()
 
-# An event loop does not hold on to its tasks, and a thread may stop waiting for its own.
+# An event loop keeps no strong reference to its tasks, and a thread may stop waiting for its own.
 _reports: set[asyncio.Task[None]] = set()
 
 _making_a_signal = Lock()
 
 
 class ToolContext(Generic[DepsT_co]):
-    """What a running tool gets: which call it is, the signal to stop, and a way to tell progress.
+    """The context of a running tool: its call, the signal to stop, and a way to report progress.
 
-    For a test of a tool, ``ToolContext(tool_call_id="c", tool_name="t")`` will do: nothing
+    For a test of a tool, ``ToolContext(tool_call_id="c", tool_name="t")`` is enough: nothing
     listens and nothing cancels. With ``emit`` it must be made on the event loop's thread.
     """
 
     position = 0
-    """Which call of the message it is."""
+    """The index of the call in its message."""
     _signal: CancellationToken | None = None
     _settled = False
     _reporting: asyncio.Task[None] | None = None
     is_reporting = False
     """Whether listeners are receiving an update of the tool."""
     when_reported: Callable[[], object] | None = None
-    """What to do as soon as they are."""
+    """Called as soon as they have it."""
     plain_result: object = _NO_RESULT
-    """A result that needs no check, because what makes it has checked it."""
+    """A result that was checked where it was made."""
     failure_below: Exception | None = None
-    """Why the run must end, whatever the tool makes of it: a run below could not be logged."""
+    """Why the run must end even if the tool handles the error: a child run could not be logged."""
 
     def __init__(
         self,
@@ -225,12 +225,12 @@ class ToolContext(Generic[DepsT_co]):
 
     @property
     def is_watched(self) -> bool:
-        """Whether the tool waits for the signal or left a callback with it."""
+        """Whether the tool waits for the signal or has added a callback to it."""
         return self._signal is not None and self._signal.is_watched
 
     @property
     def run(self) -> ParentRun | None:
-        """The run that called the tool, for those who start another below it. None in a test."""
+        """The run that called the tool, to start a child run. None in a test."""
         return None if isinstance(self._run, _NoRun) else self._run
 
     @property
@@ -240,20 +240,20 @@ class ToolContext(Generic[DepsT_co]):
 
     @property
     def identity(self) -> RunIdentity:
-        """Whose run it is. A run whose context has no identity is a fresh root."""
+        """The identity of the run. A run whose context has none is a fresh root."""
         return self._run.identify()
 
     def update(self, partial: ToolResult | str) -> Awaitable[None]:
         """Report progress.
 
         In an async tool await it. In a sync tool, which runs in a thread of its own, call it
-        plainly: it returns when the event is out, or as soon as the call is over.
+        plainly: it returns when the event was emitted, or as soon as the call is over.
 
-        Contract: what is reported after the tool has returned is dropped. An exception of a
-        listener comes out here.
+        Contract: progress that is reported after the tool has returned is dropped. An exception of
+        a listener is raised here.
         """
         run = self._run
-        if self._settled or not run.tells_progress:
+        if self._settled or not run.reports_progress:
             return FINISHED
         result = ToolResult.text(partial) if isinstance(partial, str) else partial
         if is_running(run.loop):
@@ -274,13 +274,13 @@ class ToolContext(Generic[DepsT_co]):
                 self.when_reported()
 
     def _report_and_wait(self, loop: asyncio.AbstractEventLoop, result: ToolResult) -> None:
-        """Hand the update to the event loop's thread, and wait while that can help."""
+        """Pass the update to the event loop's thread, and wait until it is emitted or dropped."""
         done: Future[None] = Future()
 
         async def report() -> None:
             try:
                 await self._report(result)
-            except asyncio.CancelledError:  # the loop is shutting down: no matter to the thread
+            except asyncio.CancelledError:  # the loop is shutting down; the thread need not know
                 done.set_result(None)
                 raise
             except BaseException as error:
@@ -289,7 +289,7 @@ class ToolContext(Generic[DepsT_co]):
                 done.set_result(None)
 
         def start() -> None:
-            # Made only now: if the loop never comes here, no coroutine is left without an await.
+            # Made here: if the loop never runs this, no coroutine is left without an await.
             task = self._reporting = loop.create_task(report())
             _reports.add(task)
             task.add_done_callback(_reports.discard)
@@ -303,9 +303,9 @@ class ToolContext(Generic[DepsT_co]):
                 return
 
     def settle(self, *, drop: bool = True) -> None:
-        """The tool has returned: what it still reports is dropped.
+        """Mark the call as over: further progress is dropped.
 
-        Also what is on its way, unless listeners should be left to finish with it.
+        With ``drop``, an update that is being sent is cancelled too.
         """
         self._settled = True
         if drop and self._reporting is not None:
@@ -325,13 +325,13 @@ class ToolHistoryPolicy(Struct, frozen=True, kw_only=True, gc=False):
     """
 
     dedup_arg: str | None = None
-    """Of two calls with the same string here, only the later result is worth keeping."""
+    """Of calls with the same string in this argument, only the last result needs to be kept."""
     summary_arg: str | None = None
     """The argument to show when a call is summarised in one line."""
     compactable_result: bool = False
-    """Old results may go: the tool can be called again."""
+    """Old results may be dropped: the tool can be called again."""
     pins_active_plan: bool = False
-    """The newest result is the plan that the model works by, and stays."""
+    """The newest result is the plan that the model follows, and is kept."""
 
 
 class AgentTool(Generic[DepsT_contra]):
@@ -339,7 +339,7 @@ class AgentTool(Generic[DepsT_contra]):
 
     A subclass has a ``name``, a ``description``, a ``parameters_schema`` (the JSON schema of the
     arguments, sent as it is) and `execute`. The flags are class attributes; an instance may set its
-    own in ``__init__``, before anybody has asked for its `schema`.
+    own in ``__init__``, before its `schema` is first read.
     """
 
     name: str = ""
@@ -347,32 +347,32 @@ class AgentTool(Generic[DepsT_contra]):
     parameters_schema: dict[str, Any] = _NO_PARAMETERS
 
     requires_exclusive_sandbox: bool = False
-    """Nothing may run beside it: a batch with such a tool runs one call at a time."""
+    """It must run alone: a batch with such a tool runs one call at a time."""
     max_result_chars: int | Literal["never"] | None = None
     """How much of a result later turns keep; None is the plugin's default, see `NEVER_CLIP`."""
     history_policy: ToolHistoryPolicy = ToolHistoryPolicy()
-    """What may become of old results."""
+    """What plugins may do with old results."""
     identity_policy: ToolIdentityPolicy = ToolIdentityPolicy()
-    """When two calls are the same."""
+    """When two calls count as the same."""
     aborts_siblings_on_error: bool = False
-    """When a call fails, those running beside it are of no use and are cancelled."""
+    """When a call fails, the calls that run beside it are cancelled."""
     counts_toward_tool_call_limit: bool = True
-    """A call takes one of the places that ``max_tool_calls_per_turn`` allows."""
+    """Its calls count toward ``max_tool_calls_per_turn``."""
     parallel_safe_per_turn: bool = False
-    """Any number of calls in one turn is fine: they take no such place."""
+    """Any number of calls in one turn is fine: they do not count toward that limit."""
     counts_toward_termination_vote: bool = True
-    """Its results vote on whether the run ends. A mere note of progress should not."""
+    """Its results vote on whether the run ends. A progress note should not."""
     timeout: float | None = None
-    """Seconds after which a call has failed; None is the loop's own setting."""
+    """Seconds after which a call fails; None uses the config's ``tool_timeout``."""
     runs_in_thread: bool = False
-    """It blocks a thread, which cannot be stopped from outside but may look at its signal."""
+    """It blocks a thread, which cannot be stopped from outside but may check its signal."""
     idempotent: bool = False
-    """Calling it twice does no more than calling it once: it may run again after a crash."""
+    """A second call changes nothing more, so it may run again after a crash."""
     reads_only: bool = False
     """It changes nothing and sends nothing out: `clark_agent.toolkit.ApprovalGate` does not ask
     about it."""
     runs_agent: bool = False
-    """All that it does is run an agent, whose log tells what came of it."""
+    """It does nothing but run an agent, whose log has the outcome."""
     is_final_answer: bool = False
     """When a call to it ends the run, `output` of its arguments is the run's answer."""
 
@@ -385,7 +385,7 @@ class AgentTool(Generic[DepsT_contra]):
             check_tool_name(name, cls.__qualname__)
         execute = cls.__dict__.get("execute")
         if isinstance(execute, FunctionType) and not iscoroutinefunction(unwrap(execute)):
-            raise ToolDefinitionError(f"{cls.__qualname__}.execute must be an 'async def'")
+            raise ToolDefinitionError(f"{cls.__qualname__}.execute must be an async def")
 
     def __init__(self) -> None:
         cls = type(self)
@@ -394,7 +394,7 @@ class AgentTool(Generic[DepsT_contra]):
                 f"{cls.__qualname__} has no execute: define "
                 "'async def execute(self, args, ctx) -> ToolResult'"
             )
-        # A class with an __init__ of its own may be about to set the name; the registry looks too.
+        # A class with its own __init__ may still set the name; the registry checks it too.
         if cls.__init__ is AgentTool.__init__:
             check_tool_name(self.name, cls.__qualname__)
 
@@ -406,17 +406,17 @@ class AgentTool(Generic[DepsT_contra]):
         return args
 
     def validate(self, args: Any) -> Any:
-        """Refuse arguments that will not do.
+        """Check the arguments.
 
-        Contract: raises `ToolValidationError` with a text that the model can act on. What is
-        returned goes to `execute` instead of the arguments; None leaves them as they are.
+        Contract: raises `ToolValidationError` with a text that the model can act on. The returned
+        value goes to `execute` instead of the arguments; None leaves them unchanged.
         """
         return None
 
     async def execute(self, args: Any, ctx: ToolContext[DepsT_contra]) -> ToolResult:
         """Do the work.
 
-        Contract: any exception becomes an error result that the model sees, but `ToolFatal` and
+        Contract: an exception becomes an error result that the model sees, except `ToolFatal` and
         `ToolAborted`, which end the run. Stop soon after ``ctx.signal`` is cancelled.
         """
         raise NotImplementedError
@@ -424,15 +424,15 @@ class AgentTool(Generic[DepsT_contra]):
     def preview(self, args: Any) -> str | None:
         """What a call with these arguments would change, for the person who has to approve it.
 
-        A unified diff, for example. None: the arguments say it all; they are shown in any case.
+        A unified diff, for example. None if the arguments, which are always shown, are enough.
 
-        Contract: has no effects. May block, it is called in a thread. If it raises, the call is
+        Contract: has no effects. May block: it is called in a thread. If it raises, the call is
         shown without a preview.
         """
         return None
 
     def output(self, args: Any) -> Any:
-        """The answer of a run that such a call has ended; see ``is_final_answer``."""
+        """The answer of a run that a call with these arguments ended; see ``is_final_answer``."""
         return args
 
     @property
@@ -450,16 +450,16 @@ class AgentTool(Generic[DepsT_contra]):
 
 
 def is_tool_name(name: str) -> bool:
-    """Whether every provider takes the name: 1 to 64 letters, digits, ``_`` and ``-``."""
+    """Whether every provider accepts the name: 1 to 64 letters, digits, ``_`` and ``-``."""
     return 0 < len(name) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(name)
 
 
 def check_tool_name(name: object, owner: str) -> None:
-    """Raise unless every provider takes the name; ``owner`` says whose it is."""
+    """Raise unless every provider accepts the name; ``owner`` is the tool's class or function."""
     if not name:
         raise ToolDefinitionError(f"{owner} has no name: set 'name = \"…\"' in the class")
     if not isinstance(name, str) or not is_tool_name(name):
         raise ToolDefinitionError(
-            f"{owner}: {name!r} will not do as the name of a tool; providers take "
+            f"{owner}: invalid tool name {name!r}; use "
             f"1 to {_NAME_LENGTH} letters, digits, '_' and '-'"
         )

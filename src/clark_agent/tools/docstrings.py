@@ -1,7 +1,7 @@
-"""Reads parameter descriptions out of docstrings, in the three styles that people write.
+"""Reads parameter descriptions from docstrings, in the three common styles.
 
 Google (``Args:`` and an indented list), NumPy (``Parameters`` underlined) and reST (``:param x:``).
-Text that belongs to no parameter is the description.
+All other text is the description.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PARAMETER_SECTIONS = frozenset(
 
 
 class Documentation(Struct, frozen=True):
-    """What a docstring says: about the whole, and about each parameter that it names."""
+    """The parts of a docstring: the description, and a text for each documented parameter."""
 
     description: str
     parameters: dict[str, str]
 
 
 def parse_docstring(docstring: str | None) -> Documentation:
-    """Take a docstring apart."""
+    """Parse a docstring."""
     parser = _Parser(cleandoc(docstring or ""))
     parser.parse()
     description = re.sub(r"\n{3,}", "\n\n", "\n".join(parser.prose)).strip()
@@ -71,7 +71,7 @@ class _Parser:
         return bool(below) and re.fullmatch(r"\s*-{3,}\s*", below[0]) is not None
 
     def _google_section(self, outer: int) -> None:
-        """Entries ``name (type): text``, indented below the title; deeper lines go on with one."""
+        """Entries ``name (type): text``, indented below the title; deeper lines continue one."""
         inner: int | None = None
         current: list[str] = []
         while self.position < len(self.lines):
@@ -105,7 +105,7 @@ class _Parser:
             self.position += 1
 
     def _rest_field(self, kind: str, words: list[str], text: str, outer: int) -> None:
-        """``:param type name: text``; deeper lines go on with it."""
+        """``:param type name: text``; deeper lines continue it."""
         lines = [text.strip()]
         while self.position < len(self.lines):
             line = self.lines[self.position]
@@ -116,8 +116,8 @@ class _Parser:
         if kind in ("param", "parameter", "arg", "argument", "key", "keyword") and words:
             self.parameters.setdefault(words[-1].lstrip("*"), []).extend(lines)
         elif kind not in ("type", "rtype"):
-            said = " ".join([kind.capitalize(), *words])
-            self.prose.append(f"{said}: {' '.join(lines).strip()}")
+            title = " ".join([kind.capitalize(), *words])
+            self.prose.append(f"{title}: {' '.join(lines).strip()}")
 
 
 def _indent(line: str) -> int:

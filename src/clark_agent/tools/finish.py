@@ -17,7 +17,7 @@ _DESCRIPTION = "Give the final answer. Call this once, alone, when the work is d
 
 
 class HasOutput(Protocol):
-    """The result of a run, as far as its answer goes."""
+    """A result with an answer, such as `clark_agent.RunResult`."""
 
     @property
     def output(self) -> Any:
@@ -74,7 +74,7 @@ def finish_tool(
     one parameter ``answer``. Arguments that do not fit go back to the model with the reason. With
     ``force_tool_call`` in the config a model cannot answer in prose instead.
 
-    Raises `ToolDefinitionError` for a type that arguments cannot have.
+    Raises `ToolDefinitionError` for a type that cannot be read from JSON.
     """
 
     async def finish(answer: Any) -> ToolResult:

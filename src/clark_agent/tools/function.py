@@ -11,12 +11,12 @@ A tool is declared once, by a signature::
             limit: How many to return at most.
         \"\"\"
 
-Schema, parsing and descriptions follow from it. Arguments come as the declared types; what does not
-fit is mended where its meaning is plain, and else goes back to the model with the reason. The
-result may be a `ToolResult`, text, content blocks, nothing, or anything that can be written as
-JSON. Plain functions run in a thread of their own, so that they cannot stall the event loop.
+Schema, parsing and descriptions follow from it. Arguments arrive as the declared types; arguments
+that do not fit are repaired if their meaning is clear, and otherwise returned to the model with the
+reason. The result may be a `ToolResult`, text, content blocks, None, or anything that can be
+written as JSON. Plain functions run in their own thread, so that they cannot block the event loop.
 
-What a tool is, without any of this, is in :mod:`clark_agent.tools.base`.
+The base class of tools, without any of this, is in :mod:`clark_agent.tools.base`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _DEFAULT_IDENTITY_POLICY = ToolIdentityPolicy()
 
 
 class _PlannedTool(AgentTool[DepsT_contra]):
-    """What tools have in common whose arguments come from a signature."""
+    """The base of tools whose arguments come from a signature."""
 
     _plan: Plan
 
@@ -86,10 +86,10 @@ class _PlannedTool(AgentTool[DepsT_contra]):
         try:
             return plan.read(args)
         except REFUSED as failure:
-            return plan.mend(args, failure, self.name)
+            return plan.repair(args, failure, self.name)
 
     async def execute(self, args: Any, ctx: ToolContext[DepsT_contra]) -> ToolResult:
-        """Call the function with what `validate` gave, or with raw arguments."""
+        """Call the function with the result of `validate`, or with raw arguments."""
         plan = self._plan
         if type(args) is not plan.kind:
             args = self.validate(args)
@@ -97,7 +97,7 @@ class _PlannedTool(AgentTool[DepsT_contra]):
             value = await plan.call(self._function(), args, ctx)
         else:
             value = await run_in_thread(plan.call, self._function(), args, ctx)
-            if isawaitable(value):  # an async function behind a plain wrapper
+            if isawaitable(value):  # an async function in a plain wrapper
                 value = await value
         if type(value) is str:
             result = ToolResult((TextContent(value),))
@@ -124,7 +124,7 @@ class FunctionTool(DefaultsToAny, _PlannedTool[DepsT_contra], Generic[P, R, Deps
     ) -> None:
         super().__init__()
         if isinstance(function, type) or not isroutine(function):
-            raise ToolDefinitionError(f"{function!r} is no function: only those become tools")
+            raise ToolDefinitionError(f"tool() needs a function, not {function!r}")
         self.__wrapped__ = function
         self.__name__: str = function.__name__
         self.__qualname__: str = function.__qualname__
@@ -222,15 +222,15 @@ def tool(
 ) -> Any:
     """Make a tool of a function, as ``@tool``, ``@tool(name=…)`` or ``tool(function, …)``.
 
-    The name is the function's, the description its docstring, unless given. ``strict`` sends the
-    schema in the form that constrained decoding asks for, and does not overlook arguments that no
-    parameter has. The other options are the flags of `AgentTool`.
+    The name is the function's and the description its docstring, unless given. ``strict`` sends the
+    schema in the form that constrained decoding requires, and rejects arguments without a
+    parameter. The other options are the flags of `AgentTool`.
 
     Raises `ToolDefinitionError` for a function that cannot be a tool.
     """
     unknown = flags.keys() - ToolFlags.__annotations__.keys()
     if unknown:
-        raise TypeError(f"tool() has no option {', '.join(sorted(unknown))}")
+        raise TypeError(f"tool() got unknown options: {', '.join(sorted(unknown))}")
 
     def decorate(function: Callable[..., Any]) -> FunctionTool[..., Any]:
         # Types that are local to the function around the tool are found in its frame.
@@ -249,8 +249,8 @@ def tool(
 class TypedTool(_PlannedTool[DepsT_contra]):
     """The class form: a subclass defines ``run``, sync or async, and its signature is the tool's.
 
-    The description is the class's docstring, those of the parameters may stand in either docstring.
-    For tools that hold something, a connection for example, that ``__init__`` gives them.
+    The description is the class's docstring; either docstring may describe the parameters.
+    For tools that hold something, such as a connection, which ``__init__`` sets.
     """
 
     strict: bool = False
@@ -258,7 +258,7 @@ class TypedTool(_PlannedTool[DepsT_contra]):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__dict__.keys() & {"run", "strict"} and hasattr(cls, "run"):
-            # The frame around the class knows the types that are local to it.
+            # The frame around the class has the types that are local to it.
             cls._make_plan(sys._getframe(1).f_locals)
 
     @classmethod
@@ -291,7 +291,8 @@ class TypedTool(_PlannedTool[DepsT_contra]):
         super().__init__()
         if not hasattr(self, "run"):
             raise ToolDefinitionError(
-                f"{type(self).__qualname__} has no run: define 'def run(self, …)' or 'async def'"
+                f"{type(self).__qualname__} has no run method: define 'def run(self, …)' or "
+                "'async def run(self, …)'"
             )
 
     def _function(self) -> Callable[..., Any]:
@@ -303,10 +304,10 @@ class TypedTool(_PlannedTool[DepsT_contra]):
 
 
 def tool_result(value: object) -> ToolResult:
-    """The result that a tool means by what it returned.
+    """Convert what a tool returned to a `ToolResult`.
 
-    Text and content blocks are themselves, None says that it is done, anything else is written as
-    JSON. Raises `ToolExecutionError` for what cannot be.
+    Text and content blocks stay as they are, None becomes a short confirmation, anything else is
+    written as JSON. Raises `ToolExecutionError` if that is impossible.
     """
     match value:
         case ToolResult():
@@ -341,13 +342,13 @@ def tool_result(value: object) -> ToolResult:
 # --- the registry -----------------------------------------------------------------------------
 
 ToolLike: TypeAlias = AgentTool | Callable[..., Any]
-"""A tool, or a function that `tool` can make one of."""
+"""A tool, or a function that `tool` can turn into one."""
 
 
 class ToolRegistry(Mapping[str, AgentTool]):
     """The tools of a run by name, in the order of their registration. It never changes.
 
-    Of two tools with one name the later counts, in the place of the earlier.
+    The last tool of a name wins, and takes the place of the earlier one.
     """
 
     __slots__ = ("_tools", "find", "names", "schemas")
@@ -377,7 +378,7 @@ class ToolRegistry(Mapping[str, AgentTool]):
         return name in self._tools
 
     def with_tool(self, added: ToolLike) -> ToolRegistry:
-        """A registry with one tool more, or with another in the place of its name."""
+        """A registry with this tool added, or in place of the one with its name."""
         return ToolRegistry([*self._tools.values(), added])
 
     def history_policy(self, name: str) -> ToolHistoryPolicy:
@@ -408,11 +409,11 @@ def _as_tool(given: object) -> AgentTool:
         )
     if isroutine(given):
         return FunctionTool(given)
-    raise ToolDefinitionError(f"{given!r} is no tool: pass an AgentTool or a function")
+    raise ToolDefinitionError(f"a tool must be an AgentTool or a function, not {given!r}")
 
 
 def _check_flags(given: AgentTool) -> None:
-    """Refuse flags that would only fail when they are first used."""
+    """Reject flags that would only fail when they are first used."""
     timeout: Any = given.timeout
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if timeout is not None and not (is_number and timeout > 0):

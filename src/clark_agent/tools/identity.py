@@ -1,8 +1,8 @@
-"""When two calls of a tool are "the same": declared by the tool, read by what looks for repeats.
+"""When two calls of a tool are "the same": declared by the tool, used to detect repeated calls.
 
 A tool that dispatches on an argument names it as ``operation_arg``; one that works on a file or a
-URL names that as its ``target``. Without a policy all calls of a tool are one operation without a
-target, and a reader compares their whole arguments.
+URL names that as its ``target``. Without a policy, all calls of a tool are one operation without a
+target, and are compared by all their arguments.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ToolIdentityPolicy(Struct, frozen=True, kw_only=True):
     target: str | TargetFn | None = None
     """The argument that holds the target, or a function from all arguments to it."""
     args_key_fn: TargetFn | None = None
-    """Gives the identity of a call outright, instead of tool and target."""
+    """Returns the identity of a call, instead of tool and target."""
 
 
 def extract_operation_key(policy: ToolIdentityPolicy, arguments: object) -> str:
-    """The operation of a call; ``"default"`` when it names none."""
+    """The operation of a call; ``"default"`` if it has none."""
     name = policy.operation_arg
     operation = None if name is None else _string_argument(arguments, name)
     return "default" if operation is None else operation
@@ -52,7 +52,7 @@ def extract_target(policy: ToolIdentityPolicy, arguments: object) -> str | None:
 
 
 def extract_args_key(policy: ToolIdentityPolicy, tool_name: str, arguments: object) -> str | None:
-    """What two calls must share to be the same; None: compare their arguments."""
+    """The key that is equal for calls that are the same; None: compare their arguments."""
     if policy.args_key_fn is not None:
         return policy.args_key_fn(arguments)
     target = extract_target(policy, arguments)

@@ -1,9 +1,9 @@
-"""What to do with arguments that do not fit: mend what is unambiguous, explain the rest.
+"""Handles arguments that do not fit: repairs what is unambiguous, explains the rest.
 
-Models send numbers and lists as strings, and null for what they want to leave out. Such arguments
-are repaired against the tool's schema, but only after they have failed to parse, so what a tool
-accepts stays untouched. What cannot be repaired is reported to the model in words that it can act
-on: where, what was expected, what came.
+Models send numbers and lists as strings, and null for what they want to omit. Such arguments
+are repaired against the tool's schema, but only after they failed to parse, so arguments that a
+tool accepts stay unchanged. The rest is reported to the model in words that it can act on: where,
+what was expected, what was sent.
 
 Everything here is a pure function on JSON values and portable schemas.
 """
@@ -27,10 +27,11 @@ _MOST_PROBLEMS = 5
 
 
 def repair_arguments(args: Any, schema: Mapping[str, Any]) -> Any:
-    """The arguments with all mended that has one meaning only; the given object if nothing was.
+    """The arguments with every unambiguous repair made; the given object if there was none.
 
-    Nulls go where the schema does not take null. Strings become the declared integer, number,
-    boolean or null, a string of JSON the declared array or object, a whole float an integer.
+    A null is removed where the schema does not allow null. Strings become the declared integer,
+    number, boolean or null, a string of JSON the declared array or object, a whole float an
+    integer.
     """
     if args is None:
         return {}
@@ -40,7 +41,7 @@ def repair_arguments(args: Any, schema: Mapping[str, Any]) -> Any:
 def _repaired(value: Any, schema: Mapping[str, Any]) -> Any:
     branches: Sequence[Mapping[str, Any]] = schema.get("anyOf", (schema,))
     kinds = {branch.get("type") for branch in branches}
-    if None in kinds:  # a branch that takes anything
+    if None in kinds:  # a branch that allows anything
         return value
     kind = json_type(value)
     if kind == "string" and "string" not in kinds:
@@ -86,7 +87,7 @@ def _takes_null(schema: Mapping[str, Any]) -> bool:
 def _branch_for(
     value: Mapping[str, Any], branches: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
-    """The only object schema whose enums the value does not contradict, if there is just one."""
+    """The object schema whose enums the value does not contradict, if there is exactly one."""
     fitting = [
         branch
         for branch in branches
@@ -101,7 +102,7 @@ def _branch_for(
 
 
 def _from_text(text: str, kinds: set[Any]) -> Any:
-    """The value that the text spells, if that is of one of the kinds; else the text."""
+    """The value that the text stands for, if it is of one of the kinds; otherwise the text."""
     stripped = text.strip()
     if "boolean" in kinds and stripped.lower() in ("true", "false"):
         return stripped.lower() == "true"
@@ -123,7 +124,7 @@ def _from_text(text: str, kinds: set[Any]) -> Any:
 
 
 def _number(text: str) -> int | float | None:
-    # Python reads more than JSON writes: underscores, other scripts' digits, nan, endless ints.
+    # Python accepts more than JSON: underscores, digits of other scripts, nan, huge integers.
     if not text or len(text) > 40 or not set(text) <= set("0123456789+-.eE"):
         return None
     try:
@@ -141,7 +142,7 @@ def _number(text: str) -> int | float | None:
 
 
 def explain_arguments(args: Any, schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with the arguments, in words for the model; None when nothing can be seen."""
+    """What is wrong with the arguments, in words for the model; None if no problem is found."""
     problems: list[str] = []
     for problem in _problems(args, schema, "$"):
         if len(problems) == _MOST_PROBLEMS:
@@ -255,7 +256,7 @@ def quoted(value: Any) -> str:
 
 
 def close_match(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate that the name may stand for."""
+    """The candidate that may be meant by the name."""
     from difflib import get_close_matches  # only mistakes need it
 
     matches = get_close_matches(name, list(candidates), n=1, cutoff=cutoff)
@@ -267,9 +268,9 @@ _LONGEST_COMPARED = 64
 
 
 def close_matches(name: str, candidates: Iterable[str], most: int = 5) -> list[str]:
-    """The candidates that the name may stand for, the best first.
+    """The candidates that may be meant by the name, the best first.
 
-    Takes no longer for 100,000 candidates than it takes to look at the length of each.
+    Fast with 100,000 candidates: it compares only those of similar length.
     """
     from difflib import get_close_matches  # only mistakes need it
 

@@ -1,13 +1,13 @@
-"""JSON schemas for tool arguments: from a type, and in the forms that providers take.
+"""JSON schemas for tool arguments: from a type, and in the forms that providers accept.
 
-`schema_of_type` asks msgspec (or Pydantic, for its models) for a schema. `portable_schema` turns
-any schema into one that every provider takes: no references, no keyword that one of them refuses,
-an object at the top. What it drops it tells in the description, so the model still knows.
-`strict_schema` goes on to the form that constrained decoding asks for.
+`schema_of_type` gets a schema from msgspec (or Pydantic, for its models). `portable_schema` turns
+any schema into one that every provider accepts: no references, no keyword that one of them rejects,
+an object at the top. It describes the limits that it drops, so the model still knows them.
+`strict_schema` makes the form that constrained decoding requires.
 
-Making a schema portable only ever widens it: arguments that were valid stay valid, as long as they
-have no properties that their type does not declare. What a tool refuses beyond its schema it
-refuses when it parses.
+Making a schema portable only widens it: valid arguments stay valid, as long as they have no
+properties that their type does not declare. Limits that are not in the schema are checked when the
+arguments are parsed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Scope: TypeAlias = Mapping[str, Any]
 def schema_of_type(tp: Any) -> JsonSchema:
     """The schema of a type, with references and titles as its library writes them.
 
-    Raises TypeError for a type that has none.
+    Raises TypeError for a type without a schema.
     """
     if is_pydantic_model(tp):
         schema: JsonSchema = tp.model_json_schema()
@@ -51,13 +51,13 @@ def schema_of_type(tp: Any) -> JsonSchema:
 
 
 def is_pydantic_model(tp: Any) -> bool:
-    """Whether the type is a Pydantic model. Without Pydantic nothing is, so nothing is imported."""
+    """Whether the type is a Pydantic model. Does not import Pydantic."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and isinstance(tp, type) and issubclass(tp, pydantic.BaseModel)
 
 
 def encode_hook(value: Any) -> Any:
-    """For an encoder of msgspec's: Pydantic models too can be written as JSON."""
+    """A hook for msgspec's encoders: also writes Pydantic models as JSON."""
     if is_pydantic_model(type(value)):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -70,10 +70,10 @@ def _schema_hook(tp: type) -> JsonSchema:
 
 
 class _Declared:
-    """Puts back what msgspec leaves out of a schema, by walking the type beside it.
+    """Restores what msgspec omits from a schema, by walking the type beside it.
 
     That is the declared order of enums, literals and typed dicts, which it sorts, and the format of
-    dates, which it names only for types that insist on a time zone.
+    dates, which it sets only for types that require a time zone.
     """
 
     def __init__(self, tp: Any, definitions: Mapping[str, JsonSchema]) -> None:
@@ -83,7 +83,7 @@ class _Declared:
         self._collect_literals(tp, set())
 
     def _collect_literals(self, tp: Any, seen: set[Any]) -> None:
-        """Note in which order the values of each literal were written: nothing else knows."""
+        """Record the order of the values of each literal, which only the annotation has."""
         values = get_args(tp)
         if get_origin(tp) is Literal:
             self._literals.setdefault(frozenset(values), list(values))
@@ -146,7 +146,7 @@ class _Declared:
 
 # --- the portable form ------------------------------------------------------------------------
 
-# What every provider takes in a tool's parameters. Anything else is dropped or rewritten.
+# The keywords that every provider accepts in a tool's parameters. Others are dropped or rewritten.
 _PORTABLE = frozenset(
     {
         "type", "description", "default", "format", "pattern", "minLength", "maxLength",
@@ -154,7 +154,7 @@ _PORTABLE = frozenset(
     }
 )  # fmt: skip
 
-# The formats that the strict form knows too. Elsewhere a format is a mere hint.
+# The formats that the strict form supports too. Elsewhere a format is only a hint.
 _FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
 )
@@ -172,7 +172,7 @@ _SPOKEN: Mapping[str, Callable[[Any], str | None]] = {
 
 
 def portable_schema(schema: Mapping[str, Any]) -> JsonSchema:
-    """The schema in the form that every provider takes.
+    """The schema in the form that every provider accepts.
 
     References are inlined; where a type contains itself, the inner one is any value of its JSON
     type. A union at the top becomes one object, see `_flattened`. Properties keep their order.
@@ -186,8 +186,8 @@ def portable_schema(schema: Mapping[str, Any]) -> JsonSchema:
 
 
 def _inlined(schema: Any, scope: _Scope, inside: frozenset[str]) -> JsonSchema:
-    """One subschema without references; ``inside`` are those that it stands in."""
-    if not isinstance(schema, dict):  # true allows all; to allow more than false does is no harm
+    """One subschema without references; ``inside`` are the references around it."""
+    if not isinstance(schema, dict):  # true allows all; allowing more than false is harmless
         return {}
     for keyword in ("$defs", "definitions"):
         if definitions := schema.get(keyword):
@@ -212,7 +212,7 @@ def _referenced(reference: str, scope: _Scope, inside: frozenset[str]) -> JsonSc
 
 
 def _both(first: JsonSchema, second: JsonSchema) -> JsonSchema:
-    """Roughly what satisfies both: where they disagree the first counts, but for annotations."""
+    """Roughly the intersection: where they disagree the first wins, except for annotations."""
     if "type" in first and second.get("type", first["type"]) != first["type"]:
         second = {key: value for key, value in second.items() if key in _ANNOTATIONS}
     elif not _OBJECT_KEYWORDS.isdisjoint(first):  # these mean something only together
@@ -257,7 +257,7 @@ def _rewritten(schema: JsonSchema, scope: _Scope, inside: frozenset[str]) -> Jso
 
 
 def _one_type_each(schema: JsonSchema) -> JsonSchema:
-    """A list of types, which not all providers take, as a union."""
+    """A list of types, which some providers reject, as a union."""
     kinds = schema.get("type")
     if not isinstance(kinds, list):
         return schema
@@ -274,7 +274,7 @@ def _one_type_each(schema: JsonSchema) -> JsonSchema:
 def _rewrite_items(
     result: JsonSchema, schema: JsonSchema, scope: _Scope, inside: frozenset[str]
 ) -> None:
-    """One schema for all items: a tuple becomes an array of anything that one of its items is."""
+    """One schema for all items: a tuple becomes an array of the union of its item types."""
     items = schema.get("items")
     prefix: Sequence[Any] = items if isinstance(items, list) else schema.get("prefixItems", ())
     if prefix:
@@ -288,7 +288,7 @@ def _rewrite_items(
 
 
 def _rewrite_limits(result: JsonSchema, schema: JsonSchema) -> None:
-    """Say in words which limits are dropped; keep the next wider one where there is one."""
+    """Describe the dropped limits in words; keep the next wider limit where there is one."""
     whole = result.get("type") == "integer"
     for keyword, limit, step, tighter in (
         ("exclusiveMinimum", "minimum", 1, max),
@@ -316,7 +316,7 @@ def _any_of(branches: Iterable[JsonSchema]) -> JsonSchema:
     for branch in branches:
         parts = branch["anyOf"] if branch.keys() == {"anyOf"} else [branch]
         flat.extend(part for part in parts if part not in flat)
-    if any(branch.keys() <= _ANNOTATIONS for branch in flat):  # one allows everything: all do
+    if any(branch.keys() <= _ANNOTATIONS for branch in flat):  # one branch allows everything
         return {}
     return flat[0] if len(flat) == 1 else {"anyOf": flat}
 
@@ -333,7 +333,7 @@ def _enum(kind: str, members: list[Any]) -> JsonSchema:
     match kind:
         case "null":
             return {"type": "null"}
-        case "boolean":  # not all providers have enums of booleans
+        case "boolean":  # some providers reject enums of booleans
             only = f"always {str(members[0]).lower()}"
             both = len(set(members)) > 1
             return {"type": kind} if both else {"type": kind, "description": only}
@@ -368,7 +368,7 @@ def json_type(value: object) -> str:
 
 
 def tag_of(variants: Sequence[Mapping[str, Any]]) -> str | None:
-    """The property that tells the variants apart: required in all, an enum, and never the same."""
+    """The property that distinguishes the variants: required in all, an enum, without overlap."""
     if not variants:
         return None
     for name in variants[0].get("properties", {}):
@@ -387,10 +387,10 @@ def tag_of(variants: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _flattened(variants: Sequence[JsonSchema]) -> JsonSchema:
-    """One object for a union of objects, because providers take no union at the top.
+    """One object for a union of objects, because providers accept no union at the top.
 
-    The tag comes first, as an enum of all tags. A property that only some variants have says in its
-    description with which tags it applies. Required is what all variants require.
+    The tag comes first, as an enum of all tags. The description of a property that only some
+    variants have names their tags. Only properties that all variants require are required.
     """
     tag = tag_of(variants)
     names = list(dict.fromkeys([name for variant in variants for name in variant["properties"]]))
@@ -449,10 +449,10 @@ _STRICT_SPOKEN: Mapping[str, Callable[[Any], str]] = {
 
 
 def strict_schema(schema: Mapping[str, Any]) -> JsonSchema:
-    """The portable schema in the form that constrained decoding asks for.
+    """The portable schema in the form that constrained decoding requires.
 
     All objects are closed and all their properties required; optional ones may be null instead.
-    Raises `ToolDefinitionError` where the schema leaves open what strict must know.
+    Raises `ToolDefinitionError` for a schema that allows any value, or an object with any keys.
     """
     return _strict(portable_schema(schema), "$")
 
@@ -493,5 +493,5 @@ def _nullable(schema: JsonSchema) -> JsonSchema:
 def _not_strict(path: str, what: str) -> ToolDefinitionError:
     return ToolDefinitionError(
         f"the strict form cannot express {what} (at {path}): declare its fields, "
-        "or leave strict=True out"
+        "or remove strict=True"
     )

@@ -1,6 +1,6 @@
-"""What each provider's documentation, and its error messages, say about tool parameters.
+"""The rules for tool parameters in each provider's documentation and error messages.
 
-`check_schema` holds a schema against one set of rules and lists what the provider would refuse.
+`check_schema` checks a schema against one set of rules and lists what the provider would reject.
 The portable form passes all of them; the strict form passes the strict rules too.
 """
 
@@ -18,7 +18,7 @@ __all__ = ["SchemaProblem", "SchemaRules", "check_schema"]
 
 
 class SchemaRules(StrEnum):
-    """Whose rules."""
+    """A set of rules."""
 
     OPENAI = "openai"
     OPENAI_STRICT = "openai_strict"
@@ -35,7 +35,7 @@ class SchemaProblem(Struct, frozen=True):
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 
-# At the top, the parameters of a function must be an object and nothing cleverer.
+# At the top, the parameters of a function must be a plain object.
 _FORBIDDEN_AT_ROOT: Mapping[SchemaRules, tuple[str, ...]] = {
     SchemaRules.OPENAI: ("oneOf", "anyOf", "allOf", "enum", "not"),
     SchemaRules.OPENAI_STRICT: ("oneOf", "anyOf", "allOf", "enum", "not"),
@@ -57,7 +57,7 @@ _STRICT_MOST_PROPERTIES = 5000
 _STRICT_MOST_LEVELS = 10
 _STRICT_MOST_NAME_CHARS = 120_000
 _STRICT_MOST_ENUM_VALUES = 1000
-# An enum of more than so many strings may have only so many characters in all.
+# An enum of more than this many strings may have only this many characters in all.
 _STRICT_LONG_ENUM = 250
 _STRICT_LONG_ENUM_CHARS = 15_000
 
@@ -78,7 +78,7 @@ _ANTHROPIC_PROPERTY_LENGTH = 64
 
 
 def check_schema(schema: Mapping[str, Any], rules: SchemaRules) -> list[SchemaProblem]:
-    """What the provider would refuse in a tool's parameters; empty when all is well."""
+    """What the provider would reject in a tool's parameters; empty if it accepts them."""
     found = [*_root_problems(schema, rules)]
     totals = _Totals()
     for path, part, level in _walk(schema, "$", 1):
@@ -117,30 +117,30 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _root_problems(schema: Mapping[str, Any], rules: SchemaRules) -> Iterator[SchemaProblem]:
     if schema.get("type") != "object":
-        yield SchemaProblem("$", "the parameters must be of type object")
+        yield SchemaProblem("$", "the parameters must be an object")
     for keyword in _FORBIDDEN_AT_ROOT[rules]:
         if keyword in schema:
-            yield SchemaProblem("$", f"no {keyword} at the top")
+            yield SchemaProblem("$", f"{keyword} is not supported at the top")
 
 
 def _shape_problems(
     path: str, part: Mapping[str, Any], root: Mapping[str, Any]
 ) -> Iterator[SchemaProblem]:
-    """What all of them refuse."""
+    """What all providers reject."""
     kinds = part.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind not in _TYPES:
-            yield SchemaProblem(path, f"{kind!r} is no JSON type")
+            yield SchemaProblem(path, f"{kind!r} is not a JSON type")
     if part.get("type") == "array" and "items" not in part and "prefixItems" not in part:
-        yield SchemaProblem(path, "an array must say what its items are")
+        yield SchemaProblem(path, "an array must declare its items")
     if "items" in part and not isinstance(part["items"], dict):
         yield SchemaProblem(path, "items must be a schema, not a boolean or a list")
     for name in part.get("required", ()):
         if name not in _mapping(part.get("properties")):
-            yield SchemaProblem(path, f"{name!r} is required and not declared")
+            yield SchemaProblem(path, f"{name!r} is required but not declared")
     reference = part.get("$ref")
     if reference is not None and not _resolves(reference, root):
-        yield SchemaProblem(path, f"the reference {reference!r} leads nowhere")
+        yield SchemaProblem(path, f"the reference {reference!r} cannot be resolved")
 
 
 def _resolves(reference: str, root: Mapping[str, Any]) -> bool:
@@ -156,7 +156,7 @@ def _strict_problems(path: str, part: Mapping[str, Any]) -> Iterator[SchemaProbl
     if "format" in part and part["format"] not in _STRICT_FORMATS:
         yield SchemaProblem(path, f"strict: the format {part['format']!r} is not supported")
     if not part.keys() & {"type", "anyOf", "enum", "const", "$ref"}:
-        yield SchemaProblem(path, "strict: a schema must say its type")
+        yield SchemaProblem(path, "strict: a schema must declare its type")
     if part.get("type") == "object" or "properties" in part:
         if part.get("additionalProperties") is not False:
             yield SchemaProblem(path, "strict: additionalProperties must be false")
@@ -173,7 +173,7 @@ def _anthropic_problems(path: str, part: Mapping[str, Any]) -> Iterator[SchemaPr
     for name in _mapping(part.get("properties")):
         fits = 0 < len(name) <= _ANTHROPIC_PROPERTY_LENGTH
         if not fits or not _ANTHROPIC_PROPERTY_CHARS.issuperset(name):
-            yield SchemaProblem(path, f"{name!r}: 1 to 64 of A-Z a-z 0-9 _ . - name a property")
+            yield SchemaProblem(path, f"{name!r}: a name must be 1 to 64 of A-Z a-z 0-9 _ . -")
 
 
 def _gemini_problems(path: str, part: Mapping[str, Any]) -> Iterator[SchemaProblem]:
@@ -182,13 +182,13 @@ def _gemini_problems(path: str, part: Mapping[str, Any]) -> Iterator[SchemaProbl
             yield SchemaProblem(path, f"{keyword} is not supported")
     for value in part.get("enum", ()):
         if json_type(value) not in ("string", "integer", "number"):
-            yield SchemaProblem(path, "an enum holds strings or numbers")
+            yield SchemaProblem(path, "an enum may only have strings or numbers")
     if "enum" in part and "type" not in part:
-        yield SchemaProblem(path, "an enum must say its type")
+        yield SchemaProblem(path, "an enum must declare its type")
 
 
 class _Totals:
-    """What the strict rules count over a whole schema."""
+    """The totals over a whole schema that the strict rules limit."""
 
     def __init__(self) -> None:
         self.properties = self.levels = self.name_chars = self.enum_values = 0

@@ -1,7 +1,7 @@
-"""From a function's signature to a schema, a parser and a way to call it: done once per tool.
+"""Turns a function's signature into a schema, a parser and a way to call it: once per tool.
 
-A parameter is an argument, unless it is typed as `ToolContext`. A lone parameter of an object type
-stands for all arguments: its fields are what the model sees. Whatever cannot work is refused here,
+A parameter is an argument, unless its type is `ToolContext`. A single parameter of an object type
+stands for all arguments: its fields are what the model sees. Invalid signatures are rejected here,
 where the tool is defined, with the names of the function and the parameter.
 """
 
@@ -67,8 +67,8 @@ _REASON_CHARS = 400
 # The field of a parsed value when one parameter stands for all arguments.
 _WHOLE = "value"
 
-# Defaults of these types are written into the schema by msgspec; others are kept as they are and
-# handed out by a factory, because a struct would refuse or copy them.
+# Defaults of these types are written into the schema by msgspec; a factory returns others
+# unchanged, because a struct would reject or copy them.
 _PLAIN_DEFAULTS = (NoneType, bool, int, float, str)
 
 
@@ -76,30 +76,30 @@ class Plan(Struct, frozen=True):
     """How a tool's arguments are read and its function called."""
 
     kind: Any
-    """The type of parsed arguments. Nothing else is of it, so it tells them from raw ones."""
+    """The type of parsed arguments. No raw arguments have it, so it distinguishes the two."""
     read: Callable[[Any], Any]
     """Parses arguments, or raises one of `REFUSED`."""
     call: _Call
     """Calls the function with parsed arguments and the context."""
     is_async: bool
     schema: JsonSchema
-    """What the model is sent."""
+    """The schema that the model gets."""
     portable: JsonSchema
-    """What repair and explanations go by: without the nulls that the strict form adds."""
+    """The schema for repair and explanations: without the nulls that the strict form adds."""
     description: str
 
-    def mend(self, args: Any, failure: Exception, tool: str) -> Any:
-        """Arguments that ``read`` refused with this failure, after repair.
+    def repair(self, args: Any, failure: Exception, tool: str) -> Any:
+        """Repair and read arguments that ``read`` rejected with this failure.
 
-        Raises `InvalidArgumentsError` when they still do not fit.
+        Raises `InvalidArgumentsError` if they still do not fit.
         """
-        mended = repair_arguments(args, self.portable)
-        if mended is not args:
+        repaired = repair_arguments(args, self.portable)
+        if repaired is not args:
             try:
-                return self.read(mended)
+                return self.read(repaired)
             except REFUSED as error:
                 failure = error
-        reason = explain_arguments(mended, self.portable) or _reason(failure)
+        reason = explain_arguments(repaired, self.portable) or _reason(failure)
         raise InvalidArgumentsError(tool, reason) from failure
 
 
@@ -119,12 +119,12 @@ def plan_call(
     inner = unwrap(function)
     if isasyncgenfunction(inner) or isgeneratorfunction(inner):
         raise ToolDefinitionError(
-            f"{owner} yields: a tool returns one result, and tells progress with ctx.update()"
+            f"{owner} yields: a tool must return one result; report progress with ctx.update()"
         )
     every = _parameters(function, owner, method, localns or {})
     context = [parameter for parameter in every if _is_context(parameter.annotation)]
     if len(context) > 1:
-        raise ToolDefinitionError(f"{owner} takes the ToolContext more than once")
+        raise ToolDefinitionError(f"{owner} has more than one ToolContext parameter: remove one")
     given = [parameter for parameter in every if parameter not in context]
     whole = len(given) == 1 and _is_object_type(given[0].annotation)
     kind, raw = _whole(given[0], owner) if whole else _fields(given, owner, strict)
@@ -132,7 +132,8 @@ def plan_call(
     portable = portable_schema(raw)
     if portable.get("type") != "object":
         raise ToolDefinitionError(
-            f"{owner}: {_type_name(given[0].annotation)} is no JSON object, and arguments are one"
+            f"{owner}: arguments must be a JSON object, and "
+            f"{_type_name(given[0].annotation)} is not"
         )
     return Plan(
         kind=kind,
@@ -176,13 +177,13 @@ def _resolved(
 ) -> Parameter:
     where = f"{owner}: the parameter {parameter.name!r}"
     if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-        raise ToolDefinitionError(f"{where} takes any number of values: name each argument instead")
+        raise ToolDefinitionError(f"{where} is variadic: name each argument instead")
     if parameter.kind is Parameter.POSITIONAL_ONLY:
         raise ToolDefinitionError(f"{where} is positional-only: remove the '/', models use names")
     if parameter.annotation is Parameter.empty:
-        hint = f"write '{parameter.name}: str' or whatever it is"
+        hint = f"add its type, such as '{parameter.name}: str'"
         if parameter.name == "self":
-            hint = "for a method pass the bound one, tool(obj.method), or write a TypedTool"
+            hint = "pass the bound method, tool(obj.method), or write a TypedTool"
         raise ToolDefinitionError(f"{where} has no annotation: {hint}")
     annotation = parameter.annotation
     if annotation is None:
@@ -193,7 +194,7 @@ def _resolved(
     def probe() -> None: ...
 
     probe.__annotations__ = {parameter.name: annotation}
-    # Linters like to move an import that only annotations use to where it is not run.
+    # Linters move an import that only annotations use to where it does not run.
     globalns = {"ToolContext": ToolContext, **globalns}
     try:
         hints = get_type_hints(probe, globalns, dict(localns), include_extras=True)
@@ -278,14 +279,14 @@ def _field(parameter: Parameter) -> Any:
 
 
 def _whole(parameter: Parameter, owner: str) -> tuple[Any, JsonSchema]:
-    """A struct that holds the one value that stands for all arguments."""
+    """A struct that holds the single value that stands for all arguments."""
     tp = _plain(parameter.annotation)
     kind = msgspec.defstruct("Arguments", [(_WHOLE, tp)])
     return kind, _schema_of(tp, [parameter], owner)
 
 
 def _schema_of(tp: Any, given: Sequence[Parameter], owner: str) -> JsonSchema:
-    """The schema of all arguments; when there is none, an error that names the parameter."""
+    """The schema of all arguments. If it has none, raises an error that names the parameter."""
     try:
         return schema_of_type(tp)
     except Exception:
@@ -299,10 +300,10 @@ def _check_type(parameter: Parameter, owner: str) -> None:
     try:
         schema_of_type(tp)
     except Exception as error:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise ToolDefinitionError(
-            f"{owner}: the parameter {parameter.name!r} is of the type {_type_name(tp)}, which "
-            f"arguments cannot have: use types that JSON can carry ({said[-1] if said else error})"
+            f"{owner}: the parameter {parameter.name!r} has the type {_type_name(tp)}, which "
+            f"cannot be read from JSON: use a type that can ({lines[-1] if lines else error})"
         ) from error
 
 
@@ -329,7 +330,7 @@ def _reader(kind: Any, whole: Parameter | None) -> Callable[[Any], Any]:
 def _needs_more(info: Any, seen: set[int]) -> bool:
     """Whether parsing needs options, which cost more than the parsing of simple arguments.
 
-    They are for models of other libraries, and for keys that are no strings: in JSON all are.
+    They are for models of other libraries, and for keys other than strings, which JSON lacks.
     """
     if id(info) in seen:
         return False
@@ -346,19 +347,17 @@ def _needs_more(info: Any, seen: set[int]) -> bool:
 
 
 def _reason(failure: Exception) -> str:
-    """What a parser says, for values that look right to the schema."""
+    """The parser's message, for values that fit the schema."""
     text, separator, path = str(failure).rpartition(" - at `")
     if not separator:
         text, path = path, ""
     path = path.rstrip("`").removeprefix(f"$.{_WHOLE}").removeprefix("$")
     for error in (failure, failure.__cause__):  # a model within other arguments is the cause
-        tell: Callable[[], list[Mapping[str, Any]]] | None = getattr(error, "errors", None)
-        if tell is not None:  # Pydantic tells each problem apart
-            problems = tell()
-            said = [
-                _one_reason(problem, path if error is not failure else "") for problem in problems
-            ]
-            return "; ".join([*said[:_MOST_REASONS], *["and more"] * (len(said) > _MOST_REASONS)])
+        errors: Callable[[], list[Mapping[str, Any]]] | None = getattr(error, "errors", None)
+        if errors is not None:  # Pydantic lists each problem
+            above = path if error is not failure else ""
+            texts = [_one_reason(problem, above) for problem in errors()]
+            return "; ".join([*texts[:_MOST_REASONS], *["and more"] * (len(texts) > _MOST_REASONS)])
     text = " ".join(text.replace("`", "").split())
     if len(text) > _REASON_CHARS:
         text = f"{text[:_REASON_CHARS].rpartition(' ')[0] or text[:_REASON_CHARS]} …"
@@ -374,7 +373,7 @@ def _one_reason(error: Mapping[str, Any], above: str) -> str:
 
 
 def _root(raw: JsonSchema) -> JsonSchema:
-    """The schema of the object itself, behind its reference."""
+    """The schema of the object itself, without the reference to it."""
     name = raw.get("$ref", "").removeprefix("#/$defs/")
     root: JsonSchema = raw.get("$defs", {}).get(name, raw)
     return root
@@ -411,12 +410,12 @@ def _check_documented(documented: Iterable[str], names: Sequence[str], owner: st
             match = close_match(name, names)
             hint = f": did you mean {match!r}?" if match else ""
             raise ToolDefinitionError(
-                f"{owner}: the docstring describes {name!r}, which is no parameter{hint}"
+                f"{owner}: the docstring describes {name!r}, which is not a parameter{hint}"
             )
 
 
 def _annotated_text(annotation: Any) -> str | None:
-    """The last text in ``Annotated[…]``: a plain string, or what has a description."""
+    """The last text in ``Annotated[…]``: a plain string, or an object's description."""
     if get_origin(annotation) is not Annotated:
         return None
     for extra in reversed(annotation.__metadata__):
@@ -430,7 +429,7 @@ def _annotated_text(annotation: Any) -> str | None:
 
 
 def _caller(every: Sequence[Parameter], context: Parameter | None) -> _Call:
-    """Spreads parsed arguments over the function's parameters, with the context in its place."""
+    """Passes parsed arguments to the function's parameters, with the context in its place."""
     place = None if context is None else every.index(context)
     keywords = [p.name for p in every if p.kind is Parameter.KEYWORD_ONLY and p is not context]
     if not keywords and (context is None or context.kind is not Parameter.KEYWORD_ONLY):

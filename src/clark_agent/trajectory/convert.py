@@ -68,7 +68,7 @@ class _Writer:
         self._messages: list[AgentMessage] = []
         self._answer: AssistantMessage | None = None
         self._results: dict[int, ToolResult] = {}
-        self._told: list[ToolResultMessage] = []
+        self._returned: list[ToolResultMessage] = []
         self._names: dict[int, str] = {}
         self._discarded: AssistantMessage | None = None
         self._turn_open = False
@@ -85,7 +85,7 @@ class _Writer:
                     yield from self._begin_turn()
                 yield from self._append(entry.messages)
                 # Only a text that was accepted as the final answer.
-                self._told += [m for m in entry.messages if isinstance(m, ToolResultMessage)]
+                self._returned += [m for m in entry.messages if isinstance(m, ToolResultMessage)]
             case Asked():
                 if entry.turn > self._turn and self._turn:
                     yield from self._begin_turn()
@@ -126,8 +126,8 @@ class _Writer:
     def _end_turn(self) -> Iterator[TrajectoryPayload]:
         message = self._answer or self._discarded
         if self._turn_open and message is not None:
-            yield rec.TurnEnded(message, tuple(self._told))
-        self._turn_open, self._answer, self._discarded, self._told = False, None, None, []
+            yield rec.TurnEnded(message, tuple(self._returned))
+        self._turn_open, self._answer, self._discarded, self._returned = False, None, None, []
 
     def _append(self, messages: Iterable[AgentMessage]) -> Iterator[TrajectoryPayload]:
         for message in messages:
@@ -143,14 +143,14 @@ class _Writer:
         calls = self._answer.tool_calls
         positions = range(len(calls)) if ended.positions is None else ended.positions
         times = ended.time if isinstance(ended.time, tuple) else (ended.time,) * len(calls)
-        self._told = [
+        self._returned = [
             result_message(
                 calls[position], self._results[position], time, self._names.get(position)
             )
             for position, time in zip(positions, times, strict=True)
         ]
         self._results = {}
-        return self._told
+        return self._returned
 
 
 def from_trajectory(records: Iterable[TrajectoryRecord]) -> LoadedRun:
@@ -160,7 +160,7 @@ def from_trajectory(records: Iterable[TrajectoryRecord]) -> LoadedRun:
         (r.payload.identity for r in given if isinstance(r.payload, rec.RunStarted)), None
     )
     if identity is None:
-        raise DecodeError("no record says which run this is", path="record 0")
+        raise DecodeError("no record identifies the run", path="record 0")
     reader = _Reader()
     entries: list[tuple[int, Entry]] = [(given[0].recorded_at_unix_ms, RunBegan(identity=identity))]
     for record in given:

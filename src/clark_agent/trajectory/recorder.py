@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 class TrajectorySink(Protocol):
     """Receives the records.
 
-    Contract: keeps their order. The recorder logs an exception, and the run goes on.
+    Contract: keeps their order. The recorder logs an exception, and the run continues.
     """
 
     def record(self, record: TrajectoryRecord, /) -> Awaitable[None] | None:
@@ -98,7 +98,7 @@ class TrajectoryRecorder:
             if isawaitable(pending):
                 await pending
         except Exception:
-            logger.exception("the trajectory sink failed; the run goes on without the record")
+            logger.exception("the trajectory sink failed; the run continues without the record")
 
 
 def payload_of(event: AgentEvent) -> TrajectoryPayload | None:

@@ -1,8 +1,7 @@
 """The records of a trajectory, and their JSON.
 
-A record says what happened in a run, without deltas: the run, the time, the number, and a payload
-distinguished by ``kind``. A row from before the introduction of versions has none and is read as
-version 0.
+A record describes one event of a run, without deltas: the run, the time, the number, and a payload
+distinguished by ``kind``. A row without a version is read as version 0.
 """
 
 from __future__ import annotations

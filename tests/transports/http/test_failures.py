@@ -394,7 +394,7 @@ async def test_a_connection_that_does_not_stand_in_time() -> None:
     assert failure.kind is TRANSIENT
     assert isinstance(failure.cause, StreamTimeout)
     assert failure.cause.phase == "connect"
-    assert failure.message == str(failure.cause) == "the connection did not stand in time"
+    assert failure.message == str(failure.cause) == "the connection was not established in time"
 
 
 @pytest.mark.parametrize(
