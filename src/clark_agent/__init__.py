@@ -11,10 +11,12 @@ The layers, each knowing only those before it and its neighbours:
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
 - ``budget``, ``result``: what a run may spend, and what it returns
-- ``effects``, ``tool_source``, ``output``: wrapped effects, tools that change, typed output
+- ``effects``, ``tool_source``: wrapping model and tool calls, and tools that change
+- ``output``, ``partial``: the type that a run returns, and its value while it streams
 - ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
 - ``running``, ``conversation``, ``sub_agents``: what people do with the loop
+- ``agent``: a model, its tools and a system prompt as one value
 - ``run_log``: everything that enters a run, recorded as it happens
 - ``toolkit``: tools that most agents need
 - ``transports``: connections to models, each loading its SDK when it is created
@@ -28,6 +30,7 @@ Importing this package loads msgspec and the standard library, nothing else.
 
 from clark_agent import events, stream
 from clark_agent._version import __version__
+from clark_agent.agent import Agent
 from clark_agent.budget import (
     Budget,
     Price,
@@ -53,6 +56,8 @@ from clark_agent.errors import (
     ContextOverflowError,
     HookError,
     LoopError,
+    ModelRetry,
+    OutputError,
     RunAborted,
     RunStoppedByTool,
     StreamError,
@@ -71,6 +76,7 @@ from clark_agent.messages.wire import (
     dump_transcript,
     load_transcript,
 )
+from clark_agent.output import Output
 from clark_agent.plugins import (
     ChannelSteering,
     GracefulTurnLimit,
@@ -102,6 +108,7 @@ from clark_agent.result import (
     LoopOutcome,
     RunResult,
 )
+from clark_agent.run_context import RunContext
 from clark_agent.running import (
     RunStream,
     run_sync,
@@ -160,6 +167,7 @@ from clark_agent.types import (
 __all__ = [
     "AfterToolCallContext",
     "AfterToolDecision",
+    "Agent",
     "AgentBuilder",
     "AgentContext",
     "AgentEvent",
@@ -192,7 +200,10 @@ __all__ = [
     "LoopError",
     "LoopOutcome",
     "MaxTokensRecovery",
+    "ModelRetry",
     "OpeningGate",
+    "Output",
+    "OutputError",
     "Plugin",
     "Price",
     "ProtocolPolicy",
@@ -202,6 +213,7 @@ __all__ = [
     "ReasoningEffort",
     "Rewrite",
     "RunAborted",
+    "RunContext",
     "RunIdentity",
     "RunResult",
     "RunStoppedByTool",

@@ -103,7 +103,12 @@ class Conversation(Generic[OutputT_co]):
         max_buffered: int = 256,
     ) -> RunStream[OutputT_co]:
         """The same as a stream of events; see `clark_agent.running.stream_run`."""
-        return RunStream(lambda sink, token: self._run(prompts, token, sink), signal, max_buffered)
+        return RunStream(
+            lambda sink, token: self._run(prompts, token, sink),
+            signal,
+            max_buffered,
+            output=self._config.output,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the context to a file, whole or not at all.

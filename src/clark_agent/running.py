@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -20,8 +20,11 @@ from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
 from clark_agent.engine.loop import start
 from clark_agent.errors import LoopError, RunAborted, failure_of
-from clark_agent.events import AgentEvent, ChannelSink, EventSink
+from clark_agent.events import AgentEvent, ChannelSink, EventSink, MessageStart, MessageUpdate
+from clark_agent.output import Output
+from clark_agent.partial import PartialOutput
 from clark_agent.result import RunResult
+from clark_agent.stream import TextChunk
 from clark_agent.types import AgentContext, AgentMessage
 
 __all__ = ["RunStream", "run_sync", "stream_run"]
@@ -57,7 +60,7 @@ def stream_run(
     def starter(sink: EventSink, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
         return start(messages, context, config, token, sink=sink, deps=deps)
 
-    return RunStream(starter, signal, max_buffered)
+    return RunStream(starter, signal, max_buffered, output=config.output)
 
 
 def _messages(
@@ -74,9 +77,15 @@ class RunStream(Generic[OutputT_co]):
     """A run as a context manager and iterator over its events. Made by `stream_run`."""
 
     def __init__(
-        self, starter: Starter, signal: CancellationToken | None = None, max_buffered: int = 256
+        self,
+        starter: Starter,
+        signal: CancellationToken | None = None,
+        max_buffered: int = 256,
+        *,
+        output: Output[Any] | None = None,
     ) -> None:
         self._starter = starter
+        self._output = output
         self._token = CancellationToken() if signal is None else signal.child()
         self._sink = ChannelSink(max_buffered)
         self._task: asyncio.Task[RunResult] | None = None
@@ -98,6 +107,32 @@ class RunStream(Generic[OutputT_co]):
         # Cancelling the reader must not cancel the run halfway; leaving the block does.
         await asyncio.shield(task)
         raise StopAsyncIteration
+
+    async def text_stream(self) -> AsyncIterator[str]:
+        """The text of the answers, delta by delta; without reasoning, calls and child runs.
+
+        An answer that is discarded and asked for again is not taken back; see the events
+        ``message_discarded`` for that.
+        """
+        async for event in self:
+            if isinstance(event, MessageUpdate) and isinstance(event.chunk, TextChunk):
+                yield event.chunk.delta
+
+    async def partial_outputs(self) -> AsyncIterator[Any]:
+        """The output while it streams: JSON values that grow, not yet checked against the type.
+
+        Text, if the output is text. Raises `ConfigError` if jiter is not installed; see
+        `clark_agent.partial`.
+        """
+        partial, last = PartialOutput(self._output), None
+        async for event in self:
+            if isinstance(event, MessageStart):
+                partial.begin()
+            elif isinstance(event, MessageUpdate):
+                value = partial.feed(event.chunk)
+                if value is not None and value != last:
+                    last = value
+                    yield value
 
     @property
     def result(self) -> RunResult[OutputT_co]:
@@ -150,13 +185,25 @@ def run_sync(
     """
     check_arguments(context, config, signal)
     messages = _messages(prompts, context, config)
+
+    def starter(token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
+        return start(messages, context, config, token, deps=deps)
+
+    return wait_for(starter, signal)
+
+
+def wait_for(
+    starter: Callable[[CancellationToken], Coroutine[Any, Any, RunResult]],
+    signal: CancellationToken | None,
+) -> RunResult:
+    """Start a run and wait for it, as `run_sync` does."""
     token = CancellationToken() if signal is None else signal.child()
     failure: LoopError | None = None
 
     async def main() -> RunResult:
         nonlocal failure
         try:
-            return await start(messages, context, config, token, deps=deps)
+            return await starter(token)
         except BaseException as error:
             failure = failure_of(error)
             raise

@@ -8,6 +8,7 @@ from msgspec.structs import astuple
 
 from clark_agent.tools.base import ToolResult
 from clark_agent.tools.function import FunctionTool
+from clark_agent.tools.signature import is_object_type
 
 __all__ = ["FinishTool", "finish_tool"]
 
@@ -28,6 +29,8 @@ class HasOutput(Protocol):
 class FinishTool(FunctionTool[[Any], Any, Any], Generic[_T]):
     """A terminal tool for an answer of one type. See `finish_tool`."""
 
+    is_wrapped = False
+    """Whether the answer is the one parameter ``answer``."""
     is_final_answer = True
     reads_only = True
 
@@ -82,4 +85,6 @@ def finish_tool(
 
     finish.__annotations__["answer"] = output_type
     finish.__qualname__ = "finish_tool"
-    return FinishTool(finish, name=name, description=description, strict=strict)
+    made: FinishTool[Any] = FinishTool(finish, name=name, description=description, strict=strict)
+    made.is_wrapped = not is_object_type(output_type)
+    return made

@@ -53,7 +53,7 @@ from clark_agent.tools.schema import (
     strict_schema,
 )
 
-__all__ = ["REFUSED", "Plan", "plan_call"]
+__all__ = ["REFUSED", "Plan", "is_object_type", "plan_call"]
 
 REFUSED = (msgspec.ValidationError, ValueError)
 """What `Plan.read` raises for arguments that do not fit."""
@@ -126,7 +126,7 @@ def plan_call(
     if len(context) > 1:
         raise ToolDefinitionError(f"{owner} has more than one ToolContext parameter: remove one")
     given = [parameter for parameter in every if parameter not in context]
-    whole = len(given) == 1 and _is_object_type(given[0].annotation)
+    whole = len(given) == 1 and is_object_type(given[0].annotation)
     kind, raw = _whole(given[0], owner) if whole else _fields(given, owner, strict)
     description = _describe(raw, every, documentation, owner, whole)
     portable = portable_schema(raw)
@@ -229,7 +229,7 @@ def _is_context(annotation: Any) -> bool:
     return len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], ToolContext)
 
 
-def _is_object_type(annotation: Any) -> bool:
+def is_object_type(annotation: Any) -> bool:
     """Whether the type's fields can be the arguments: one object type, or a union of structs."""
     members = [get_origin(_plain(member)) or _plain(member) for member in _members(annotation)]
     if len(members) > 1:
