@@ -10,7 +10,7 @@ from clark_agent.errors import ModelRetry, OutputError
 from clark_agent.output import Output, OutputMode
 from clark_agent.result import LoopOutcome
 from clark_agent.run_context import RunContext
-from clark_agent.types import AssistantMessage, ToolResultMessage
+from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
 
 __all__ = ["REJECTED", "Goal"]
 
@@ -35,8 +35,8 @@ class Goal:
 
     def restore(self, resumption: Resumption) -> None:
         """Count the attempts that another process has seen."""
-        name = self.output.tool.name
-        failed = [c for c in resumption.outcomes if c.tool_call.name == name and c.result.is_error]
+        # Results of a batch that has not ended are not among the messages: it is counted when it is.
+        failed = [m for m in resumption.messages if self._is_failed(m)]
         self._attempts = list(resumption.purposes).count(REJECTED) + len(failed)
 
     async def accept(self, message: AssistantMessage, ctx: RunContext[Any]) -> Any:
@@ -56,8 +56,15 @@ class Goal:
     def check_batch(self, results: Sequence[ToolResultMessage]) -> None:
         """Count failed calls of the finish tool. Raises `OutputError` if no attempt is left."""
         for result in results:
-            if result.is_error and result.tool_name == self.output.tool.name:
+            if self._is_failed(result):
                 self._count(result.plain_text)
+
+    def _is_failed(self, message: AgentMessage) -> bool:
+        return (
+            isinstance(message, ToolResultMessage)
+            and message.is_error
+            and message.tool_name == self.output.tool.name
+        )
 
     def missing(self, outcome: LoopOutcome) -> OutputError:
         """The error of a run that ends without its output."""

@@ -33,6 +33,7 @@ class FinishTool(FunctionTool[[Any], Any, Any], Generic[_T]):
     """Whether the answer is the one parameter ``answer``."""
     is_final_answer = True
     reads_only = True
+    idempotent = True
 
     def answer_of(self, result: HasOutput) -> _T | None:
         """``result.output``, typed; None if the run has ended without an answer."""
