@@ -132,7 +132,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         deps_type: The type of the dependencies, for type checkers, and to reject others.
         name: The name of the agent, for `as_tool` and for stores and engines that look it up.
         settings: Every setting of `clark_agent.LoopConfig`. ``max_iterations`` is 50 by default:
-            the model is asked to wrap up at turn 45.
+            the model is asked to wrap up after turn 45.
 
     Raises `ConfigError` for an unknown model, a missing key or an invalid setting.
     """
@@ -159,22 +159,22 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
 
     @overload
     def __init__(
-        self: Agent[T, D],
+        self,
         model: str | StreamFn,
         *,
-        output: type[T],
+        output: type[OutputT],
         output_mode: OutputMode | str | None = None,
         output_retries: int = 2,
         output_validators: Iterable[OutputValidator] = (),
-        tools: Iterable[AgentTool[D] | PlainFunction] = (),
-        system_prompt: SystemPrompt[D] = "",
-        deps_type: type[D] = ...,
+        tools: Iterable[AgentTool[DepsT] | PlainFunction] = (),
+        system_prompt: SystemPrompt[DepsT] = "",
+        deps_type: type[DepsT] = ...,
         name: str | None = None,
         **settings: Unpack[AgentSettings],
     ) -> None: ...
 
     @overload
-    def __init__(  # a union is no ``type``: name it, as in Agent[int | str](…, output=int | str)
+    def __init__(  # for unions: agent: Agent[int | str] = Agent(…, output=int | str)
         self: Agent[Any, D],
         model: str | StreamFn,
         *,

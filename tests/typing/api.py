@@ -3,9 +3,12 @@
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, assert_type
 
+from msgspec import Struct
+
 from clark_agent import (
     AfterToolCallContext,
     AfterToolDecision,
+    Agent,
     AgentBuilder,
     AgentContext,
     AgentMessage,
@@ -28,10 +31,12 @@ from clark_agent import (
     LoopError,
     LoopOutcome,
     MaxTokensRecovery,
+    ModelRetry,
     OpeningGate,
     Price,
     ProviderContent,
     Rewrite,
+    RunContext,
     RunIdentity,
     RunResult,
     RunStream,
@@ -319,3 +324,69 @@ assert_type(sink.events[0].type, str)
 assert_type(public_event(sink.events[0]), events.AgentEvent | None)
 script = ScriptedStream(["text", call("search", query="x"), say("and", call("add")), OSError()])
 assert_type(script.requests, list[StreamRequest])
+
+# --- agents -----------------------------------------------------------------------------------
+
+
+class Verdict(Struct):
+    score: int
+
+
+class Shop:
+    name: str = "Alba"
+
+
+@tool
+def item_stock(ctx: ToolContext[Shop], item: str) -> int:
+    assert_type(ctx.deps, Shop)
+    return len(item)
+
+
+@tool(timeout=5)
+async def order(ctx: ToolContext[Shop], item: str) -> str:
+    return item
+
+
+class Price2(TypedTool[Shop]):
+    name = "price"
+
+    def run(self, ctx: ToolContext[Shop]) -> str:
+        return ctx.deps.name
+
+
+def prompt(ctx: RunContext[Shop]) -> str:
+    return ctx.deps.name
+
+
+def check(value: Verdict, ctx: RunContext[Shop]) -> None:
+    raise ModelRetry("Again.")
+
+
+assert_type(item_stock(ToolContext(tool_call_id="c", tool_name="t"), item="x"), int)
+plain_agent = Agent(script, tools=[add], temperature=0.5)
+shop_agent = Agent(
+    script,
+    tools=[item_stock, order, add, Price2()],
+    system_prompt=prompt,
+    output=Verdict,
+    output_validators=[check],
+    deps_type=Shop,
+    max_iterations=3,
+)
+assert_type(shop_agent, Agent[Verdict, Shop])
+union_agent: Agent[int | str, None] = Agent(script, output=int | str, deps_type=type(None))
+
+
+async def use_agents() -> None:
+    assert_type((await plain_agent.run("x")).output, str)
+    assert_type((await shop_agent.run("x", deps=Shop())).output, Verdict)
+    assert_type((await shop_agent.run("x", deps=Shop(), messages=[])).output.score, int)
+    assert_type(shop_agent.run_sync("x", deps=Shop()).output, Verdict)
+    assert_type((await union_agent.run("x")).output, int | str)
+    async with shop_agent.stream("x", deps=Shop()) as agent_stream:
+        async for delta in agent_stream.text_stream():
+            assert_type(delta, str)
+    assert_type(agent_stream.result.output, Verdict)
+    talk = shop_agent.conversation(deps=Shop())
+    assert_type((await talk.send("x")).output, Verdict)
+    Agent(script, tools=[shop_agent.as_tool("Sells.", name="shop")], deps_type=Shop)

@@ -1,11 +1,14 @@
 """Mistakes that a type checker must report, each on the line that says so. Never run."""
 
 from clark_agent import (
+    Agent,
     AgentContext,
     BeforeToolCallContext,
     Budget,
     ChannelSteering,
     LoopConfig,
+    RunContext,
+    ToolContext,
     ToolRegistry,
     UserMessage,
     agent_tool,
@@ -58,3 +61,36 @@ LoopConfig(stream=stream, plugins=[NoHook()])  # E: list-item
 LoopConfig(stream=stream, budget=Budget(turns="3"))  # E: arg-type
 agent_tool("ask", "Asks.", stream)  # E: arg-type
 _ = ChannelSteering().handle.follow_up(5)  # E: arg-type
+
+
+class Shop: ...
+
+
+class Bank: ...
+
+
+@tool
+def stock(ctx: ToolContext[Shop], item: str) -> str:
+    ctx.deps.balance  # E: attr-defined
+    return item
+
+
+@tool
+def balance(ctx: ToolContext[Bank]) -> str:
+    return ""
+
+
+def prompt(ctx: RunContext[Bank]) -> str:
+    return ""
+
+
+agent = Agent(stream, tools=[stock], output=int, deps_type=Shop)
+text: str = agent.run_sync("x", deps=Shop()).output  # E: assignment
+agent.run_sync("x", deps=Bank())  # E: arg-type
+agent.run_sync("x")  # E: call-arg
+agent.conversation(deps=Bank())  # E: arg-type
+Agent(stream, tools=[balance], deps_type=Shop)  # E: misc
+wrong: Agent[str, Shop] = Agent(stream, tools=[balance])  # E: list-item
+Agent(stream, system_prompt=prompt, deps_type=Shop)  # E: arg-type
+Agent(stream, temperature="hot")  # E: call-overload
+Agent(5)  # E: call-overload

@@ -35,7 +35,7 @@ class Goal:
 
     def restore(self, resumption: Resumption) -> None:
         """Count the attempts that another process has seen."""
-        # Results of a batch that has not ended are not among the messages: it is counted when it is.
+        # A batch that has not ended is counted when it ends: its results are not messages yet.
         failed = [m for m in resumption.messages if self._is_failed(m)]
         self._attempts = list(resumption.purposes).count(REJECTED) + len(failed)
 
