@@ -323,7 +323,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         self, prompts: Prompts | None, *, deps: Any = None, **options: Unpack[RunOptions]
     ) -> RunStream[Any]:
         """The events of a run, to iterate over; see `clark_agent.stream_run`."""
-        self._check_deps(deps)
+        self.check_deps(deps)
 
         def starter(
             sink: EventSink, token: CancellationToken
@@ -346,7 +346,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         self, *, deps: Any = None, messages: Sequence[AgentMessage] = ()
     ) -> Conversation[Any]:
         """A conversation with the agent, which keeps the messages from run to run."""
-        self._check_deps(deps)
+        self.check_deps(deps)
         prompt = self._system_prompt
         context = AgentContext(prompt if isinstance(prompt, str) else "", tuple(messages))
         function = None if isinstance(prompt, str) else prompt
@@ -389,7 +389,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         signal: CancellationToken | None = None,
         sink: EventSink | None = None,
     ) -> RunResult[Any]:
-        self._check_deps(deps)
+        self.check_deps(deps)
         identity, messages = options.get("identity"), tuple(options.get("messages", ()))
         prompt = self._system_prompt
         if not isinstance(prompt, str):
@@ -401,7 +401,8 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
             prompts = ()
         return await start(prompts, context, self._config, token, sink=sink, deps=deps)
 
-    def _check_deps(self, deps: Any) -> None:
+    def check_deps(self, deps: Any) -> None:
+        """Raise `ConfigError` unless the dependencies are of the agent's ``deps_type``."""
         expected = self._deps_type
         if expected is not None and not isinstance(deps, expected):
             raise ConfigError(

@@ -20,7 +20,6 @@ from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.options import Approvals, Settings
 from clark_agent.cli.view import Style
 from clark_agent.run_log import JsonlStore
-from clark_agent.types import AgentContext
 from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -441,9 +440,7 @@ async def test_a_word_that_comes_too_late_begins_the_next_run(
 
     async with ByteServer([says("Done."), says("That too.")]) as server:
         settings = Settings(model=f"{server.url}/v1#m", tools=(), root=str(tmp_path))
-        chat = Chat(
-            settings, Notes(on_note), log=None, approvals=Approvals(), context=AgentContext()
-        )
+        chat = Chat(settings, Notes(on_note), log=None, approvals=Approvals(), system="")
         chat.take("Go")
         await asyncio.wait_for(ended.wait(), PATIENCE)
         await chat.close()

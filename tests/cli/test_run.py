@@ -268,11 +268,14 @@ async def test_a_missing_key_is_told_in_words_for_the_command_line(tmp_path: Pat
 
 async def test_wrong_usage_is_one_sentence(tmp_path: Path) -> None:
     run = CommandLine(tmp_path)
-    said = await run.each([("run", "--modle", "x"), ("show",), ("nope",), ("-x",), ("run",)])
+    said = await run.each(
+        [("run", "--max-iteration", "x"), ("show",), ("nope",), ("-x",), ("run",)]
+    )
     assert [(each.code, each.out, each.err) for each in said] == [
         (2, "", f"clark-agent: {text} --help'\n")
         for text in (
-            "no such option '--modle'. Did you mean '--model'? See 'clark-agent run",
+            "no such option '--max-iteration'. Did you mean '--max-iterations'? "
+            "See 'clark-agent run",
             "missing argument 'RUN'. See 'clark-agent show",
             "unknown command 'nope'. To run an agent: clark-agent run \"…\". See 'clark-agent",
             "no such option '-x'. See 'clark-agent",

@@ -19,8 +19,8 @@ from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.cli.app import can_resume
 from clark_agent.cli.approval_prompt import ask_approval
-from clark_agent.cli.options import Agent, Approvals, Log, Settings, make_agent, make_gate
-from clark_agent.cli.view import Screen, View, one_line, safe
+from clark_agent.cli.options import Approvals, CliAgent, Log, Settings, make_agent, make_gate
+from clark_agent.cli.view import Screen, View, one_line, output_text, safe
 from clark_agent.config import LoopConfig
 from clark_agent.conversation import Conversation, extended
 from clark_agent.errors import LoopError, RunAborted, failure_of
@@ -60,13 +60,19 @@ class Chat:
         *,
         log: Log | None,
         approvals: Approvals,
-        context: AgentContext,
+        system: str | None = None,
     ) -> None:
         self.screen = screen
         self.log = log
-        self.gate = make_gate(self._ask_approval, approvals)
-        self.agent: Agent = self._made(settings)
-        self.conversation = Conversation(self._config(), _branch(context))
+        self.gate = make_gate(self._ask_approval, approvals, settings)
+        self.agent: CliAgent = self._made(settings)
+        prompt = self.agent.system_prompt if system is None else system
+        self.conversation = Conversation(
+            self._config(),
+            _branch(AgentContext(prompt if isinstance(prompt, str) else "")),
+            deps=self.agent.deps,
+            system_prompt=None if isinstance(prompt, str) else prompt,
+        )
         self.usage = Usage()
         self.run_id: str | None = None
         """The id of the active or last run."""
@@ -184,8 +190,8 @@ class Chat:
         except Exception as error:
             self._failed(error, None)
         else:
-            if isinstance(result.output, str):
-                self.screen.say(safe(result.output))
+            if (output := output_text(result)) is not None:
+                self.screen.say(safe(output))
             self._ended(result.tree_usage, result.outcome)
             return True
         return False
@@ -279,7 +285,9 @@ class Chat:
         async def resume_run(token: CancellationToken) -> RunResult:
             try:
                 config = self.conversation.config  # the config of this chat, not one from the log
-                result = await resume(log.store, run_id, config, token, trust_log=True)
+                result = await resume(
+                    log.store, run_id, config, token, trust_log=True, deps=self.agent.deps
+                )
             except BaseException as error:
                 if (failure := failure_of(error)) is not None:
                     self.conversation.context = extended(context, failure)
@@ -289,7 +297,7 @@ class Chat:
 
         self.begin(resume_run)
 
-    def _made(self, settings: Settings) -> Agent:
+    def _made(self, settings: Settings) -> CliAgent:
         return make_agent(settings, log=self.log, gate=self.gate, ask=self._ask_user)
 
     def _config(self) -> LoopConfig:
@@ -301,7 +309,7 @@ class Chat:
         self._view(event)
 
 
-async def _close(agent: Agent) -> None:
+async def _close(agent: CliAgent) -> None:
     if (close := getattr(agent.config.stream, "aclose", None)) is not None:
         await close()
 

@@ -29,9 +29,11 @@ from msgspec.structs import asdict, replace
 
 from clark_agent._private_files import make_folder
 from clark_agent.cli.app import PROGRAM
+from clark_agent.cli.own_agent import load_agent, load_deps
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, RunNotFound
 from clark_agent.plugins import ChannelSteering, LoopDetector
+from clark_agent.run_context import SystemPrompt
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import RunBegan
 from clark_agent.run_log.sqlite import SqliteStore
@@ -55,8 +57,8 @@ __all__ = [
     "LOG_INSIDE",
     "TOOLS",
     "TOO_SMALL",
-    "Agent",
     "Approvals",
+    "CliAgent",
     "Given",
     "Log",
     "Settings",
@@ -66,10 +68,10 @@ __all__ = [
     "log_options",
     "make_agent",
     "make_gate",
-    "nobody",
     "open_log",
     "open_model",
     "read_system",
+    "replay_agent",
     "run_argument",
     "settings_again",
     "settings_from",
@@ -107,6 +109,10 @@ class Settings(Struct, frozen=True, kw_only=True):
     root: str = "."
     """The folder of the tools; absolute if it comes from `settings_from`."""
     max_iterations: int = DEFAULT_TURNS
+    agent: str | None = None
+    """An agent of the user's own, as ``module:name``. Then an empty ``model`` is the agent's."""
+    deps: str | None = None
+    """Its dependencies, as ``module:name``."""
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -116,6 +122,8 @@ class Given(Struct, frozen=True, kw_only=True):
     tools: tuple[str, ...] | None = None
     root: str | None = None
     max_iterations: int | None = None
+    agent: str | None = None
+    deps: str | None = None
 
 
 class Approvals(Struct, frozen=True, kw_only=True):
@@ -134,6 +142,8 @@ def settings_from(given: Given, base: Settings | None = None) -> Settings:
     if base is None:
         base = Settings(model=os.environ.get("CLARK_AGENT_MODEL", "").strip() or DEFAULT_MODEL)
     settings = replace(base, **options)
+    if given.agent is not None and given.model is None:
+        settings = replace(settings, model="")
     return replace(settings, root=os.path.abspath(os.path.expanduser(settings.root)))
 
 
@@ -190,6 +200,8 @@ _OPTIONS = {
     "tools": "--tools",
     "root": "--root",
     "max_iterations": "--max-iterations",
+    "agent": "--agent",
+    "deps": "--deps",
 }
 
 
@@ -219,12 +231,12 @@ def tool_names(given: Iterable[str]) -> tuple[str, ...]:
     return tuple([name for name in TOOLS if name in chosen])
 
 
-def read_system(text: str | None) -> str:
+def read_system(text: str | None) -> str | None:
     """Return the system prompt for ``--system``: the text, or after an ``@`` the content of the
-    file.
+    file. None if it was not given.
     """
     if text is None:
-        return DEFAULT_SYSTEM
+        return None
     if not text.startswith("@"):
         return text
     try:
@@ -236,13 +248,15 @@ def read_system(text: str | None) -> str:
 # --- the agent ------------------------------------------------------------------------------------
 
 
-class Agent(Struct, frozen=True):
+class CliAgent(Struct, frozen=True):
     """Everything for a run: the ``config``, and ``steering`` to send messages to it."""
 
     settings: Settings
     config: LoopConfig
     steering: SteeringHandle
     gate: ApprovalGate
+    system_prompt: SystemPrompt[Any]
+    deps: Any = None
 
 
 def make_agent(
@@ -252,7 +266,7 @@ def make_agent(
     gate: ApprovalGate | None = None,
     ask: AskUser | None = None,
     stream: StreamFn | None = None,
-) -> Agent:
+) -> CliAgent:
     """Make the agent that the settings describe. Raises `ConfigError`.
 
     ``gate`` approves tools with side effects and the reading of secrets (None refuses them all).
@@ -266,8 +280,11 @@ def make_agent(
     if log is not None:
         public = replace(settings, model=without_password(settings.model))
         run_log = RunLog(log.store, notes={_NOTE: msgspec.to_builtins(public)})
-    if stream is None:
+    if stream is None and settings.model:
         stream = open_model(settings.model)
+    if settings.agent is not None:
+        return _own_agent(settings, gate, steering, run_log, stream)
+    assert stream is not None
     config = LoopConfig(
         stream=stream,
         tools=_make_tools(settings.tools, workspace, gate, ask),
@@ -276,7 +293,31 @@ def make_agent(
         max_iterations=settings.max_iterations,
         run_log=run_log,
     )
-    return Agent(settings, config, steering.handle, gate)
+    return CliAgent(settings, config, steering.handle, gate, DEFAULT_SYSTEM)
+
+
+def _own_agent(
+    settings: Settings,
+    gate: ApprovalGate,
+    steering: ChannelSteering,
+    run_log: RunLog | None,
+    stream: StreamFn | None,
+) -> CliAgent:
+    """Make the agent of ``--agent``: its own settings, with approvals, steering and the log."""
+    assert settings.agent is not None
+    own = load_agent(settings.agent)
+    deps = None if settings.deps is None else load_deps(settings.deps)
+    try:
+        own.check_deps(deps)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; pass them with --deps module:name") from None
+    changes: dict[str, Any] = {} if stream is None else {"stream": stream}
+    if settings.max_iterations != DEFAULT_TURNS:
+        changes["max_iterations"] = settings.max_iterations
+    config = own.config.replace(
+        plugins=[*own.config.plugins, gate, steering], run_log=run_log, **changes
+    )
+    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps)
 
 
 def open_model(model: str) -> StreamFn:
@@ -294,16 +335,22 @@ def open_model(model: str) -> StreamFn:
         ) from None
 
 
-def nobody(settings: Settings) -> Agent:
+def replay_agent(settings: Settings) -> CliAgent:
     """Make the agent for a replay: it asks no person, and the folder need not exist any more."""
     if not os.path.isdir(settings.root):
         settings = replace(settings, root=gettempdir())  # no tool runs
     return make_agent(settings, log=None, stream=ScriptedStream([]))
 
 
-def make_gate(ask: AskApproval | None, approvals: Approvals) -> ApprovalGate:
+def make_gate(ask: AskApproval | None, approvals: Approvals, settings: Settings) -> ApprovalGate:
     """Make the gate. ``ask`` asks the person; with None, calls that need approval are refused."""
-    return ApprovalGate(ask, always=TOOLS if approvals.yes else tool_names(approvals.allow))
+    own = () if settings.agent is None else load_agent(settings.agent).config.registry.names
+    if approvals.yes:
+        return ApprovalGate(ask, always=(*TOOLS, *own))
+    words = [word.strip() for text in approvals.allow for word in text.split(",")]
+    known = [word for word in words if word in own]
+    others = tool_names([word for word in words if word not in own])
+    return ApprovalGate(ask, always=(*known, *others))
 
 
 def _make_tools(
@@ -418,6 +465,8 @@ def agent_options(command: F) -> F:
             tools=tool_names(tools) if tools else None,
             root=options.pop("root"),
             max_iterations=options.pop("max_iterations"),
+            agent=options.pop("agent"),
+            deps=options.pop("deps"),
         )
         return command(given=given, **options)
 
@@ -431,8 +480,8 @@ def approval_options(command: F) -> F:
 
     @wraps(command)
     def with_approvals(**options: Any) -> Any:
-        allowed = tool_names(options.pop("allow"))
-        return command(approvals=Approvals(yes=options.pop("yes"), allow=allowed), **options)
+        allow = tuple(options.pop("allow"))
+        return command(approvals=Approvals(yes=options.pop("yes"), allow=allow), **options)
 
     for option in reversed(_APPROVAL):
         with_approvals = option(with_approvals)
@@ -473,6 +522,17 @@ def run_argument(name: str = "run_id") -> Callable[[F], F]:
 
 
 _AGENT = (
+    click.option(
+        "-a",
+        "--agent",
+        metavar="MODULE:NAME",
+        help="Your own Agent, or a function that returns one. Its tools and prompt are used.",
+    ),
+    click.option(
+        "--deps",
+        metavar="MODULE:NAME",
+        help="The dependencies for --agent, or a function that returns them.",
+    ),
     click.option(
         "-m",
         "--model",

@@ -40,9 +40,11 @@ from rich.text import Text
 
 from clark_agent import events as ev
 from clark_agent.cli.markdown import MarkdownBlocks, rendered
+from clark_agent.result import RunResult
 from clark_agent.run_log.writer import encode_entry
 from clark_agent.stream import TextChunk, ToolCallChunk
 from clark_agent.toolkit.untrusted import without_marks
+from clark_agent.tools import tool_result
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
@@ -64,6 +66,7 @@ __all__ = [
     "has_terminal",
     "make_screen",
     "one_line",
+    "output_text",
     "safe",
     "show_log_messages",
     "usage_text",
@@ -117,6 +120,14 @@ def call_line(name: str, arguments: Any) -> str:
 def _value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}…{text[-10:]}"
+
+
+def output_text(result: RunResult) -> str | None:
+    """Return the output of a run as text, or None if the model's text already says it."""
+    output: Any = result.output
+    if output is None or output == result.text:
+        return None
+    return output if isinstance(output, str) else tool_result(output).plain_text
 
 
 def usage_text(usage: Usage) -> str:

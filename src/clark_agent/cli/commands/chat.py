@@ -30,7 +30,6 @@ from clark_agent.cli.options import (
 from clark_agent.cli.slash import complete, is_command, obey
 from clark_agent.cli.view import RichScreen, has_terminal, one_line, show_log_messages, usage_text
 from clark_agent.errors import ClarkAgentError, ConfigError
-from clark_agent.types import AgentContext
 
 __all__ = ["chat"]
 
@@ -71,9 +70,7 @@ def chat(
         can_ask = not approvals.yes
         settings = settings_again(given, log, run_id, command="chat --resume", can_ask=can_ask)
     screen = ChatScreen()
-    talk = Chat(
-        settings, screen, log=log, approvals=approvals, context=AgentContext(read_system(system))
-    )
+    talk = Chat(settings, screen, log=log, approvals=approvals, system=read_system(system))
     with show_log_messages(screen, debug=is_debugging()):
         asyncio.run(_talk(talk, screen, run_id))
     if log is not None and talk.run_id is not None and talk.can_resume:

@@ -25,7 +25,7 @@ from clark_agent.cli.options import (
     agent_options,
     find_run,
     log_options,
-    nobody,
+    replay_agent,
     run_argument,
     settings_from,
     settings_of,
@@ -261,8 +261,13 @@ def replay(*, run_id: str, given: Given, log: Log) -> int:
     """
     found = find_run(log, run_id)
     began = fold(log.store.load(found)).began
-    agent = nobody(settings_from(given, settings_of(began)))
-    report = asyncio.run(replay_run(log.store, found, agent.config))
+    settings = settings_from(given, settings_of(began))
+    if settings.agent is not None and given.agent is None:
+        raise ConfigError(
+            f"the run used --agent {settings.agent}; pass it again, because its module is imported"
+        )
+    agent = replay_agent(settings)
+    report = asyncio.run(replay_run(log.store, found, agent.config, deps=agent.deps))
     if report.is_identical:
         click.echo("identical")
         return 0

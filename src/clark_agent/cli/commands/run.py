@@ -12,8 +12,9 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Generator
+from collections.abc import Coroutine, Generator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
@@ -24,8 +25,8 @@ from clark_agent.cli.options import (
     DEFAULT_MODEL,
     LOG_INSIDE,
     TOO_SMALL,
-    Agent,
     Approvals,
+    CliAgent,
     Given,
     Log,
     Settings,
@@ -41,12 +42,21 @@ from clark_agent.cli.options import (
     settings_from,
     system_option,
 )
-from clark_agent.cli.view import JsonView, PlainScreen, View, make_screen, safe, show_log_messages
+from clark_agent.cli.view import (
+    JsonView,
+    PlainScreen,
+    View,
+    make_screen,
+    output_text,
+    safe,
+    show_log_messages,
+)
 from clark_agent.engine.arguments import check_continuation
 from clark_agent.engine.loop import start
 from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
-from clark_agent.events import AgentEvent
+from clark_agent.events import AgentEvent, EventSink
 from clark_agent.result import RunResult
+from clark_agent.run_context import RunContext, resolve_system_prompt
 from clark_agent.run_log import fold
 from clark_agent.run_log import fork as fork_run
 from clark_agent.run_log import resume as resume_run
@@ -95,8 +105,16 @@ def run(
     text = _read_prompt(prompt)
     stage = Stage(as_json, log)
     agent = stage.agent(settings_from(given), approvals)
-    context = AgentContext(read_system(system), identity=RunIdentity.root())
-    return stage.play(lambda sink, token: start(text, context, agent.config, token, sink=sink))
+    given_system = read_system(system)
+    system_prompt = agent.system_prompt if given_system is None else given_system
+
+    async def starter(sink: EventSink, token: CancellationToken) -> RunResult:
+        identity = RunIdentity.root()
+        resolved = await resolve_system_prompt(system_prompt, RunContext(agent.deps, identity))
+        context = AgentContext(resolved, identity=identity)
+        return await start(text, context, agent.config, token, sink=sink, deps=agent.deps)
+
+    return stage.play(starter)
 
 
 @click.command(
@@ -121,10 +139,14 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
     fold(log.store.load(found))  # refuse a damaged log before asking anything
     settings = _again("resume", given, log, found, approvals)
     stage = Stage(as_json, log)
-    config = stage.agent(settings, approvals).config
-    return stage.play(
-        lambda sink, token: resume_run(log.store, found, config, token, sink=sink, trust_log=True)
-    )
+    agent = stage.agent(settings, approvals)
+
+    def starter(sink: EventSink, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
+        return resume_run(
+            log.store, found, agent.config, token, sink=sink, trust_log=True, deps=agent.deps
+        )
+
+    return stage.play(starter)
 
 
 @click.command(
@@ -171,7 +193,9 @@ def fork(
     stage = Stage(as_json, log)
     agent = stage.agent(settings, approvals)
     return stage.play(
-        lambda sink, token: start(text or (), context, agent.config, token, sink=sink)
+        lambda sink, token: start(
+            text or (), context, agent.config, token, sink=sink, deps=agent.deps
+        )
     )
 
 
@@ -221,7 +245,7 @@ class Stage:
         """The error that made the output unwritable, such as a broken pipe or a full disk."""
         self._run_id: str | None = None
 
-    def agent(self, settings: Settings, approvals: Approvals) -> Agent:
+    def agent(self, settings: Settings, approvals: Approvals) -> CliAgent:
         """Make the agent, which asks the person at this terminal."""
         person = self.person
         if settings.model == DEFAULT_MODEL:
@@ -232,7 +256,7 @@ class Stage:
         return make_agent(
             settings,
             log=self._log,
-            gate=make_gate(None if person is None else person.approve, approvals),
+            gate=make_gate(None if person is None else person.approve, approvals, settings),
             ask=None if person is None else person.answer,
         )
 
@@ -304,8 +328,8 @@ class Stage:
         if isinstance(outcome, RunResult):
             word, text = str(outcome.outcome), ""
             code = 0 if outcome.outcome.is_complete else 3
-            if isinstance(outcome.output, str) and self._json is None:
-                self.screen.say(safe(outcome.output))
+            if self._json is None and (output := output_text(outcome)) is not None:
+                self.screen.say(safe(output))
                 self.screen.end()
         elif self._signal is not None:
             word, text, code = "interrupted", f"stopped{self._how_to_resume()}", 128 + self._signal

@@ -1,0 +1,110 @@
+"""``--agent module:name`` runs an agent of the user's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_line import CommandLine
+
+MODULE = '''
+from clark_agent import Agent, RunContext, ToolContext, tool
+from clark_agent.testing import ScriptedStream, call
+from msgspec import Struct
+
+
+class Shop:
+    name = "Alba"
+
+
+class Verdict(Struct):
+    score: int
+
+
+@tool(reads_only=True)
+def shop_name(ctx: ToolContext[Shop]) -> str:
+    """The name of the shop."""
+    return ctx.deps.name
+
+
+@tool
+def sell(item: str) -> str:
+    """Sell an item."""
+    return f"sold {item}"
+
+
+def prompt(ctx: RunContext[Shop]) -> str:
+    return f"You work for {ctx.deps.name}."
+
+
+def answer(request):
+    return f"{request.system_prompt} {request.messages[-1].plain_text}"
+
+
+shop = Agent(
+    ScriptedStream([call("shop_name"), answer]), tools=[shop_name], system_prompt=prompt,
+    deps_type=Shop, name="shop",
+)
+
+
+def judge():
+    return Agent(ScriptedStream([call("finish", score=9)]), output=Verdict)
+
+
+seller = Agent(ScriptedStream([call("sell", item="tea"), answer]), tools=[sell])
+not_an_agent = 5
+'''
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> CommandLine:
+    made = CommandLine(tmp_path, model="openai:never-used")
+    (made.root / "own.py").write_text(MODULE)
+    return made
+
+
+async def test_an_agent_with_dependencies_is_run_logged_and_replayed(line: CommandLine) -> None:
+    own = ("--agent", "own:shop", "--deps", "own:Shop")
+    said = await line("run", *own, "Where am I?")
+    assert (said.code, said.out.strip()) == (0, "You work for Alba. Alba"), said.err
+    (summary,) = line.store.runs()
+    assert summary.outcome == "done"
+    again = await line("replay", "last", *own)
+    assert (again.code, again.out.strip()) == (0, "identical"), again
+    refused = await line("replay", "last")
+    assert refused.code == 2
+    assert "--agent own:shop" in refused.err, "a module is imported only if the user names it"
+
+
+async def test_an_agent_from_a_function_and_its_output(line: CommandLine) -> None:
+    said = await line("run", "--json", "--agent", "own:judge", "Judge.")
+    *_, result = [json.loads(row) for row in said.out.splitlines()]
+    assert (result["outcome"], result["output"]) == ("done", {"score": 9})
+
+
+async def test_the_tools_of_an_agent_need_approval(line: CommandLine) -> None:
+    refused, allowed, yes = [
+        await line("run", "--no-log", "--agent", "own:seller", *options, "Sell.")
+        for options in ((), ("--allow", "sell"), ("--yes",))
+    ]
+    assert "sold tea" not in refused.out
+    assert "sold tea" in allowed.out
+    assert "sold tea" in yes.out
+
+
+async def test_what_is_not_an_agent_is_an_error(line: CommandLine) -> None:
+    cases = {
+        "own": "write module:name",
+        "own:missing": "has no 'missing'",
+        "own:not_an_agent": "expected an Agent",
+        "nowhere:agent": "cannot import nowhere",
+    }
+    said = await line.each([("run", "--no-log", "--agent", name, "Go.") for name in cases])
+    for one, expected in zip(said, cases.values(), strict=True):
+        assert one.code == 2
+        assert expected in one.err
+    missing = await line("run", "--no-log", "--agent", "own:shop", "Go.")
+    assert missing.code != 0
+    assert "deps" in missing.err
