@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,9 +31,11 @@ from clark_agent import (
     run,
     tool,
 )
-from clark_agent.agent import AgentSettings
+from clark_agent import agent as agent_module
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.testing import RecordingSink, ScriptedStream, call
+from clark_agent.tools import function
+from clark_agent.tools.function import _FLAGS
 
 
 class Verdict(Struct):
@@ -150,7 +155,23 @@ async def test_replace_changes_what_it_is_given_and_nothing_else() -> None:
 
 def test_every_setting_of_the_config_is_one_of_the_agent() -> None:
     own = {"stream", "tools", "output"}
-    assert set(AgentSettings.__annotations__) == set(LoopConfig.__struct_fields__) - own
+    assert declared(agent_module, "AgentSettings") == set(LoopConfig.__struct_fields__) - own
+
+
+def declared(module: ModuleType, name: str) -> set[str]:
+    """The keys of a TypedDict that exists for type checkers only."""
+    assert module.__file__ is not None
+    (found,) = [
+        node
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
+    fields = [node.target for node in found.body if isinstance(node, ast.AnnAssign)]
+    return {field.id for field in fields if isinstance(field, ast.Name)}
+
+
+def test_every_option_of_tool_is_typed() -> None:
+    assert declared(function, "ToolFlags") == set(_FLAGS)
 
 
 def test_there_is_a_cap_on_turns() -> None:

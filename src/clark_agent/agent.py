@@ -60,58 +60,61 @@ __all__ = ["Agent", "AgentSettings", "RunOptions"]
 _MAX_ITERATIONS = 50
 
 
-class PlainFunction(Protocol):
-    """A function that is not a tool yet."""
+if TYPE_CHECKING:  # to create these at run time would double the cost of the import
 
-    @property
-    def __code__(self) -> CodeType: ...
+    class PlainFunction(Protocol):
+        """A function that is not a tool yet."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        @property
+        def __code__(self) -> CodeType: ...
 
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-class AgentSettings(TypedDict, total=False):
-    """The settings of `LoopConfig` that an agent takes by keyword."""
+    class AgentSettings(TypedDict, total=False):
+        """The settings of `LoopConfig` that an agent takes by keyword."""
 
-    tool_source: ToolSource | None
-    plugins: Iterable[Plugin]
-    event_sink: EventSink | None
-    protocol: ProtocolPolicy
-    conversation_id: str | None
-    model_id: str | None
-    token_estimator: TokenEstimator
-    default_execution_mode: ExecutionMode
-    max_tool_calls_per_turn: int | None
-    tool_timeout: float | None
-    temperature: float | None
-    max_output_tokens: int | None
-    reasoning: ReasoningEffort
-    provider_extras: Any
-    force_tool_call: bool
-    max_output_tokens_recovery: MaxTokensRecovery | None
-    overflow_recovery: ContextOverflowRecovery | None
-    max_iterations: int | None
-    grace_iterations: int
-    graceful_turn_limit_message_provider: Callable[[], str] | None
-    graceful_turn_limit_grace_provider: Callable[[], int] | None
-    empty_outcome_retry_budget: int | None
-    budget: Budget | None
-    plain_text_terminal_fallback_tool: str | None
-    plain_text_terminal_fallback_eager: bool
-    plain_text_terminal_fallback_eager_nudge: bool
-    cancel_grace: float
-    hook_timeout: float | None
-    clock: Clock
-    run_log: Journals | None
-    effects: Effects | None
+        tool_source: ToolSource | None
+        plugins: Iterable[Plugin]
+        event_sink: EventSink | None
+        protocol: ProtocolPolicy
+        conversation_id: str | None
+        model_id: str | None
+        token_estimator: TokenEstimator
+        default_execution_mode: ExecutionMode
+        max_tool_calls_per_turn: int | None
+        tool_timeout: float | None
+        temperature: float | None
+        max_output_tokens: int | None
+        reasoning: ReasoningEffort
+        provider_extras: Any
+        force_tool_call: bool
+        max_output_tokens_recovery: MaxTokensRecovery | None
+        overflow_recovery: ContextOverflowRecovery | None
+        max_iterations: int | None
+        grace_iterations: int
+        graceful_turn_limit_message_provider: Callable[[], str] | None
+        graceful_turn_limit_grace_provider: Callable[[], int] | None
+        empty_outcome_retry_budget: int | None
+        budget: Budget | None
+        plain_text_terminal_fallback_tool: str | None
+        plain_text_terminal_fallback_eager: bool
+        plain_text_terminal_fallback_eager_nudge: bool
+        cancel_grace: float
+        hook_timeout: float | None
+        clock: Clock
+        run_log: Journals | None
+        effects: Effects | None
 
+    class RunOptions(TypedDict, total=False):
+        """What a run of an agent takes besides its prompts and dependencies."""
 
-class RunOptions(TypedDict, total=False):
-    """What a run of an agent takes besides its prompts and dependencies."""
+        messages: Sequence[AgentMessage]
+        """The conversation before the prompts."""
+        identity: RunIdentity | None
+        signal: CancellationToken | None
 
-    messages: Sequence[AgentMessage]
-    """The conversation before the prompts."""
-    identity: RunIdentity | None
-    signal: CancellationToken | None
+else:
+    PlainFunction = AgentSettings = RunOptions = dict
 
 
 class Agent(DefaultsToAny, Generic[OutputT, DepsT]):

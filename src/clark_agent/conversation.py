@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, Generic
 
 from msgspec.structs import replace
@@ -115,18 +115,20 @@ class Conversation(Generic[OutputT_co]):
 
         An existing file keeps its permissions; a new one is accessible only to its owner.
         """
-        target = Path(os.path.realpath(path))
-        draft = target.with_name(f".{target.name}.{random_id()}.tmp")
+        target = os.path.realpath(path)
+        folder, name = os.path.split(target)
+        draft = os.path.join(folder, f".{name}.{random_id()}.tmp")
         try:
-            mode = stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o600
-            draft.touch(mode=0o600, exist_ok=False)
-            draft.write_bytes(encode_message(self.context))
-            draft.chmod(mode)
-            draft.replace(target)
+            mode = stat.S_IMODE(os.stat(target).st_mode) if os.path.exists(target) else 0o600
+            with open(draft, "xb", opener=_open_private) as file:
+                file.write(encode_message(self.context))
+            os.chmod(draft, mode)
+            os.replace(draft, target)
         except OSError as error:  # report the caller's path, not that of the draft
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         finally:
-            draft.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
 
     @classmethod
     def load(
@@ -142,7 +144,8 @@ class Conversation(Generic[OutputT_co]):
         Raises `DecodeError` for any other file.
         """
         try:
-            context = decode_json(Path(path).read_bytes(), AgentContext)
+            with open(path, "rb") as file:
+                context = decode_json(file.read(), AgentContext)
         except DecodeError as error:
             raise DecodeError(f"{path}: {error.reason}", path=error.path) from error
         if system_prompt is not None:
@@ -202,6 +205,10 @@ class Conversation(Generic[OutputT_co]):
             raise
         self._context = self._context.extend(result)
         return result
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def extended(context: AgentContext, failure: LoopError) -> AgentContext:

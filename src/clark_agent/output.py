@@ -7,7 +7,6 @@ back to the model with the reason.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import StrEnum
 from inspect import Parameter, isawaitable, signature
@@ -28,8 +27,6 @@ __all__ = ["NO_OUTPUT", "Output", "OutputMode", "OutputValidator"]
 
 NO_OUTPUT: Final = object()
 """Stands for an output that there is not (yet); None may be one."""
-
-_FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.DOTALL | re.IGNORECASE)
 
 
 class OutputMode(StrEnum):
@@ -158,9 +155,10 @@ def _members(output_type: Any) -> tuple[Any, ...]:
 
 def _json_in(text: str) -> str:
     """The JSON object in a text that may have words or a fence around it."""
-    fenced = _FENCED.search(text)
-    if fenced is not None:
-        return fenced[1]
+    _, fence, rest = text.partition("```")
+    inside, closed, _ = rest.partition("```")
+    if fence and closed and "{" in inside:
+        text = inside
     start, end = text.find("{"), text.rfind("}")
     return text[start : end + 1] if 0 <= start < end else text
 

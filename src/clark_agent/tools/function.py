@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import isawaitable, isroutine
 from types import FunctionType
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -149,32 +150,49 @@ class FunctionTool(DefaultsToAny, _PlannedTool[DepsT_contra], Generic[P, R, Deps
         return self.__wrapped__(*args, **kwargs)
 
 
-class ToolFlags(TypedDict, total=False):
-    """The flags of `AgentTool`, as options of `tool`."""
+_FLAGS = frozenset(
+    {
+        "aborts_siblings_on_error",
+        "counts_toward_termination_vote",
+        "counts_toward_tool_call_limit",
+        "history_policy",
+        "idempotent",
+        "identity_policy",
+        "max_result_chars",
+        "parallel_safe_per_turn",
+        "reads_only",
+        "requires_exclusive_sandbox",
+        "timeout",
+    }
+)
 
-    timeout: float | None
-    requires_exclusive_sandbox: bool
-    max_result_chars: int | Literal["never"] | None
-    history_policy: ToolHistoryPolicy
-    identity_policy: ToolIdentityPolicy
-    aborts_siblings_on_error: bool
-    counts_toward_tool_call_limit: bool
-    parallel_safe_per_turn: bool
-    counts_toward_termination_vote: bool
-    idempotent: bool
-    reads_only: bool
+if TYPE_CHECKING:  # costly to create at run time
 
+    class ToolFlags(TypedDict, total=False):
+        """The flags of `AgentTool`, as options of `tool`."""
 
-class ToolDecorator(Protocol):
-    """Makes a tool of a function: ``@tool(…)``."""
+        timeout: float | None
+        requires_exclusive_sandbox: bool
+        max_result_chars: int | Literal["never"] | None
+        history_policy: ToolHistoryPolicy
+        identity_policy: ToolIdentityPolicy
+        aborts_siblings_on_error: bool
+        counts_toward_tool_call_limit: bool
+        parallel_safe_per_turn: bool
+        counts_toward_termination_vote: bool
+        idempotent: bool
+        reads_only: bool
 
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[ToolContext[D], P], R], /
-    ) -> FunctionTool[Concatenate[ToolContext[D], P], R, D]: ...
+    class ToolDecorator(Protocol):
+        """Makes a tool of a function: ``@tool(…)``."""
 
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTool[P, R, Any]: ...
+        @overload
+        def __call__(
+            self, function: Callable[Concatenate[ToolContext[D], P], R], /
+        ) -> FunctionTool[Concatenate[ToolContext[D], P], R, D]: ...
+
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> FunctionTool[P, R, Any]: ...
 
 
 @overload
@@ -228,7 +246,7 @@ def tool(
 
     Raises `ToolDefinitionError` for a function that cannot be a tool.
     """
-    unknown = flags.keys() - ToolFlags.__annotations__.keys()
+    unknown = flags.keys() - _FLAGS
     if unknown:
         raise TypeError(f"tool() got unknown options: {', '.join(sorted(unknown))}")
 

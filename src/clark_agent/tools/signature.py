@@ -7,7 +7,6 @@ where the tool is defined, with the names of the function and the parameter.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -60,7 +59,6 @@ REFUSED = (msgspec.ValidationError, ValueError)
 
 _Call: TypeAlias = Callable[[Callable[..., Any], Any, ToolContext], Any]
 
-_CONTEXT = re.compile(r"(\w+\.)*ToolContext\[.*\]", re.DOTALL)
 _MOST_REASONS = 5
 _REASON_CHARS = 400
 
@@ -188,7 +186,7 @@ def _resolved(
     annotation = parameter.annotation
     if annotation is None:
         annotation = NoneType
-    if isinstance(annotation, str) and _CONTEXT.fullmatch(annotation.strip()):
+    if isinstance(annotation, str) and _names_context(annotation):
         annotation = ToolContext  # the type of its deps matters to type checkers only
 
     def probe() -> None: ...
@@ -221,6 +219,12 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the type alone."""
     plain = _plain(annotation)
     return get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
+
+
+def _names_context(annotation: str) -> bool:
+    """Whether the text of an annotation is ``ToolContext[…]``, perhaps behind a module's name."""
+    name, bracket, _ = annotation.strip().partition("[")
+    return bool(bracket) and name.rpartition(".")[2] == "ToolContext"
 
 
 def _is_context(annotation: Any) -> bool:
