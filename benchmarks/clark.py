@@ -19,6 +19,7 @@ from benchmarks.work import (
     seen,
 )
 from clark_agent import (
+    Agent,
     AgentContext,
     AgentMessage,
     AssistantMessage,
@@ -75,6 +76,11 @@ def calling(turns: int, nap: float | None = None) -> StreamFn:
 async def turns(count: int) -> str:
     config = LoopConfig(stream=calling(count), tools=[echo], event_sink=count_event)
     return (await run("go", AgentContext(), config)).text
+
+
+async def agent_turns(count: int) -> str:
+    agent = Agent(calling(count), tools=[echo], event_sink=count_event, max_iterations=None)
+    return (await agent.run("go")).output
 
 
 async def stream(count: int, listeners: int) -> str:

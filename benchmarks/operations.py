@@ -85,6 +85,10 @@ def turns(size: int) -> Work:
     return partial(clark.turns, size)
 
 
+def agent_turns(size: int) -> Work:
+    return partial(clark.agent_turns, size)
+
+
 @contextmanager
 def logged_turns() -> Iterator[Callable[[int], Work]]:
     with TemporaryDirectory() as folder:
@@ -168,6 +172,7 @@ async def count_all() -> Counts:
     with logged_turns() as logged:
         return {
             "W1 turn": await per_unit("W1", 50, turns),
+            "W1 turn, agent": await per_unit("W1, agent,", 50, agent_turns),
             "W1 turn, logged": await per_unit("W1, logged,", 50, logged),
             "W2 delta": await per_unit("W2", 500, partial(deltas, listeners=1)),
             "W2 delta, unheard": await per_unit("W2, unheard,", 500, partial(deltas, listeners=0)),

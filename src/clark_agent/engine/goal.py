@@ -10,7 +10,7 @@ from clark_agent.errors import ModelRetry, OutputError
 from clark_agent.output import Output, OutputMode
 from clark_agent.result import LoopOutcome
 from clark_agent.run_context import RunContext
-from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
+from clark_agent.types import AssistantMessage, ToolResultMessage
 
 __all__ = ["REJECTED", "Goal"]
 
@@ -36,7 +36,8 @@ class Goal:
     def restore(self, resumption: Resumption) -> None:
         """Count the attempts that another process has seen."""
         # A batch that has not ended is counted when it ends: its results are not messages yet.
-        failed = [m for m in resumption.messages if self._is_failed(m)]
+        results = [m for m in resumption.messages if isinstance(m, ToolResultMessage)]
+        failed = [m for m in results if m.is_error and m.tool_name == self.output.tool.name]
         self._attempts = list(resumption.purposes).count(REJECTED) + len(failed)
 
     async def accept(self, message: AssistantMessage, ctx: RunContext[Any]) -> Any:
@@ -56,15 +57,8 @@ class Goal:
     def check_batch(self, results: Sequence[ToolResultMessage]) -> None:
         """Count failed calls of the finish tool. Raises `OutputError` if no attempt is left."""
         for result in results:
-            if self._is_failed(result):
+            if result.is_error and result.tool_name == self.output.tool.name:
                 self._count(result.plain_text)
-
-    def _is_failed(self, message: AgentMessage) -> bool:
-        return (
-            isinstance(message, ToolResultMessage)
-            and message.is_error
-            and message.tool_name == self.output.tool.name
-        )
 
     def missing(self, outcome: LoopOutcome) -> OutputError:
         """The error of a run that ends without its output."""
