@@ -62,7 +62,7 @@ async def test_what_changes_something_needs_leave(tmp_path: Path) -> None:
         )
     assert sorted(path.name for path in run.root.iterdir()) == ["allowed", "trusted"]
     assert (refused.code, allowed.code, trusted.code) == (0, 0, 0)
-    assert "nobody to ask" in bodies(server)[1]["messages"][-1]["content"]
+    assert "no user is available to ask" in bodies(server)[1]["messages"][-1]["content"]
     assert "Created allowed" in bodies(server)[3]["messages"][-1]["content"]
     assert "Created trusted" in bodies(server)[5]["messages"][-1]["content"]
     assert "to allow it: --allow write_file, or --yes" in refused.err
@@ -82,11 +82,11 @@ async def test_without_a_terminal_secrets_are_refused(tmp_path: Path) -> None:
     read, write = [bodies(server)[n]["messages"][-1]["content"] for n in (1, 2)]
     assert said.code == 0
     assert read == (
-        "'.env' was not read: it looks like a file with secrets, and there is nobody to ask. Go on "
-        "without it, or tell the user that you need it"
+        "'.env' was not read: it looks like a file with secrets, and no user is available to ask. "
+        "Go on without it, or tell the user that you need it"
     )
     assert write.startswith("'.bashrc' was not written: a shell or the system runs it at its start")
-    assert refused.count("there is nobody to ask") == 2
+    assert refused.count("no user is available to ask") == 2
     assert [path.name for path in run.root.iterdir()] == [".env"]
 
 

@@ -346,7 +346,7 @@ async def test_with_nobody_to_ask_it_is_refused() -> None:
     assert work.calls == []
     assert reasons(result) == ["nobody_to_ask"]
     assert texts(result)[0].startswith(
-        "The call was not run: it needs approval, and there is nobody to ask."
+        "The call was not run: it needs approval, and no user is available to ask."
     )
 
 
@@ -354,8 +354,8 @@ async def test_with_nobody_to_ask_it_is_refused() -> None:
     ("answer", "reason", "says"),
     [
         (OSError("no display"), "approval_failed", "(OSError: no display)"),
-        (EOFError(), "nobody_to_ask", "nobody to ask"),
-        (asyncio.CancelledError(), "nobody_to_ask", "nobody to ask"),
+        (EOFError(), "nobody_to_ask", "no user is available to ask"),
+        (asyncio.CancelledError(), "nobody_to_ask", "no user is available to ask"),
         (TimeoutError(), "approval_timeout", "in time"),
         (True, "approval_failed", "must return an Approval or a Denied, not True"),
         (None, "approval_failed", "not None"),

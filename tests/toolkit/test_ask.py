@@ -82,7 +82,7 @@ async def test_any_kind_of_async_callable_will_do() -> None:
 async def test_with_nobody_to_ask_the_model_goes_on() -> None:
     result = await asked(None, question="Shall I?")
     assert result.is_error
-    assert result.plain_text == f"There is nobody to ask. {GO_ON}"
+    assert result.plain_text == f"No user is available to ask. {GO_ON}"
 
 
 def at_its_end(question: str, choices: Sequence[str]) -> str:
@@ -99,7 +99,7 @@ async def withdrawn(question: str, choices: Sequence[str]) -> str:
 async def test_nobody_behind_the_terminal(ask: AskUser) -> None:
     result = await asked(ask, question="Shall I?")
     assert result.is_error
-    assert result.plain_text == f"Nobody is there to answer. {GO_ON}"
+    assert result.plain_text == f"No user is available to answer. {GO_ON}"
 
 
 @pytest.mark.parametrize("answer", ["", " \n", None])

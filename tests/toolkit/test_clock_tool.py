@@ -101,7 +101,7 @@ async def test_the_clock_is_the_systems_unless_another_is_given() -> None:
 async def test_an_unknown_zone_comes_back_with_what_may_be_meant(timezone: str, meant: str) -> None:
     result = await told(timezone)
     assert result.is_error
-    assert result.plain_text.startswith(f"There is no time zone {timezone!r}. Did you mean ")
+    assert result.plain_text.startswith(f"Unknown time zone {timezone!r}. Did you mean ")
     assert meant in result.plain_text
 
 

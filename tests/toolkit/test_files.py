@@ -325,10 +325,10 @@ async def test_a_file_that_is_no_text_is_not_edited(desk: Desk) -> None:
     desk.put("file", b"a\0b")
     desk.put("odd", b"\xff\xfea")
     assert await desk.error("edit_file", path="file", old="a", new="b") == (
-        "file cannot be edited: it is no text but binary data"
+        "file cannot be edited: it is not text but binary data"
     )
     assert await desk.error("edit_file", path="odd", old="a", new="b") == (
-        "odd cannot be edited: it is no text but damaged UTF-16-LE text"
+        "odd cannot be edited: it is not text but damaged UTF-16-LE text"
     )
     for argument in ({"old": "\udcff", "new": "x"}, {"old": "a", "new": "\udcff"}):
         assert "half a character" in await desk.error("edit_file", path="file", **argument)
@@ -517,7 +517,7 @@ async def test_a_tree_is_listed(desk: Desk) -> None:
 async def test_names_that_are_no_text_can_be_told(desk: Desk) -> None:
     os.mkdir(os.fsencode(desk.root) + b"/\xff\xfe")
     listed = await desk.text("list_files")
-    assert listed == ("\\udcff\\udcfe/\n\n[Not read: '\\udcff\\udcfe' is no valid Unicode.]")
+    assert listed == ("\\udcff\\udcfe/\n\n[Not read: '\\udcff\\udcfe' is not valid Unicode.]")
 
 
 @pytest.mark.parametrize(
@@ -757,13 +757,13 @@ async def test_what_is_not_found_is_told_with_what_may_be_the_reason(library: De
 
 async def test_patterns_that_will_not_do(library: Desk) -> None:
     assert await library.error("search_files", pattern="load(", regex=True) == (
-        "'load(' is no regular expression: missing ), unterminated subpattern at position 4; to "
+        "'load(' is not a regular expression: missing ), unterminated subpattern at position 4; to "
         "find it as plain text leave regex out"
     )
     assert "is empty" in await library.error("search_files", pattern="")
     assert "line break" in await library.error("search_files", pattern="a\nb")
     assert "half a character" in await library.error("search_files", pattern="\ud800")
-    assert "is no regular expression" in await library.error(
+    assert "is not a regular expression" in await library.error(
         "search_files", pattern="(" * 5_000 + ")" * 5_000, regex=True
     )
     assert "more than 64" in await library.error("search_files", pattern="x", glob="{a,b}" * 20)

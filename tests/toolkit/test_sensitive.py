@@ -166,7 +166,7 @@ async def test_without_anybody_to_ask_it_is_refused(
     desk = Desk(tmp_path, None)
     result = await desk.use(name, **arguments)
     assert result.is_error
-    assert "and there is nobody to ask" in result.plain_text
+    assert "and no user is available to ask" in result.plain_text
     assert "file_tools(workspace, ask=...)" in result.plain_text
     assert result.details == {"error": "sensitive"}
     assert "secret\n" not in result.plain_text
@@ -180,7 +180,7 @@ async def test_without_anybody_to_ask_it_is_refused(
         (Approval.NO, "and the user has refused it"),
         (Approval.NEVER, "Do not try it again"),
         (Denied("use the test key"), "and the user says: use the test key"),
-        (EOFError(), "nobody to ask"),
+        (EOFError(), "no user is available to ask"),
         (LookupError("x"), "asking failed (LookupError)"),
         ("gibberish", "and the user has refused it"),
     ],
@@ -445,10 +445,10 @@ async def test_a_gate_without_anybody_refuses(tmp_path: Path, allowed: tuple[str
     result, _ = await completed(model, *desk.tools.values(), plugins=[gate])
     read, write = texts(result)
     assert read == (
-        "'.env' was not read: it looks like a file with secrets, and there is nobody to ask. Go on "
-        "without it, or tell the user that you need it"
+        "'.env' was not read: it looks like a file with secrets, and no user is available to ask. "
+        "Go on without it, or tell the user that you need it"
     )
-    assert "there is nobody to ask" in write
+    assert "no user is available to ask" in write
     assert sorted(os.listdir(tmp_path)) == [".env", "code.py"]
 
 
@@ -458,7 +458,9 @@ async def test_a_person_who_is_slow(tmp_path: Path) -> None:
         raise AssertionError
 
     desk = Desk(tmp_path, ApprovalGate(ask, timeout=0.01).ask)
-    assert "nobody has answered in time" in (await desk.use("read_file", path=".env")).plain_text
+    assert (
+        "the user did not answer in time" in (await desk.use("read_file", path=".env")).plain_text
+    )
 
 
 async def test_a_run_that_is_cancelled_takes_the_question_back(tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ async def test_nobody_listens() -> None:
         pass
     result = await fetched(server.url)
     assert result.is_error
-    assert f"There is no connection to 127.0.0.1:{server.port}" in result.plain_text
+    assert f"Cannot connect to 127.0.0.1:{server.port}" in result.plain_text
 
 
 # --- redirects ----------------------------------------------------------------------------------
@@ -625,13 +625,13 @@ async def test_of_several_addresses_the_first_that_answers_will_do() -> None:
 async def test_a_name_that_means_nothing(found: Any) -> None:
     result = await fetched("http://nowhere.test/", resolve=Names(found))
     assert result.is_error
-    assert "There is no host nowhere.test" in result.plain_text
+    assert "Unknown host nowhere.test" in result.plain_text
 
 
 async def test_a_name_that_no_name_server_knows() -> None:
     result = await fetched("http://nowhere.invalid/")
     assert result.is_error
-    assert "There is no host nowhere.invalid" in result.plain_text
+    assert "Unknown host nowhere.invalid" in result.plain_text
 
 
 ALLOWED = ["a.test", "*.b.test", "127.0.0.1"]

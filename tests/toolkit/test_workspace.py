@@ -167,7 +167,7 @@ def test_paths_that_lead_somewhere(tmp_path: Path, root: Path, path: str, name: 
         ("", "invalid", "the path is empty: the workspace's root is '.'"),
         ("a\0b", "invalid", r"'a\x00b' has a NUL character in it"),
         ("a\\b", "invalid", r"'a\b' has a backslash in it: put '/' between the names"),
-        ("a\ud800", "invalid", r"'a\ud800' is no valid Unicode"),
+        ("a\ud800", "invalid", r"'a\ud800' is not valid Unicode"),
         ("x" * 256, "invalid", f"'{'x' * 200}…' has a name in it that is too long"),
         ("ü" * 128, "invalid", f"'{'ü' * 128}' has a name in it that is too long"),
         ("ab/" * 1_500, "invalid", f"'{('ab/' * 67)[:200]}…' is too long"),
@@ -179,7 +179,7 @@ def test_paths_that_lead_somewhere(tmp_path: Path, root: Path, path: str, name: 
         (".", "is_folder", "'.' stands for a folder: name a file"),
         ("folder/", "is_folder", "'folder/' stands for a folder: name a file"),
         ("folder", "is_folder", "'folder' is a folder, not a file"),
-        ("file/x", "not_folder", "'file' is no folder"),
+        ("file/x", "not_folder", "'file' is not a folder"),
         ("folder/filr", "not_found", "there is no 'folder/filr'; did you mean 'folder/file'?"),
         ("floder/file", "not_found", "there is no 'floder'; did you mean 'folder'?"),
         ("qqq", "not_found", "there is no 'qqq': list '.' to see what there is"),
@@ -379,7 +379,7 @@ def test_a_folder_is_not_replaced_by_a_file(root: Path, workspace: Workspace) ->
     with pytest.raises(WorkspaceError, match="'folder' is a folder, not a file"):
         workspace.write("folder", b"")
     (root / "folder" / "file").write_text("old")
-    with pytest.raises(WorkspaceError, match="'folder/file' is no folder"):
+    with pytest.raises(WorkspaceError, match="'folder/file' is not a folder"):
         workspace.write("folder/file/x", b"")
     assert os.listdir(root / "folder") == ["file"]
     assert (root / "folder" / "file").read_text() == "old"

@@ -691,7 +691,9 @@ def test_strict_tools_refuse_unknown_names() -> None:
     async def made(path: str, line: int = 1) -> None: ...
 
     assert made.validate({"path": "a", "line": None}).line == 1
-    with pytest.raises(InvalidArgumentsError, match='"lin" is no argument; did you mean "line"'):
+    with pytest.raises(
+        InvalidArgumentsError, match='"lin" is not an argument; did you mean "line"'
+    ):
         made.validate({"path": "a", "lin": 3})
 
 

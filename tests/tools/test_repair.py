@@ -216,7 +216,8 @@ def told(args: Any) -> str:
         ([], "path $: expected an object, got []"),
         (
             {"txet": "hello"},
-            'the required argument "text" is missing; "txet" is no argument; did you mean "text"?',
+            'the required argument "text" is missing; "txet" is not an argument; '
+            'did you mean "text"?',
         ),
         (
             {"text": 1, "count": "a", "sure": 2},
@@ -257,7 +258,7 @@ def test_limits_are_explained() -> None:
         'path $.s: expected at most 3 characters, got the string "abcd"; '
         "path $.l: expected at most 1 items, got [1,2]"
     )
-    assert explain_arguments({"nn": 1}, schema) == '"nn" is no argument; did you mean "n"?'
+    assert explain_arguments({"nn": 1}, schema) == '"nn" is not an argument; did you mean "n"?'
 
 
 def test_helpers() -> None:

@@ -294,7 +294,7 @@ class Descent:
             raise WorkspaceError(f"{self.quoted(name)} is a folder, not a file", kind="is_folder")
         if not stat.S_ISREG(found.st_mode):
             raise WorkspaceError(
-                f"{self.quoted(name)} is no regular file but a pipe, a device or a socket",
+                f"{self.quoted(name)} is not a regular file but a pipe, a device or a socket",
                 kind="special",
             )
 
@@ -323,7 +323,7 @@ class Descent:
         if isinstance(error, FileNotFoundError):
             return WorkspaceError(f"there is no {path}{self._hint(name)}", kind="not_found")
         if isinstance(error, NotADirectoryError):
-            return WorkspaceError(f"{path} is no folder", kind="not_folder")
+            return WorkspaceError(f"{path} is not a folder", kind="not_folder")
         if isinstance(error, IsADirectoryError):
             return WorkspaceError(f"{path} is a folder, not a file", kind="is_folder")
         return WorkspaceError(f"{path}: {error.strerror}", kind="failed")

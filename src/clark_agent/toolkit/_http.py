@@ -133,7 +133,7 @@ def _no_connection(url: Url, error: BaseException) -> str:
             return f"{url.authority} was not asked: {why}."
         cause = cause.__cause__ or cause.__context__
     reason = "it took too long" if isinstance(error, httpcore2.ConnectTimeout) else str(error)
-    return f"There is no connection to {url.authority}: {reason or 'it was refused'}."
+    return f"Cannot connect to {url.authority}: {reason or 'it was refused'}."
 
 
 def _no_answer(url: Url, error: Exception) -> str:

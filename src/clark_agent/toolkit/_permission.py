@@ -75,7 +75,7 @@ class Permission:
         done = " or ".join(["read" if each == "read" else "written" for each in reasons])
         about = f"{shown(name)!r} was not {done}: {'; '.join(reasons.values())}"
         if self._ask is None:
-            raise _refused(f"{about}, and there is nobody to ask. {_INSTEAD}. {_HOW}")
+            raise _refused(f"{about}, and no user is available to ask. {_INSTEAD}. {_HOW}")
         request = ApprovalRequest(
             ctx.tool_name,
             arguments,
@@ -107,9 +107,9 @@ class Permission:
         try:
             answer = await put_to(ask, request)
         except NobodyThere:
-            raise _refused(f"{about}, and there is nobody to ask. {_INSTEAD}") from None
+            raise _refused(f"{about}, and no user is available to ask. {_INSTEAD}") from None
         except TimeoutError:
-            raise _refused(f"{about}, and nobody has answered in time. {_INSTEAD}") from None
+            raise _refused(f"{about}, and the user did not answer in time. {_INSTEAD}") from None
         except Exception as error:
             logger.exception("asking about %r failed", request.path)
             raise _refused(f"{about}, and asking failed ({type(error).__name__})") from error

@@ -212,8 +212,8 @@ class RegexSearch:
             problem = self._ask(self._pattern.encode())
             if problem:
                 raise PatternError(
-                    f"{self._pattern!r} is no regular expression: {problem.decode()}; to find it "
-                    "as plain text leave regex out"
+                    f"{self._pattern!r} is not a regular expression: {problem.decode()}; to "
+                    "find it as plain text leave regex out"
                 )
         except BaseException:
             self.__exit__()

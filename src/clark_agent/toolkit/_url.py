@@ -40,7 +40,7 @@ class Url(Struct, frozen=True):
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
-            raise FetchError("That is no URL: its host or port cannot be read.") from None
+            raise FetchError("Invalid URL: its host or port cannot be read.") from None
         if "@" in parts.netloc:
             raise FetchError(
                 "The URL has a user name or password in it, and none is sent. Leave it out."

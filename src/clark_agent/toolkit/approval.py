@@ -328,7 +328,7 @@ class ApprovalGate:
         try:
             answer = await self._answer(ask, request)
         except TimeoutError:
-            return _blocked("approval_timeout", f"nobody has approved it in time. {_INSTEAD}")
+            return _blocked("approval_timeout", f"the user did not approve it in time. {_INSTEAD}")
         except NobodyThere:
             return _blocked("nobody_to_ask", _NOBODY)
         except Exception as error:
@@ -347,7 +347,7 @@ class ApprovalGate:
 
 
 _INSTEAD = "Go on without it, or say what you need it for."
-_NOBODY = f"it needs approval, and there is nobody to ask. {_INSTEAD}"
+_NOBODY = f"it needs approval, and no user is available to ask. {_INSTEAD}"
 _CHANGED = "its arguments changed while it waited for approval. Send it again."
 
 

@@ -74,7 +74,7 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
         if not question.strip():
             return ToolResult.error("The question is blank: say what you want to know.")
         if ask is None:
-            return ToolResult.error(f"There is nobody to ask. {_GO_ON}")
+            return ToolResult.error(f"No user is available to ask. {_GO_ON}")
         offered = tuple([choice.strip() for choice in choices or () if choice.strip()])
         try:
             async with one_at_a_time.turn(), asyncio.timeout(timeout):
@@ -82,7 +82,7 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
         except TimeoutError:
             return ToolResult.error(f"The user has not answered in time. {_GO_ON}")
         except NobodyThere:
-            return ToolResult.error(f"Nobody is there to answer. {_GO_ON}")
+            return ToolResult.error(f"No user is available to answer. {_GO_ON}")
         except Exception as error:
             logger.exception("asking the user failed")
             why = f"{type(error).__name__}: {error}"

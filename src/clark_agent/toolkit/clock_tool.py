@@ -100,7 +100,7 @@ def _unknown(name: str) -> str:
         )
     near = ", ".join(_near(name[:60], zones))
     hint = f"Did you mean {near}?" if near else "Use an IANA name such as 'Europe/Lisbon'."
-    return f"There is no time zone {quoted}. {hint} 'UTC' and offsets such as '+01:00' do as well."
+    return f"Unknown time zone {quoted}. {hint} 'UTC' and offsets such as '+01:00' do as well."
 
 
 def _near(name: str, zones: Iterable[str]) -> list[str]:

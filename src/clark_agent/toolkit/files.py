@@ -360,7 +360,7 @@ class EditFile(_FileTool):
         except EditRefused as error:
             return ToolResult.error(str(error), details={"path": name, "error": "refused"})
         except NotTextError as error:
-            return ToolResult.error(f"{name} cannot be edited: it is no text but {error}")
+            return ToolResult.error(f"{name} cannot be edited: it is not text but {error}")
         assert edit is not None
         return _edited(name, edit)
 

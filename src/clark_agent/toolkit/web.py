@@ -247,9 +247,9 @@ class _Fetcher(Struct, frozen=True):
             # The part after a % is the network interface, which does not affect the check.
             addresses = [ip_address(text.partition("%")[0]) for text in dict.fromkeys(found)]
         except (OSError, UnicodeError, ValueError) as error:
-            raise FetchError(f"There is no host {url.host}: {error}.") from error
+            raise FetchError(f"Unknown host {url.host}: {error}.") from error
         if not addresses:
-            raise FetchError(f"There is no host {url.host}.")
+            raise FetchError(f"Unknown host {url.host}.")
         return addresses
 
 

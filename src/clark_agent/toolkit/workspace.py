@@ -364,7 +364,7 @@ def _check_text(path: str) -> None:
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
-        encoded, problem = b"", f"{quoted_path(path)} is no valid Unicode"
+        encoded, problem = b"", f"{quoted_path(path)} is not valid Unicode"
     if not path:
         problem = "the path is empty: the workspace's root is '.'"
     elif "\0" in path:

@@ -210,7 +210,7 @@ def _object_problems(value: dict[str, Any], schema: Mapping[str, Any], path: str
     if properties and (missing or more is False):
         free = [name for name in properties if name not in value]
         for name in unknown:
-            yield f"{quoted(name)} is no argument{where}{_did_you_mean(str(name), free)}"
+            yield f"{quoted(name)} is not an argument{where}{_did_you_mean(str(name), free)}"
     for name, given in value.items():
         if name in properties:
             yield from _problems(given, properties[name], f"{path}.{name}")
