@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from clark_agent import Conversation, LoopConfig, StreamError
+from clark_agent import Agent, Conversation, StreamError
 from clark_agent.testing import ScriptedStream
 
 
@@ -12,23 +12,24 @@ async def main() -> None:
     model = ScriptedStream(
         ["Hello Ada.", ConnectionError("no route to host"), "A machine that weaves numbers."]
     )
-    conversation = Conversation(LoopConfig(stream=model), "You are a historian.")
+    agent = Agent(model, system_prompt="You are a historian.")
+    conversation = agent.conversation()
 
     result = await conversation.send("I am Ada.")
-    print(result.text)
+    print(result.output)
 
     try:
         await conversation.send("What is an engine?")
     except StreamError as error:
         print(f"({error.__cause__}; {len(conversation.messages)} messages are safe)")
     result = await conversation.send()  # no new prompt: ask again
-    print(result.text)
+    print(result.output)
 
     with TemporaryDirectory() as folder:
         path = Path(folder, "talk.json")
         conversation.save(path)
-        config = LoopConfig(stream=ScriptedStream(["You are Ada."]))  # maybe on another day
-        conversation = Conversation.load(path, config)
+        agent = agent.replace(model=ScriptedStream(["You are Ada."]))  # maybe on another day
+        conversation = Conversation.load(path, agent.config)
 
     result = await conversation.send("Who am I?")
     print(result.text)

@@ -1,19 +1,19 @@
 """The smallest agent: a model, a prompt, an answer.
 
-The model is scripted, so this runs without a key and a network. To use a real one, replace it with
-``connect("anthropic:claude-sonnet-5")`` from `clark_agent.transports`.
+The model is scripted, so this runs without a key and a network. To use a real one, pass its name:
+``Agent("anthropic:claude-sonnet-5")``.
 """
 
 import asyncio
 
-from clark_agent import AgentContext, LoopConfig, run
+from clark_agent import Agent
 from clark_agent.testing import ScriptedStream
 
 
 async def main() -> None:
-    config = LoopConfig(stream=ScriptedStream(["Hello! How can I help?"]))
-    result = await run("Hi there.", AgentContext("You are a friendly assistant."), config)
-    print(result.text)
+    agent = Agent(ScriptedStream(["Hello! How can I help?"]), system_prompt="You are friendly.")
+    result = await agent.run("Hi there.")
+    print(result.output)
     print(f"({result.outcome}, {len(result.messages)} messages)")
 
 

@@ -2,11 +2,9 @@
 
 import asyncio
 
-from clark_agent import AgentContext, LoopConfig, RunAborted, RunStream, events, stream_run, tool
+from clark_agent import Agent, RunAborted, RunStream, events, tool
 from clark_agent.stream import TextChunk
 from clark_agent.testing import ScriptedStream, call, say
-
-CONTEXT = AgentContext("You know the weather.")
 
 
 @tool
@@ -30,16 +28,16 @@ async def show(stream: RunStream) -> None:
 
 async def main() -> None:
     model = ScriptedStream([say("Let me see.", call("weather", city="Lisbon")), "Sunny, 22 °C."])
-    config = LoopConfig(stream=model, tools=[weather])
-    async with stream_run("Lisbon?", CONTEXT, config) as stream:
+    agent = Agent(model, tools=[weather], system_prompt="You know the weather.")
+    async with agent.stream("Lisbon?") as stream:
         await show(stream)
     print(f"\n({stream.result.outcome}, {len(stream.result.messages)} messages)")
 
-    config = LoopConfig(stream=ScriptedStream(["It was a dark and stormy night. " * 1000]))
-    async with stream_run("A story!", CONTEXT, config, max_buffered=8) as stream:
+    agent = Agent(ScriptedStream(["It was a dark and stormy night. " * 1000]))
+    async with agent.stream("A story!") as stream:
         words = 0
-        async for event in stream:
-            words += isinstance(event, events.MessageUpdate)
+        async for _ in stream.text_stream():
+            words += 1
             if words == 7:
                 break
     # Leaving the block has stopped the run: its stream is closed, and no tool is running.

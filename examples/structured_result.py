@@ -1,4 +1,4 @@
-"""End a run with a typed value: the arguments of the last call are the answer.
+"""End a run with a typed value.
 
 The first answer of the model does not fit the type. The model gets the reason and tries again.
 """
@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from clark_agent import AgentContext, LoopConfig, ToolResultMessage, finish_tool, run
+from clark_agent import Agent, ToolResultMessage
 from clark_agent.testing import ScriptedStream, call
 
 
@@ -26,13 +26,12 @@ async def main() -> None:
             call("finish", decision="approve", score=9),
         ]
     )
-    config = LoopConfig(stream=model, tools=[finish_tool(Verdict)], force_tool_call=True)
-    result = await run("Review this change.", AgentContext("You review."), config)
+    agent = Agent(model, output=Verdict, system_prompt="You review.")
+    result = await agent.run("Review this change.")
     for message in result.messages:
         if isinstance(message, ToolResultMessage):
             print(message.plain_text)
-    verdict: Verdict = result.output
-    print(verdict)
+    print(result.output)
 
 
 if __name__ == "__main__":

@@ -5,22 +5,16 @@ Two researchers work at the same time. Each event says which run it belongs to.
 
 import asyncio
 
-from clark_agent import AgentContext, LoopConfig, agent_tool, events, run
+from clark_agent import Agent, events
 from clark_agent.testing import ScriptedStream, call
 
-rust = agent_tool(
-    "ask_about_rust",
-    "A researcher who knows the history of Rust.",
-    LoopConfig(stream=ScriptedStream(["Rust 1.0 came out in May 2015."]), max_iterations=10),
+rust = Agent(
+    ScriptedStream(["Rust 1.0 came out in May 2015."]),
+    name="ask_about_rust",
     system_prompt="You are a careful researcher.",
+    max_iterations=10,
 )
-go = agent_tool(
-    "ask_about_go",
-    "A researcher who knows the history of Go.",
-    LoopConfig(stream=ScriptedStream(["Go 1.0 came out in March 2012."]), max_iterations=10),
-    system_prompt="You are a careful researcher.",
-    timeout=60,
-)
+go = rust.replace(model=ScriptedStream(["Go 1.0 came out in March 2012."]), name="ask_about_go")
 
 
 def show(event: events.AgentEvent) -> None:
@@ -45,9 +39,13 @@ async def main() -> None:
             "Go is the elder, by three years.",
         ]
     )
-    config = LoopConfig(stream=model, tools=[rust, go], event_sink=show)
-    result = await run("Which is older, Rust or Go?", AgentContext("You delegate."), config)
-    print(result.text)
+    tools = [
+        rust.as_tool("A researcher who knows the history of Rust."),
+        go.as_tool("A researcher who knows the history of Go.", timeout=60),
+    ]
+    agent = Agent(model, tools=tools, system_prompt="You delegate.", event_sink=show)
+    result = await agent.run("Which is older, Rust or Go?")
+    print(result.output)
 
 
 if __name__ == "__main__":

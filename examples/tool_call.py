@@ -2,12 +2,12 @@
 
 import asyncio
 
-from clark_agent import AgentContext, LoopConfig, ToolContext, events, run, tool
+from clark_agent import Agent, ToolContext, events, tool
 from clark_agent.testing import ScriptedStream, call
 
 
 @tool
-async def count_words(text: str, ctx: ToolContext) -> int:
+async def count_words(ctx: ToolContext, text: str) -> int:
     """Count the words of a text.
 
     Args:
@@ -31,9 +31,9 @@ def show(event: events.AgentEvent) -> None:
 
 async def main() -> None:
     model = ScriptedStream([call("count_words", text="to be or not to be"), "Six words."])
-    config = LoopConfig(stream=model, tools=[count_words], event_sink=show)
-    result = await run("How many words?", AgentContext("You count words."), config)
-    print(result.text)
+    agent = Agent(model, tools=[count_words], system_prompt="You count words.", event_sink=show)
+    result = await agent.run("How many words?")
+    print(result.output)
 
 
 if __name__ == "__main__":

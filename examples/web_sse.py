@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from clark_agent import CancellationToken, Conversation, LoopConfig, LoopError, RunAborted, tool
+from clark_agent import Agent, CancellationToken, LoopError, RunAborted, tool
 from clark_agent.events import public_events
 from clark_agent.messages import encode_json
 from clark_agent.testing import ScriptedStream, call
@@ -74,8 +74,8 @@ class EventStream(StreamingResponse):
 class Chat:
     """The conversation of one user. Messages that arrive during an answer wait for its end."""
 
-    def __init__(self, config: LoopConfig) -> None:
-        self.conversation = Conversation(config, "Be brief.")
+    def __init__(self, agent: Agent) -> None:
+        self.conversation = agent.conversation()
         self.lock = asyncio.Lock()
 
     async def answer(self, prompt: str, signal: CancellationToken) -> AsyncGenerator[bytes]:
@@ -94,8 +94,8 @@ def user_of(request: Request) -> str:
     return request.headers.get("x-user", "guest")  # replace this with your authentication
 
 
-def make_app(config: LoopConfig) -> Starlette:
-    chats = defaultdict[str, Chat](lambda: Chat(config))
+def make_app(agent: Agent) -> Starlette:
+    chats = defaultdict[str, Chat](lambda: Chat(agent))
 
     async def page(request: Request) -> Response:
         return HTMLResponse(PAGE)
@@ -139,7 +139,7 @@ async def main() -> None:
     model = ScriptedStream(
         ["Hello Ada.", "Hello Bob.", call("research", topic="Space"), "It is large, Ada."]
     )
-    app = make_app(LoopConfig(stream=model, tools=[research]))
+    app = make_app(Agent(model, tools=[research], system_prompt="Be brief."))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

@@ -53,8 +53,7 @@ One was refused, the other is done.
 """,
     "gateway.py": """\
 Sunny, 22 °C. Leave the umbrella.
-the model's stream failed (fatal): the gateway answered 401: this token is not known \
-(check the token)
+the model's stream failed (fatal): the gateway answered 401: unknown token (check the token)
 """,
     "run_log.py": """\
 booking room 5
