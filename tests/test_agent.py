@@ -82,6 +82,17 @@ async def test_conversation() -> None:
     assert len(conversation.messages) == 4
 
 
+async def test_a_saved_conversation(tmp_path: Path) -> None:
+    first = Agent(scripted("One."), system_prompt=lambda ctx: "Count.").conversation()
+    await first.send("?")
+    first.save(tmp_path / "talk.json")
+    stream = scripted("Two.")
+    agent = Agent(stream, system_prompt=lambda ctx: f"After {len(ctx.messages)}.")
+    again = agent.load_conversation(tmp_path / "talk.json")
+    assert (await again.send("?")).output == "Two."
+    assert stream.requests[0].system_prompt == "After 2."
+
+
 async def test_as_tool() -> None:
     below = Agent(scripted("In Lisbon."), name="research", system_prompt="Search.")
     agent = Agent(

@@ -217,6 +217,9 @@ class Answer(Struct):
         (Answer, {"answer": "yes"}, Answer("yes")),
         (Point | int, {"answer": 5}, 5),
         (bool, {"answer": False}, False),
+        (Point | Answer, {"type": "Point", "value": {"x": 1, "y": 2}}, Point(1, 2)),
+        (Verdict | Answer, {"type": "Answer", "value": {"answer": "a"}}, Answer("a")),
+        (Point | Verdict | int, {"answer": 5}, 5),
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
@@ -240,7 +243,7 @@ def test_any_verdict_comes_back(score: int, decision: str, around: str) -> None:
 
 
 async def test_text_is_the_output_of_the_last_answer() -> None:
-    assert await outcome("Hello.", output=Output(str)) == "Hello."
+    assert await outcome("  Hello. \n", output=Output(str)) == "  Hello. \n"
 
 
 async def test_text_is_never_none() -> None:

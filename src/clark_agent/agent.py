@@ -10,6 +10,7 @@ An agent adds nothing to the loop: it holds a `LoopConfig` and a system prompt, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, Unpack, overload
@@ -314,16 +315,30 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
 
     @overload
     def stream(
-        self: Agent[T, None], prompts: Prompts | None, **options: Unpack[RunOptions]
+        self: Agent[T, None],
+        prompts: Prompts | None,
+        *,
+        max_buffered: int = 256,
+        **options: Unpack[RunOptions],
     ) -> RunStream[T]: ...
 
     @overload
     def stream(
-        self, prompts: Prompts | None, *, deps: DepsT, **options: Unpack[RunOptions]
+        self,
+        prompts: Prompts | None,
+        *,
+        deps: DepsT,
+        max_buffered: int = 256,
+        **options: Unpack[RunOptions],
     ) -> RunStream[OutputT]: ...
 
     def stream(
-        self, prompts: Prompts | None, *, deps: Any = None, **options: Unpack[RunOptions]
+        self,
+        prompts: Prompts | None,
+        *,
+        deps: Any = None,
+        max_buffered: int = 256,
+        **options: Unpack[RunOptions],
     ) -> RunStream[Any]:
         """The events of a run, to iterate over; see `clark_agent.stream_run`."""
         self.check_deps(deps)
@@ -333,7 +348,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         ) -> Coroutine[Any, Any, RunResult[Any]]:
             return self._run(prompts, deps, options, token, sink)
 
-        return RunStream(starter, options.get("signal"), output=self._config.output)
+        return RunStream(starter, options.get("signal"), max_buffered, output=self._config.output)
 
     @overload
     def conversation(
@@ -354,6 +369,23 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         context = AgentContext(prompt if isinstance(prompt, str) else "", tuple(messages))
         function = None if isinstance(prompt, str) else prompt
         return Conversation(self._config, context, deps=deps, system_prompt=function)
+
+    @overload
+    def load_conversation(
+        self: Agent[T, None], path: str | os.PathLike[str]
+    ) -> Conversation[T]: ...
+
+    @overload
+    def load_conversation(
+        self, path: str | os.PathLike[str], *, deps: DepsT
+    ) -> Conversation[OutputT]: ...
+
+    def load_conversation(
+        self, path: str | os.PathLike[str], *, deps: Any = None
+    ) -> Conversation[Any]:
+        """A conversation that `Conversation.save` has written, with this agent's system prompt."""
+        self.check_deps(deps)
+        return Conversation.load(path, self._config, system_prompt=self._system_prompt, deps=deps)
 
     def as_tool(
         self,

@@ -136,7 +136,7 @@ class Conversation(Generic[OutputT_co]):
         path: str | os.PathLike[str],
         config: LoopConfig,
         *,
-        system_prompt: str | None = None,
+        system_prompt: SystemPrompt[Any] | None = None,
         deps: Any = None,
     ) -> Conversation:
         """Load a saved conversation, with another system prompt if one is given.
@@ -148,9 +148,10 @@ class Conversation(Generic[OutputT_co]):
                 context = decode_json(file.read(), AgentContext)
         except DecodeError as error:
             raise DecodeError(f"{path}: {error.reason}", path=error.path) from error
-        if system_prompt is not None:
+        if isinstance(system_prompt, str):
             context = replace(context, system_prompt=system_prompt)
-        return cls(config, context, deps=deps)
+            system_prompt = None
+        return cls(config, context, deps=deps, system_prompt=system_prompt)
 
     def _check_idle(self) -> None:
         if self._is_running:

@@ -117,7 +117,6 @@ class Output(Generic[OutputT_co]):
 
     def parse(self, text: str, mode: OutputMode | None) -> OutputT_co:
         """Convert an answer. Raises `ModelRetry` with the reason if it does not fit."""
-        text = strip_leading_thoughts(text)
         value: Any
         if self.is_text or (mode is OutputMode.TOOL and self.accepts_text):
             value = text
@@ -128,7 +127,7 @@ class Output(Generic[OutputT_co]):
                 "the answer."
             )
         try:
-            arguments = msgspec.json.decode(_json_in(text))
+            arguments = msgspec.json.decode(_json_in(strip_leading_thoughts(text)))
         except msgspec.DecodeError as error:
             raise ModelRetry(
                 f"The answer is not valid JSON: {error}. Answer with the JSON object alone."

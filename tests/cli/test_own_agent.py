@@ -105,6 +105,8 @@ async def test_what_is_not_an_agent_is_an_error(line: CommandLine) -> None:
     for one, expected in zip(said, cases.values(), strict=True):
         assert one.code == 2
         assert expected in one.err
+    both = await line("run", "--no-log", "--agent", "own:seller", "--tools", "shell", "Go.")
+    assert (both.code, "--tools" in both.err) == (2, True)
     missing = await line("run", "--no-log", "--agent", "own:shop", "Go.")
     assert missing.code != 0
     assert "deps" in missing.err

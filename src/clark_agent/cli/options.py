@@ -142,6 +142,8 @@ def settings_from(given: Given, base: Settings | None = None) -> Settings:
     if base is None:
         base = Settings(model=os.environ.get("CLARK_AGENT_MODEL", "").strip() or DEFAULT_MODEL)
     settings = replace(base, **options)
+    if given.agent is not None and given.tools is not None:
+        raise ConfigError("--tools has no effect with --agent, which has its own tools")
     if given.agent is not None and given.model is None:
         settings = replace(settings, model="")
     return replace(settings, root=os.path.abspath(os.path.expanduser(settings.root)))

@@ -52,7 +52,7 @@ from clark_agent.tools.schema import (
     strict_schema,
 )
 
-__all__ = ["REFUSED", "Plan", "is_object_type", "plan_call"]
+__all__ = ["REFUSED", "Plan", "is_object_type", "members_of", "plan_call"]
 
 REFUSED = (msgspec.ValidationError, ValueError)
 """What `Plan.read` raises for arguments that do not fit."""
@@ -215,7 +215,7 @@ def _plain(annotation: Any) -> Any:
             return annotation
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def members_of(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, or the type alone."""
     plain = _plain(annotation)
     return get_args(plain) if get_origin(plain) in (Union, UnionType) else (plain,)
@@ -228,14 +228,14 @@ def _names_context(annotation: str) -> bool:
 
 
 def _is_context(annotation: Any) -> bool:
-    members = [_plain(member) for member in _members(annotation) if member is not NoneType]
+    members = [_plain(member) for member in members_of(annotation) if member is not NoneType]
     kinds = [get_origin(member) or member for member in members]
     return len(kinds) == 1 and isinstance(kinds[0], type) and issubclass(kinds[0], ToolContext)
 
 
 def is_object_type(annotation: Any) -> bool:
     """Whether the type's fields can be the arguments: one object type, or a union of structs."""
-    members = [get_origin(_plain(member)) or _plain(member) for member in _members(annotation)]
+    members = [get_origin(_plain(member)) or _plain(member) for member in members_of(annotation)]
     if len(members) > 1:
         return all(isinstance(member, type) and issubclass(member, Struct) for member in members)
     (tp,) = members
