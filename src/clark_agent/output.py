@@ -16,12 +16,19 @@ from typing import Any, Final, Generic, TypeAlias, Union, get_args, get_origin
 import msgspec
 
 from clark_agent._typing import OutputT_co
-from clark_agent.errors import ConfigError, HookError, ModelRetry, ToolValidationError
+from clark_agent.errors import (
+    ConfigError,
+    HookError,
+    ModelRetry,
+    ToolDefinitionError,
+    ToolValidationError,
+)
 from clark_agent.messages.thinking import strip_leading_thoughts
 from clark_agent.run_context import RunContext
-from clark_agent.stream import OutputSchema, StreamFn
+from clark_agent.stream import OutputSchema, StreamFn, output_mode_of
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
 from clark_agent.tools.finish import FinishTool, finish_tool
+from clark_agent.tools.schema import strict_schema
 
 __all__ = ["NO_OUTPUT", "Output", "OutputMode", "OutputValidator"]
 
@@ -86,6 +93,7 @@ class Output(Generic[OutputT_co]):
         """Whether the answer itself is the output."""
         self.accepts_text = self.is_text or str in _members(output_type)
         """Whether an answer in plain text is an output."""
+        self._description = description or ""  # the tool's own default speaks of a call
         options: dict[str, Any] = {} if description is None else {"description": description}
         made = finish_tool(output_type, name=name, strict=strict, **options)
         self.tool: FinishTool[Any] = _CheckedFinish(made, self.check) if self.validators else made
@@ -95,25 +103,30 @@ class Output(Generic[OutputT_co]):
         """The mode with this transport and these tools; None: the output is plain text."""
         if self.is_text:
             return None
-        best = getattr(stream, "best_output_mode", None)
-        if self.mode is not None or best is None:
-            return self.mode or OutputMode.TOOL
-        return OutputMode(best(has_tools=bool(tools)))
+        if self.mode is not None:
+            return self.mode
+        mode = OutputMode(output_mode_of(stream, has_tools=bool(tools)))
+        # Providers ensure a schema only in the strict form.
+        return mode if mode is not OutputMode.NATIVE or self._has_strict_form else OutputMode.TOOL
+
+    @property
+    def _has_strict_form(self) -> bool:
+        try:
+            strict_schema(self.tool.parameters_schema)
+        except ToolDefinitionError:
+            return False
+        return True
 
     @property
     def schema(self) -> OutputSchema:
         """The schema for the mode ``native``."""
         tool = self.tool
-        return OutputSchema(tool.name, tool.parameters_schema, tool.description)
+        return OutputSchema(tool.name, tool.parameters_schema, self._description)
 
     @property
     def instructions(self) -> str:
         """What the mode ``prompted`` adds to the system prompt."""
-        schema = msgspec.json.encode(self.tool.parameters_schema).decode()
-        return (
-            "When you are done, answer with a JSON object that matches this JSON schema, and with "
-            f"nothing else:\n{schema}"
-        )
+        return self.schema.instructions
 
     def parse(self, text: str, mode: OutputMode | None) -> OutputT_co:
         """Convert an answer. Raises `ModelRetry` with the reason if it does not fit."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias, assert_never
+from typing import Any, Literal, Protocol, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -45,6 +45,8 @@ __all__ = [
     "Done",
     "Error",
     "MessageAssembler",
+    "OutputModeName",
+    "OutputSchema",
     "ReasoningChunk",
     "ReasoningDetailsChunk",
     "ReasoningEffort",
@@ -58,6 +60,7 @@ __all__ = [
     "ThinkingChunk",
     "ToolCallChunk",
     "ToolSchema",
+    "output_mode_of",
     "parse_arguments",
 ]
 
@@ -91,6 +94,19 @@ class OutputSchema(Struct, frozen=True):
     schema: Any
     description: str = ""
 
+    @property
+    def instructions(self) -> str:
+        """The schema in words, for a system prompt. Raises if it is not JSON."""
+        schema = msgspec.json.encode(self.schema).decode()
+        return (
+            "When you are done, answer with a JSON object that matches this JSON schema, and with "
+            f"nothing else:\n{schema}"
+        )
+
+
+OutputModeName: TypeAlias = Literal["tool", "native", "prompted"]
+"""The values of `clark_agent.output.OutputMode`, for ``best_output_mode`` of a transport."""
+
 
 class StreamRequest(Struct, frozen=True, kw_only=True):
     """One call to the model.
@@ -109,7 +125,7 @@ class StreamRequest(Struct, frozen=True, kw_only=True):
     force_tool_call: bool = False
     output_schema: OutputSchema | None = None
     """Set in the output mode ``native``. A transport that cannot ensure it raises no error: the
-    answer is checked anyway."""
+    answer is checked anyway. It should describe the schema in the system prompt instead."""
 
 
 # --- the answer -------------------------------------------------------------------------------
@@ -236,6 +252,10 @@ class StreamFn(Protocol):
     network with `Error` and does not raise (an exception counts as an `Error` of kind ``fatal``
     with that cause); stops soon after ``signal`` is cancelled; closes what it opened when its
     iterator is closed.
+
+    It may also have a method ``best_output_mode(*, has_tools: bool) -> OutputModeName``: how to ask
+    its model for a structured output if the user does not say. ``native`` only if the provider
+    ensures the schema of a request, also one with tools if ``has_tools``. Default: ``tool``.
     """
 
     def __call__(
@@ -243,6 +263,12 @@ class StreamFn(Protocol):
     ) -> AsyncIterator[StreamEvent]:
         """Call the model."""
         ...
+
+
+def output_mode_of(stream: StreamFn, *, has_tools: bool) -> OutputModeName:
+    """How to ask a transport for a structured output if the user does not say."""
+    best: Callable[..., OutputModeName] | None = getattr(stream, "best_output_mode", None)
+    return "tool" if best is None else best(has_tools=has_tools)
 
 
 # --- assembling a message ---------------------------------------------------------------------

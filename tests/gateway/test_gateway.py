@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
+import msgspec
 import pytest
 import uvicorn
 from hypothesis import given, settings
@@ -52,7 +53,7 @@ from clark_agent.errors import AccessRefused, ReplayRefused, StreamTimeout
 from clark_agent.gateway import SAFE_EXTRAS, gateway
 from clark_agent.gateway.server import server_config
 from clark_agent.reasoning import ReasoningFormat, ReplayContract, ReplayViolation
-from clark_agent.stream import Chunk, Done, Error, ReasoningEffort, Start, TextChunk
+from clark_agent.stream import Chunk, Done, Error, OutputSchema, ReasoningEffort, Start, TextChunk
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import (
@@ -321,6 +322,8 @@ REQUESTS = st.builds(
     reasoning=st.sampled_from(ReasoningEffort),
     provider_extras=strategies.open_json(),
     force_tool_call=st.booleans(),
+    output_schema=st.none()
+    | st.builds(OutputSchema, strategies.TEXT, strategies.open_json(), strategies.TEXT),
 )
 
 
@@ -353,6 +356,15 @@ class TestTheTrip:
         model.events = [Done(EMPTY)]
         assert await ask(proxy, request) == [Done(EMPTY)]
         assert model.request == request
+
+    @pytest.mark.parametrize("text", ["Hi", "\ud83e"])
+    def test_a_schema_travels_only_if_there_is_one(self, text: str) -> None:
+        """So that a gateway that does not know the field gets what it expects."""
+        plain = StreamRequest(system_prompt="", messages=(UserMessage(text),))
+        schema = OutputSchema("finish", {"type": "object"})
+        for request in (plain, replace(plain, output_schema=schema)):
+            sent = msgspec.json.decode(proxy_to("http://127.0.0.1:9").encode(request))
+            assert ("output_schema" in sent) is (request is not plain)
 
     async def test_images_custom_messages_and_missing_dates(
         self, echo: tuple[Echo, ProxyStream]

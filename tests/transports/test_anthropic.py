@@ -8,7 +8,7 @@ import re
 import socket
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -47,6 +47,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    OutputSchema,
     ReasoningChunk,
     ReasoningDetailsChunk,
     Start,
@@ -240,6 +241,111 @@ class TestBody:
         request = asking(*messages, tools=[LOOK], system_prompt="s")
         transport = offline()
         assert transport.encode(request) == transport.encode(request)
+
+
+class TestOutputSchema:
+    OUTPUT = OutputSchema(
+        "verdict",
+        {
+            "type": "object",
+            "properties": {
+                "score": {"type": "integer", "minimum": 1, "maximum": 10, "description": "Stars"},
+                "tags": {
+                    "type": "array",
+                    "items": {"type": "string", "pattern": "^a"},
+                    "minItems": 1,
+                    "maxItems": 3,
+                },
+                "by": {"anyOf": [{"type": "object", "properties": {}}, {"type": "null"}]},
+            },
+            "required": ["score"],
+        },
+    )
+    CLOSED: ClassVar[Any] = {
+        "type": "object",
+        "properties": {
+            "score": {"type": "integer", "description": "Stars (at least 1, at most 10)"},
+            "tags": {
+                "type": "array",
+                "items": {"type": "string", "description": "matches the regular expression ^a"},
+                "minItems": 1,
+                "description": "at most 3 items",
+            },
+            "by": {
+                "anyOf": [
+                    {"type": "object", "properties": {}, "additionalProperties": False},
+                    {"type": "null"},
+                ]
+            },
+        },
+        "required": ["score"],
+        "additionalProperties": False,
+    }
+    OPEN = OutputSchema("finish", {"type": "object", "additionalProperties": {"type": "integer"}})
+
+    def test_is_the_format_of_the_output(self) -> None:
+        format_ = {"type": "json_schema", "schema": self.CLOSED}
+        request = asking(output_schema=self.OUTPUT, tools=(LOOK,), reasoning=ReasoningEffort.HIGH)
+        body = sent(request, "claude-opus-4-8")
+        assert body["output_config"] == {"effort": "high", "format": format_}
+        assert "system" not in body
+
+    @pytest.mark.parametrize("name", ["claude-opus-4-1", "claude-3-7-sonnet-latest", "glm-5"])
+    def test_a_model_without_formats_reads_it_in_the_prompt(self, name: str) -> None:
+        body = sent(asking(output_schema=self.OUTPUT, system_prompt="Be brief."), name)
+        prompt = f"Be brief.\n\n{self.OUTPUT.instructions}"
+        assert body == sent(asking(system_prompt=prompt), name)
+
+    def test_so_does_any_model_one_that_the_api_cannot_ensure(self) -> None:
+        body = sent(asking(output_schema=self.OPEN), NEW)
+        assert body == sent(asking(system_prompt=self.OPEN.instructions), NEW)
+
+    def test_the_hosts_own_format_wins_whole(self) -> None:
+        theirs = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+        request = asking(output_schema=self.OUTPUT, provider_extras={"output_config": theirs})
+        assert sent(request, "claude-sonnet-4-5")["output_config"] == theirs
+
+    def test_an_answer_is_not_prefilled(self) -> None:
+        begun_by_us = spoke("It", reason=StopReason.END_TURN)
+        request = asking(HI, begun_by_us, output_schema=self.OUTPUT)
+        assert sent(request, "claude-sonnet-4-5")["messages"][-1]["role"] == "user"
+
+    async def test_one_that_the_server_rejects_is_described(self) -> None:
+        script = [
+            refused(400, "output_config.format.schema: Schema is too complex"),
+            *[stream(*said("{}"))] * 2,
+        ]
+        request = asking(output_schema=self.OUTPUT)
+        async with serving(script) as (server, transport):
+            for _ in range(2):
+                assert isinstance((await ask(transport, request))[-1], Done)
+            first, *others = [msgspec.json.decode(request.body) for request in server.requests]
+        assert "format" in first["output_config"]
+        for body in others:
+            assert "output_config" not in body
+            assert body["system"][0]["text"] == self.OUTPUT.instructions
+
+    async def test_one_that_was_described_already_is_not_sent_again(self) -> None:
+        script = [refused(400, "a tool has no schema")] * 3
+        async with serving(script, retry=ONCE) as (server, transport):
+            for count in (2, 3):
+                [error] = await ask(transport, asking(output_schema=self.OUTPUT))
+                assert isinstance(error, Error)
+                assert len(server.requests) == count
+
+    @pytest.mark.parametrize(
+        ("name", "url", "mode"),
+        [
+            ("claude-sonnet-4-5", None, "native"),
+            ("claude-sonnet-5", None, "native"),
+            ("claude-opus-4-1-20250805", None, "tool"),
+            ("claude-sonnet-4-20250514", None, "tool"),
+            ("claude-sonnet-4-5", "http://127.0.0.1:9", "tool"),
+        ],
+    )
+    def test_the_best_mode(self, name: str, url: str | None, mode: str) -> None:
+        transport = Anthropic(name, api_key="key", base_url=url)
+        assert [transport.best_output_mode(has_tools=has) for has in (True, False)] == [mode] * 2
 
 
 class TestTurns:
@@ -477,7 +583,7 @@ class TestThinking:
             ("us.anthropic.claude-opus-4-1-20250805-v1:0", "claude-opus-4-1"),
             ("claude-4-opus-20250514", "claude-opus-4-0"),
             ("claude-opus-4-20250514", "claude-opus-4-1"),
-            ("claude-sonnet-4-20250514", "claude-sonnet-4-5"),
+            ("claude-sonnet-4-20250514", "claude-sonnet-4-0"),
             ("anthropic/claude-sonnet-5.5", "claude-sonnet-5-5"),
             ("claude-2.1", "claude-3-opus-20240229"),
         ],

@@ -34,6 +34,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    OutputModeName,
     Start,
     StreamErrorKind,
     StreamEvent,
@@ -659,3 +660,35 @@ async def test_two_servers_conform() -> None:
         for transport in made:
             await transport.aclose()
     assert report.error is None
+
+
+# --- a structured output ------------------------------------------------------------------------
+
+
+class Preferring:
+    """A transport that names its best mode."""
+
+    def __init__(self, alone: OutputModeName, with_tools: OutputModeName) -> None:
+        self.modes = {False: alone, True: with_tools}
+
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        return self.modes[has_tools]
+
+    def __call__(self, request: StreamRequest, signal: CancellationToken) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("transports", "alone", "with_tools"),
+    [
+        ([Preferring("native", "native")], "native", "native"),
+        ([Preferring("native", "native"), Preferring("native", "tool")], "native", "tool"),
+        ([Preferring("native", "native"), saying()], "tool", "tool"),
+        ([Preferring("tool", "prompted"), Preferring("native", "tool")], "tool", "prompted"),
+    ],
+)
+def test_the_mode_of_the_output_is_one_for_all(
+    transports: list[Any], alone: str, with_tools: str
+) -> None:
+    assert FirstOf(transports).best_output_mode(has_tools=False) == alone
+    assert FirstOf(transports).best_output_mode(has_tools=True) == with_tools

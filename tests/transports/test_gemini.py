@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, aclosing
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -48,7 +48,15 @@ from clark_agent import (
     tool,
 )
 from clark_agent.errors import StreamTimeout
-from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, Start, TextChunk
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    OutputSchema,
+    ReasoningChunk,
+    Start,
+    TextChunk,
+)
 from clark_agent.testing import FakeClock, RecordingSink
 from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
@@ -479,6 +487,59 @@ class TestExtras:
         async with serving([stream(*said())]) as (server, transport):
             await ask(transport, asking(UserMessage("a\ud83e")))
             assert bodies(server)[0]["contents"] == [user({"text": "a\ufffd"})]
+
+
+# --- the schema of the answer -----------------------------------------------------------------
+
+OUTPUT = OutputSchema("verdict", {"type": "object", "properties": {"score": {"type": "integer"}}})
+
+
+class TestOutputSchema:
+    FORMAT: ClassVar[Any] = {
+        "responseMimeType": "application/json",
+        "responseJsonSchema": OUTPUT.schema,
+    }
+
+    @pytest.mark.parametrize(
+        ("model", "tools"),
+        [(OLDER, ()), ("gemini-3-flash", ()), ("gemini-3-flash", (LOOK,)), (UNKNOWN, (LOOK,))],
+    )
+    def test_is_part_of_the_generation(self, model: str, tools: tuple[ToolSchema, ...]) -> None:
+        request = asking(output_schema=OUTPUT, tools=tools)
+        without = sent(asking(tools=tools), model=model)
+        generation = {**without.get("generationConfig", {}), **self.FORMAT}
+        assert sent(request, model=model) == {**without, "generationConfig": generation}
+
+    def test_next_to_functions_older_models_read_it_in_the_prompt(self) -> None:
+        request = asking(output_schema=OUTPUT, tools=(LOOK,))
+        described = {"parts": [{"text": OUTPUT.instructions}]}
+        expected = {**sent(asking(tools=(LOOK,)), model=OLDER), "systemInstruction": described}
+        assert sent(request, model=OLDER) == expected
+
+    @pytest.mark.parametrize(
+        "theirs",
+        [
+            {"response_schema": {"type": "OBJECT"}, "response_mime_type": "application/json"},
+            {"generationConfig": {"responseMimeType": "text/x.enum"}},
+        ],
+    )
+    def test_the_hosts_own_format_wins(self, theirs: Any) -> None:
+        request = asking(output_schema=OUTPUT, provider_extras=theirs)
+        assert sent(request) == sent(asking(provider_extras=theirs))
+
+    @pytest.mark.parametrize(
+        ("model", "alone", "with_tools"),
+        [
+            ("gemini-3-flash", "native", "native"),
+            ("gemini-flash-latest", "native", "native"),
+            ("gemini-2.5-pro", "native", "tool"),
+            ("gemini-3-pro-image", "tool", "tool"),
+            ("gemma-3-27b-it", "tool", "tool"),
+        ],
+    )
+    def test_the_best_mode(self, model: str, alone: str, with_tools: str) -> None:
+        assert gemini(model).best_output_mode(has_tools=False) == alone
+        assert gemini(model).best_output_mode(has_tools=True) == with_tools
 
 
 # --- signatures -------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ from clark_agent import (
 )
 from clark_agent.errors import ReplayRefused
 from clark_agent.history import MISSING_RESULT
-from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, TextChunk
+from clark_agent.stream import Chunk, Done, Error, OutputSchema, ReasoningChunk, TextChunk
 from clark_agent.testing.transport_kit import check_events_of
 from clark_agent.transports import ChatDialect, OpenAIChat
 from clark_agent.transports.dialects import (
@@ -1302,3 +1302,115 @@ def _fragments(item: dict[str, Any], data: st.DataObject) -> list[dict[str, Any]
     others = {name: value for name, value in item.items() if name not in (*head, grows)}
     place = data.draw(st.integers(0, len(fragments)))
     return [*fragments[:place], {**head, **others}, *fragments[place:]]
+
+
+# --- the schema of the answer -----------------------------------------------------------------
+
+SCORE = {"type": "integer", "maximum": 10}
+OUTPUT = OutputSchema(
+    "verdict",
+    {"type": "object", "properties": {"score": SCORE, "note": {"type": "string"}},
+     "required": ["score"]},
+    "A review.",
+)  # fmt: skip
+OPEN = OutputSchema("finish", {"type": "object", "additionalProperties": {"type": "integer"}})
+
+
+class TestOutputSchema:
+    def test_is_strict_if_it_can_be(self) -> None:
+        body = sent(asking(output_schema=OUTPUT), dialect=OPENAI)
+        assert body["response_format"] == {
+            "type": "json_schema",
+            "json_schema": {
+                "name": "verdict",
+                "description": "A review.",
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "score": SCORE,
+                        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+                    },
+                    "required": ["score", "note"],
+                    "additionalProperties": False,
+                },
+                "strict": True,
+            },
+        }
+
+    @pytest.mark.parametrize("schema", [OPEN.schema, {}, True, {"properties": 5}])
+    def test_is_sent_as_it_is_if_it_cannot_be_strict(self, schema: Any) -> None:
+        body = sent(asking(output_schema=OutputSchema("finish", schema)), dialect=COMPATIBLE)
+        sent_schema = {"name": "finish", "schema": schema, "strict": False}
+        assert body["response_format"] == {"type": "json_schema", "json_schema": sent_schema}
+
+    @pytest.mark.parametrize(
+        "theirs",
+        [
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "own", "schema": {"type": "object"}}},
+        ],
+    )
+    def test_the_hosts_own_format_wins_whole(self, theirs: Any) -> None:
+        request = asking(output_schema=OUTPUT, provider_extras={"response_format": theirs})
+        for dialect in (OPENAI, DEEPSEEK):
+            body = sent(request, dialect=dialect)
+            assert body["response_format"] == theirs
+            assert [message["role"] for message in body["messages"]] == ["user"]
+
+    @every_dialect
+    @pytest.mark.parametrize("tools", [(), (LOOK,)], ids=["alone", "with tools"])
+    def test_where_a_server_rejects_it_the_prompt_describes_it(
+        self, dialect: ChatDialect, tools: tuple[ToolSchema, ...]
+    ) -> None:
+        request = StreamRequest(
+            system_prompt="Be brief.",
+            messages=(UserMessage("Hi"),),
+            tools=tools,
+            output_schema=OUTPUT,
+        )
+        body = sent(request, dialect=dialect, model="m")
+        rejects = dialect in (DEEPSEEK, ZAI, GROQ) or (dialect is MISTRAL and bool(tools))
+        assert ("response_format" not in body) is rejects
+        prompt = f"Be brief.\n\n{OUTPUT.instructions}" if rejects else "Be brief."
+        assert body["messages"][0] == {"role": "system", "content": prompt}
+
+    def test_half_a_character_does_not_keep_it_from_being_described(self) -> None:
+        schema = {"type": "object", "properties": {"a": {"description": "\ud83e"}}}
+        request = asking(output_schema=OutputSchema("finish", schema))
+        [system, _] = sent(request, dialect=ZAI)["messages"]
+        assert "\ufffd" in system["content"]
+
+    async def test_what_is_not_json_is_an_error_and_not_raised(self) -> None:
+        request = asking(output_schema=OutputSchema("finish", {"default": object()}))
+        for dialect in (OPENAI, ZAI):
+            chat = OpenAIChat("m", base_url="http://127.0.0.1:9", api_key="key", dialect=dialect)
+            [told] = await ask(chat, request)
+            assert isinstance(told, Error)
+            assert isinstance(told.cause, TransportError)
+
+    @pytest.mark.parametrize(
+        ("dialect", "model", "alone", "with_tools"),
+        [
+            (OPENAI, "gpt-5.1", "native", "native"),
+            (OPENAI, "gpt-4o-mini", "native", "native"),
+            (OPENAI, "gpt-4.1", "native", "native"),
+            (OPENAI, "o3", "native", "native"),
+            (OPENAI, "gpt-4", "tool", "tool"),
+            (OPENAI, "gpt-4-turbo", "tool", "tool"),
+            (OPENAI, "ft:gpt-3.5-turbo:me", "tool", "tool"),
+            (OPENAI, "o1-mini", "tool", "tool"),
+            (XAI, "grok-4-fast", "native", "native"),
+            (XAI, "grok-3-mini", "native", "tool"),
+            (MISTRAL, "mistral-large-latest", "native", "tool"),
+            (GROQ, "openai/gpt-oss-120b", "tool", "tool"),
+            (DEEPSEEK, "deepseek-chat", "tool", "tool"),
+            (OPENROUTER, "openai/gpt-5", "tool", "tool"),
+            (COMPATIBLE, "gpt-5.1", "tool", "tool"),
+        ],
+    )
+    def test_the_best_mode(
+        self, dialect: ChatDialect, model: str, alone: str, with_tools: str
+    ) -> None:
+        chat = OpenAIChat(model, base_url="http://127.0.0.1:9", api_key="key", dialect=dialect)
+        assert chat.best_output_mode(has_tools=False) == alone
+        assert chat.best_output_mode(has_tools=True) == with_tools

@@ -6,7 +6,7 @@ import base64
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ from clark_agent import (
 )
 from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import MISSING_RESULT
-from clark_agent.stream import Chunk, Done, Error, ReasoningChunk, StreamEvent
+from clark_agent.stream import Chunk, Done, Error, OutputSchema, ReasoningChunk, StreamEvent
 from clark_agent.testing import FakeClock
 from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
@@ -279,6 +279,48 @@ def test_the_hosts_own_fields_take_nothing_away() -> None:
     assert body["reasoning"].keys() == {"effort", "summary"}
     assert body["reasoning"]["summary"] == "detailed"
     assert [tool["type"] for tool in body["tools"]] == ["function", "web_search"]
+
+
+class TestOutputSchema:
+    OUTPUT = OutputSchema(
+        "verdict",
+        {"type": "object", "properties": {"score": {"type": "integer"}}, "required": ["score"]},
+    )
+    FORMAT: ClassVar[Any] = {
+        "type": "json_schema",
+        "name": "verdict",
+        "schema": {**OUTPUT.schema, "additionalProperties": False},
+        "strict": True,
+    }
+
+    def test_is_the_format_of_the_text(self) -> None:
+        request = asking(output_schema=self.OUTPUT, tools=(LOOK,))
+        assert sent(request)["text"] == {"format": self.FORMAT}
+
+    def test_is_not_strict_if_it_cannot_be(self) -> None:
+        schema = {"type": "object", "additionalProperties": {"type": "integer"}}
+        body = sent(asking(output_schema=OutputSchema("finish", schema)))
+        format_ = {"type": "json_schema", "name": "finish", "schema": schema, "strict": False}
+        assert body["text"] == {"format": format_}
+
+    def test_goes_with_other_fields_of_the_host_but_not_with_another_format(self) -> None:
+        request = asking(output_schema=self.OUTPUT, provider_extras={"text": {"verbosity": "low"}})
+        assert sent(request)["text"] == {"format": self.FORMAT, "verbosity": "low"}
+        theirs = {"format": {"type": "json_schema", "name": "own", "schema": {"type": "object"}}}
+        request = asking(output_schema=self.OUTPUT, provider_extras={"text": theirs})
+        assert sent(request)["text"] == theirs
+
+    @pytest.mark.parametrize(
+        ("model", "url", "mode"),
+        [
+            ("gpt-5.1", None, "native"),
+            ("gpt-4-turbo", None, "tool"),
+            ("gpt-5.1", "http://127.0.0.1:9", "tool"),
+        ],
+    )
+    def test_the_best_mode(self, model: str, url: str | None, mode: str) -> None:
+        responses = OpenAIResponses(model, base_url=url, api_key="key")
+        assert [responses.best_output_mode(has_tools=has) for has in (True, False)] == [mode] * 2
 
 
 async def test_what_is_encoded_is_what_the_server_gets() -> None:

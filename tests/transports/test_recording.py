@@ -52,11 +52,14 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent.errors import DecodeError, StreamTimeout
+from clark_agent.output import Output
 from clark_agent.stream import (
     Chunk,
     Done,
     Error,
     MessageAssembler,
+    OutputModeName,
+    OutputSchema,
     ReasoningChunk,
     ReasoningDetailsChunk,
     Start,
@@ -943,3 +946,42 @@ async def test_waiting_tools_do_not_keep_the_recording_waiting(path: Path) -> No
     slow.release.set()
     await task
     assert len(path.read_text().splitlines()) == 3
+
+
+# --- a structured output ------------------------------------------------------------------------
+
+
+async def test_a_run_with_an_output_is_the_same_again(path: Path) -> None:
+    class Native(ScriptedStream):
+        def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+            return "tool" if has_tools else "native"
+
+    config = LoopConfig(
+        stream=RecordingStream(Native(['{"answer": "x"}', '{"answer": 2}']), path),
+        output=Output(int),
+    )
+    first = await run("How many?", AgentContext(), config)
+    again = await run(
+        "How many?", AgentContext(), LoopConfig(stream=PlaybackStream(path), output=Output(int))
+    )
+    assert first.output == again.output == 2
+
+
+async def test_only_a_request_with_an_output_has_its_schema(path: Path) -> None:
+    schema = OutputSchema("finish", {"type": "object"})
+    await record(path, ["a", "b"], ASKED, replace(ASKED, output_schema=schema))
+    _, plain, native = [json.loads(line) for line in path.read_text().splitlines()]
+    assert "output_schema" not in plain["request"]
+    assert native["request"] == {
+        **plain["request"],
+        "output_schema": {"name": "finish", "schema": {"type": "object"}, "description": ""},
+    }
+    playback = PlaybackStream(path)
+    assert playback.best_output_mode(has_tools=True) == "tool"
+    await heard(playback)
+    assert playback.best_output_mode(has_tools=True) == "native"
+    other = replace(ASKED, output_schema=replace(schema, name="other"))
+    [event] = await heard(playback, other)
+    assert isinstance(event, Error)
+    assert isinstance(event.cause, PlaybackMismatch)
+    assert event.cause.path == "output_schema.name"

@@ -7,6 +7,7 @@ models; `clark_agent.transports.anthropic_messages` writes a history.
 The newest models bind their thinking to everything before it. If the server rejects thinking that
 was sent back, because the system prompt, a tool or a message has changed since, the request is sent
 once more without any thinking. Rejected thinking is not sent again.
+A schema of the answer that the server rejects is described in the system prompt instead.
 
 The blocks of tools that run on Anthropic's servers (a host enables them with ``provider_extras``)
 are kept in the transcript as items of this provider. If the server pauses such a turn, the
@@ -29,7 +30,15 @@ from msgspec import Struct
 from clark_agent.clock import Clock
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.reasoning import ReasoningFormat
-from clark_agent.stream import ReasoningEffort, StreamRequest, ToolSchema, parse_arguments
+from clark_agent.stream import (
+    OutputModeName,
+    OutputSchema,
+    ReasoningEffort,
+    StreamRequest,
+    ToolSchema,
+    parse_arguments,
+)
+from clark_agent.tools.schema import JsonSchema
 from clark_agent.transports.anthropic_messages import (
     PROVIDER,
     MessagesWriter,
@@ -37,12 +46,17 @@ from clark_agent.transports.anthropic_messages import (
     may_think_with_budget,
     seals_of,
 )
-from clark_agent.transports.anthropic_models import max_tokens_for, model_named, thinking_fields
+from clark_agent.transports.anthropic_models import (
+    format_schema,
+    max_tokens_for,
+    model_named,
+    thinking_fields,
+)
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_in_stream, failure_of_sdk
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
-from clark_agent.transports.http.request import with_extras
+from clark_agent.transports.http.request import is_set, with_extras, with_schema_in_prompt
 from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
 from clark_agent.transports.http.retry import (
     CacheTime,
@@ -77,6 +91,10 @@ _REFUSES_THINKING = re.compile(
     r"|thinking\S*\.(signature|data): ",
     re.IGNORECASE,
 )
+
+# The server's messages when it rejects the schema of the answer, because it is too complex for
+# example. It checks schemas of tools too, but only strict ones, which are not sent.
+_REFUSES_SCHEMA = re.compile(r"\bschema|output_config|output_format", re.IGNORECASE)
 
 
 class Anthropic(Transport[bytes]):
@@ -124,6 +142,7 @@ class Anthropic(Transport[bytes]):
         self.cache: CacheTime | bool = checked_cache(cache)
         self._takes = model_named(model)
         self._refused: set[int] = set()
+        self._refused_schemas: list[OutputSchema] = []
         is_authorized = key or client or any(name.lower() == "authorization" for name in given)
         self._auth: dict[str, Any] = {} if is_authorized else {"Authorization": sdk.Omit()}
         sent = given if client is None else client.default_headers
@@ -149,12 +168,20 @@ class Anthropic(Transport[bytes]):
         """The thinking of any Claude model: a model ignores thinking that it cannot read."""
         return ReasoningTarget(formats=frozenset({_FORMAT}), providers=frozenset({PROVIDER}))
 
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """``native`` for Claude from 4.5 on, at Anthropic; other hosts may not allow it."""
+        is_ensured = self._takes.takes_formats and _is_anthropic(self.base_url)
+        return "native" if is_ensured else "tool"
+
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of the request."""
         takes = self._takes
+        schema = self._schema(request)
+        if schema is None and not _has_own_format(request):
+            request = with_schema_in_prompt(request)
         writer = MessagesWriter(self._refused)
         writer.write_all(request, self.target, self.provider)
-        writer.finish(takes_prefill=takes.takes_prefill)
+        writer.finish(takes_prefill=takes.takes_prefill and schema is None)  # not with a schema
         tools = [_tool(tool) for tool in request.tools]
         if self.cache:
             keep_in_cache(writer, tools, cache_mark(self.cache))
@@ -173,9 +200,24 @@ class Anthropic(Transport[bytes]):
             may_think = may_think and may_think_with_budget(writer.messages)
         if may_think or request.reasoning is ReasoningEffort.NONE:
             body.update(thinking_fields(takes, request.reasoning, max_tokens=max_tokens))
+        if schema is not None:
+            output = {"format": {"type": "json_schema", "schema": schema}}
+            body["output_config"] = {**body.get("output_config", {}), **output}
         return with_extras(body, request.provider_extras)
 
+    def _schema(self, request: StreamRequest) -> JsonSchema | None:
+        """The schema of the answer to send; None: there is none, or it cannot be ensured."""
+        asked = request.output_schema
+        if asked is None or not self._takes.takes_formats or asked in self._refused_schemas:
+            return None
+        return None if _has_own_format(request) else format_schema(asked.schema)
+
     def _rewritten(self, request: StreamRequest, failure: Failure) -> Any | None:
+        if failure.status == 400 and _REFUSES_SCHEMA.search(failure.message):
+            asked = request.output_schema
+            if asked is not None and self._schema(request) is not None:
+                self._refused_schemas.append(asked)
+                return self.encode(request)
         if not _REFUSES_THINKING.search(failure.message):
             return None
         sent = seals_of(request.messages)
@@ -252,6 +294,11 @@ def _headers_in_environment() -> list[str]:
     """The names of the headers that the SDK adds from the environment."""
     lines = os.environ.get("ANTHROPIC_CUSTOM_HEADERS", "").splitlines()
     return [line.partition(":")[0].strip() for line in lines if ":" in line]
+
+
+def _has_own_format(request: StreamRequest) -> bool:
+    """Whether the host sets the format of the answer itself."""
+    return is_set(request.provider_extras, "output_config", "format")
 
 
 def _tool(tool: ToolSchema) -> dict[str, Any]:

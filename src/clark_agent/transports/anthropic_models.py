@@ -1,11 +1,11 @@
 """The features of Anthropic's models, as data.
 
 The models differ in how thinking is turned on and off, which efforts they know, how many tokens
-they may write, and whether a tool call can be forced. The API rejects a request with an option that
-the model does not support. The first row of the table that matches a model's family and version
-counts. A Claude model without a row is treated as a new one, with only the options that all of the
-newest accept. Any other name belongs to another server that speaks the Messages API; those support
-the oldest form of thinking, the budget.
+they may write, whether a tool call can be forced, and whether an answer can be held to a schema.
+The API rejects a request with an option that the model does not support. The first row of the table
+that matches a model's family and version counts. A Claude model without a row is treated as a new
+one, with only the options that all of the newest accept. Any other name belongs to another server
+that speaks the Messages API; those support the oldest form of thinking, the budget.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent.stream import ReasoningEffort
+from clark_agent.tools.schema import JsonSchema, portable_schema
+from clark_agent.transports.http.request import strict_form
 
-__all__ = ["ClaudeModel", "max_tokens_for", "model_named", "thinking_fields"]
+__all__ = ["ClaudeModel", "format_schema", "max_tokens_for", "model_named", "thinking_fields"]
 
 
 class ClaudeModel(Struct, frozen=True, kw_only=True):
@@ -40,6 +42,8 @@ class ClaudeModel(Struct, frozen=True, kw_only=True):
     """Whether a tool call can be forced while thinking is on."""
     takes_prefill: bool = False
     """Whether the last message may be the assistant's, for the model to continue."""
+    takes_formats: bool = True
+    """Whether an answer can be held to a JSON schema."""
     most_output: int = 128_000
     """The limit of output tokens, thinking included."""
 
@@ -54,6 +58,7 @@ _BUDGET = ClaudeModel(
     efforts=(),
     thinks_when_forced=False,
     takes_prefill=True,
+    takes_formats=False,
     most_output=64_000,
 )
 _NEVER_THINKS = replace(_BUDGET, thinking="none")
@@ -67,7 +72,8 @@ _MODELS: tuple[tuple[re.Pattern[str], ClaudeModel], ...] = tuple(
         (r"\S* 3\.5", replace(_NEVER_THINKS, most_output=8_192)),
         (r"\S* [0-3]\.", replace(_NEVER_THINKS, most_output=4_096)),
         (r"opus 4\.[01]$", replace(_BUDGET, most_output=32_000)),
-        (r"\S* 4\.[0-5]$", _BUDGET),
+        (r"\S* 4\.5$", replace(_BUDGET, takes_formats=True)),
+        (r"\S* 4\.[0-4]$", _BUDGET),
         (
             r"opus 4\.6",
             replace(
@@ -172,3 +178,46 @@ def _no_thinking(model: ClaudeModel) -> dict[str, Any]:
     if model.off is not None:
         return {"thinking": {"type": model.off}}
     return {"output_config": {"effort": "low"}} if model.thinks_unasked else {}
+
+
+# The limits that the API does not enforce and rejects.
+_SPOKEN = {
+    "pattern": "matches the regular expression {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "minProperties": "at least {} properties",
+    "maxProperties": "at most {} properties",
+}
+
+
+def format_schema(schema: Any) -> JsonSchema | None:
+    """The schema as ``output_config.format`` accepts it; None: the API cannot ensure it.
+
+    All objects are closed. Unlike the strict form, this one leaves properties optional: the API
+    limits the number of unions. Limits that the API rejects become words.
+    """
+    return None if strict_form(schema) is None else _closed(portable_schema(schema))
+
+
+def _closed(schema: JsonSchema) -> JsonSchema:
+    spoken = [name for name in _SPOKEN if name in schema]
+    if schema.get("minItems") in (0, 1):  # the two that it enforces
+        spoken.remove("minItems")
+    result = {name: value for name, value in schema.items() if name not in spoken}
+    if spoken:
+        notes = ", ".join([_SPOKEN[name].format(schema[name]) for name in spoken])
+        described = schema.get("description")
+        result["description"] = f"{described} ({notes})" if described else notes
+    if "properties" in schema:
+        parts = schema["properties"]
+        result["properties"] = {name: _closed(part) for name, part in parts.items()}
+        result["additionalProperties"] = False
+    if "items" in schema:
+        result["items"] = _closed(schema["items"])
+    if "anyOf" in schema:
+        result["anyOf"] = [_closed(part) for part in schema["anyOf"]]
+    return result

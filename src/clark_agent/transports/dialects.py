@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from clark_agent.reasoning import ReasoningFormat
-from clark_agent.stream import ReasoningEffort
+from clark_agent.stream import OutputModeName, ReasoningEffort
 
 __all__ = [
     "COMPATIBLE",
@@ -28,12 +28,19 @@ __all__ = [
     "XAI",
     "ZAI",
     "ChatDialect",
+    "SchemaSupport",
+    "best_mode",
     "dialect_for",
     "formats_of",
     "openai_effort",
+    "rejects_schema",
+    "schema_support",
 ]
 
 _Efforts = Mapping[ReasoningEffort, Mapping[str, Any]]
+
+SchemaSupport: TypeAlias = Literal["no", "unknown", "without_tools", "yes"]
+"""Whether a server ensures that an answer matches a JSON schema."""
 
 
 class ChatDialect(Struct, frozen=True, kw_only=True):
@@ -78,6 +85,11 @@ class ChatDialect(Struct, frozen=True, kw_only=True):
     """Whether a call's id must be nine letters and digits."""
     counts_reasoning_apart: bool = False
     """Whether the count of output tokens excludes reasoning tokens."""
+    schemas: SchemaSupport = "unknown"
+    """Whether the server ensures that a streamed answer matches a JSON schema in
+    ``response_format``. ``no``, or ``without_tools`` in a request with tools: it rejects the field,
+    and the schema is described in the system prompt. ``unknown``: the field is sent, but not relied
+    on, because not all models of the server support it. See `schema_support`."""
 
 
 def _effort_levels(**levels: str) -> _Efforts:
@@ -115,6 +127,7 @@ OPENAI = ChatDialect(
     cap_field="max_completion_tokens",
     has_openai_models=True,
     takes_files=("application/pdf", "audio/"),
+    schemas="yes",
 )
 
 OPENROUTER = ChatDialect(
@@ -133,6 +146,7 @@ DEEPSEEK = ChatDialect(
     efforts=_thinking("enabled", low="low", medium="high", high="high", xhigh="max"),
     reasoning_fields=("reasoning_content",),
     wants_empty_reasoning=True,
+    schemas="no",
 )
 
 KIMI = ChatDialect(
@@ -148,6 +162,7 @@ ZAI = ChatDialect(
     key_variables=("ZAI_API_KEY", "ZHIPUAI_API_KEY"),
     efforts={ReasoningEffort.NONE: {"thinking": {"type": "disabled"}}},
     reasoning_fields=("reasoning_content",),
+    schemas="no",
 )
 
 GROQ = ChatDialect(
@@ -156,6 +171,7 @@ GROQ = ChatDialect(
     cap_field="max_completion_tokens",
     efforts=_effort_levels(low="low", medium="medium", high="high", xhigh="high"),
     reasoning_fields=("reasoning",),
+    schemas="no",  # it has schemas, but neither while streaming nor with tools
 )
 
 MISTRAL = ChatDialect(
@@ -166,6 +182,7 @@ MISTRAL = ChatDialect(
     takes_system_anywhere=False,
     takes_result_images=False,
     has_short_ids=True,
+    schemas="without_tools",
 )
 
 XAI = ChatDialect(
@@ -174,6 +191,7 @@ XAI = ChatDialect(
     cap_field="max_completion_tokens",
     efforts=_effort_levels(low="low", high="high", xhigh="high"),
     counts_reasoning_apart=True,
+    schemas="yes",
 )
 
 _KEYED = replace(
@@ -224,6 +242,34 @@ def formats_of(model: str) -> frozenset[ReasoningFormat]:
     The gateway passes reasoning on to the vendor, which rejects what it did not make.
     """
     return frozenset(_FORMATS.get(model.partition("/")[0], {ReasoningFormat.UNKNOWN}))
+
+
+# Models of a server with schemas that came before them, or that have them only without tools.
+_OLDER_MODELS: tuple[tuple[re.Pattern[str], SchemaSupport], ...] = (
+    (re.compile(r"(ft:)?(gpt-3|gpt-4(-|:|$)|gpt-4o-2024-05-13)|chatgpt-|o1-(mini|preview)"), "no"),
+    (re.compile(r"grok-[23]"), "without_tools"),
+)
+
+
+def schema_support(dialect: ChatDialect, model: str) -> SchemaSupport:
+    """Whether the server ensures schemas with this model."""
+    if dialect.schemas != "yes":
+        return dialect.schemas
+    for pattern, known in _OLDER_MODELS:
+        if pattern.match(model):
+            return known
+    return "yes"
+
+
+def rejects_schema(support: SchemaSupport, *, has_tools: bool) -> bool:
+    """Whether the server rejects a request with a schema."""
+    return support == "no" or (support == "without_tools" and has_tools)
+
+
+def best_mode(support: SchemaSupport, *, has_tools: bool) -> OutputModeName:
+    """How to ask for a structured output."""
+    is_relied_on = support != "unknown" and not rejects_schema(support, has_tools=has_tools)
+    return "native" if is_relied_on else "tool"
 
 
 # --- OpenAI's models --------------------------------------------------------------------------

@@ -21,11 +21,13 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    OutputModeName,
     Start,
     StreamErrorKind,
     StreamEvent,
     StreamFn,
     StreamRequest,
+    output_mode_of,
 )
 from clark_agent.types import AssistantMessage, StopReason
 
@@ -59,6 +61,13 @@ class FirstOf:
 
     def __repr__(self) -> str:
         return f"FirstOf([{', '.join([_name(transport) for transport in self.transports])}])"
+
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """The best mode that works with all transports."""
+        modes = [output_mode_of(each, has_tools=has_tools) for each in self.transports]
+        if "prompted" in modes:
+            return "prompted"
+        return "tool" if "tool" in modes else "native"
 
     async def aclose(self) -> None:
         """Close the transports that have an ``aclose``."""

@@ -29,7 +29,13 @@ from clark_agent.clock import Clock
 from clark_agent.errors import TransportError
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.reasoning import ReasoningFormat
-from clark_agent.stream import ReasoningEffort, StreamErrorKind, StreamRequest, ToolSchema
+from clark_agent.stream import (
+    OutputModeName,
+    ReasoningEffort,
+    StreamErrorKind,
+    StreamRequest,
+    ToolSchema,
+)
 from clark_agent.transports.gemini_contents import (
     PROVIDER,
     ContentsWriter,
@@ -46,7 +52,12 @@ from clark_agent.transports.http.failures import (
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
-from clark_agent.transports.http.request import sendable, with_extras
+from clark_agent.transports.http.request import (
+    is_set,
+    sendable,
+    with_extras,
+    with_schema_in_prompt,
+)
 from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk
@@ -129,8 +140,17 @@ class Gemini(Transport[bytes]):
             providers=frozenset({PROVIDER}),
         )
 
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """``native`` from Gemini 3 on; ``tool`` with tools before."""
+        generation = generation_of(self.model)
+        if generation is None or _NOT_FOR_TEXT.search(self.model):
+            return "tool"
+        return "native" if generation >= 3 or not has_tools else "tool"
+
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of the request. Raises `TransportError`."""
+        if request.tools and (generation_of(self.model) or 3) < 3:
+            request = with_schema_in_prompt(request)  # the API rejects a schema next to functions
         writer = ContentsWriter(self.model)
         writer.system(request.system_prompt)
         messages = sendable(
@@ -161,6 +181,9 @@ class Gemini(Transport[bytes]):
             extras = _as_in_rest(extras)
             if _sets_thinking_length(extras.get("generationConfig")):
                 generation.pop("thinkingConfig", None)
+        if request.output_schema is not None and not _sets_format(extras):
+            generation["responseMimeType"] = "application/json"
+            generation["responseJsonSchema"] = request.output_schema.schema
         if generation:
             body["generationConfig"] = generation
         return with_extras(body, extras)
@@ -363,6 +386,8 @@ _REQUEST_FIELDS = _words(
     "store continuationToken"
 )
 
+_FORMAT_FIELDS = _words("responseMimeType responseSchema responseJsonSchema responseFormat")
+
 
 def _declaration(tool: ToolSchema) -> dict[str, Any]:
     return {
@@ -398,6 +423,11 @@ def _sets_thinking_length(settings: Any) -> bool:
     return isinstance(thinking, dict) and not thinking.keys().isdisjoint(
         ("thinkingLevel", "thinkingBudget")
     )
+
+
+def _sets_format(extras: Any) -> bool:
+    """Whether the host sets a format of the answer: the API rejects two."""
+    return any(is_set(extras, "generationConfig", name) for name in _FORMAT_FIELDS)
 
 
 def _camel_fields(value: Any) -> Any:

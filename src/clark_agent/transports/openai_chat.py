@@ -17,12 +17,20 @@ from typing import Any, assert_never
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.reasoning import ReasoningFormat, item_to_json, parse_item, parse_items
-from clark_agent.stream import StreamRequest, ToolSchema
-from clark_agent.transports.dialects import ChatDialect, formats_of, openai_effort
+from clark_agent.stream import OutputModeName, StreamRequest, ToolSchema
+from clark_agent.transports.dialects import (
+    ChatDialect,
+    best_mode,
+    formats_of,
+    openai_effort,
+    rejects_schema,
+    schema_support,
+)
 from clark_agent.transports.gemini_contents import UNSIGNED, generation_of
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_in_stream, failure_of_sdk
@@ -32,12 +40,14 @@ from clark_agent.transports.http.request import (
     custom_input,
     custom_tools,
     inline_data,
+    is_set,
     media_type_of,
     safe_id,
     safe_name,
     sendable,
     stable_part,
     with_extras,
+    with_schema_in_prompt,
     woven_text,
 )
 from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
@@ -50,7 +60,7 @@ from clark_agent.transports.http.retry import (
 )
 from clark_agent.transports.http.sse_json import JsonEventDecoder, fields_of, json_text
 from clark_agent.transports.openai_client import OpenAIClients
-from clark_agent.transports.openai_responses import openai_annotation
+from clark_agent.transports.openai_responses import openai_annotation, openai_schema
 from clark_agent.types import (
     AgentMessage,
     Annotation,
@@ -143,9 +153,17 @@ class OpenAIChat(Transport[bytes]):
             providers=frozenset({_PROVIDER} if dialect.takes_extra_content else ()),
         )
 
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """``native`` where the server is known to ensure a schema, else ``tool``."""
+        return best_mode(schema_support(self.dialect, self.model), has_tools=has_tools)
+
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of the request."""
         dialect = self.dialect
+        if is_set(request.provider_extras, "response_format"):
+            request = replace(request, output_schema=None)
+        elif rejects_schema(schema_support(dialect, self.model), has_tools=bool(request.tools)):
+            request = with_schema_in_prompt(request)
         is_marked = dialect.takes_cache_marks and _vendor(self.model) == "anthropic"
         messages = chat_messages(
             request,
@@ -165,6 +183,9 @@ class OpenAIChat(Transport[bytes]):
             body[dialect.cap_field] = request.max_output_tokens
         if request.temperature is not None:
             body["temperature"] = request.temperature
+        if request.output_schema is not None:
+            schema = openai_schema(request.output_schema)
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self.prompt_cache_key is not None:
             body["prompt_cache_key"] = self.prompt_cache_key
         if dialect.has_openai_models:

@@ -27,8 +27,8 @@ from msgspec import Struct
 from clark_agent.clock import Clock
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.reasoning import ReasoningEncrypted, ReasoningFormat, parse_items
-from clark_agent.stream import StreamRequest, ToolSchema
-from clark_agent.transports.dialects import openai_effort
+from clark_agent.stream import OutputModeName, OutputSchema, StreamRequest, ToolSchema
+from clark_agent.transports.dialects import best_mode, openai_effort, schema_support
 from clark_agent.transports.http.base import Transport
 from clark_agent.transports.http.failures import failure_in_stream, failure_of_sdk
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
@@ -37,10 +37,12 @@ from clark_agent.transports.http.request import (
     custom_input,
     custom_tools,
     inline_data,
+    is_set,
     media_type_of,
     safe_id,
     safe_name,
     sendable,
+    strict_form,
     with_extras,
     woven_text,
 )
@@ -69,7 +71,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["OpenAIResponses", "openai_annotation"]
+__all__ = ["OpenAIResponses", "openai_annotation", "openai_schema"]
 
 _FORMAT = ReasoningFormat.OPENAI_RESPONSES_V1
 _LONGEST_ID = 64
@@ -144,6 +146,10 @@ class OpenAIResponses(Transport[bytes]):
         formats = frozenset({_FORMAT, ReasoningFormat.AZURE_OPENAI_RESPONSES_V1})
         return ReasoningTarget(formats=formats, model=self.model, providers=frozenset({_PROVIDER}))
 
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """``native`` for OpenAI's models from GPT-4o on, and for Grok."""
+        return best_mode(schema_support(self._clients.dialect, self.model), has_tools=has_tools)
+
     def encode(self, request: StreamRequest) -> dict[str, Any]:
         """Return the body of the request."""
         messages = sendable(
@@ -163,6 +169,9 @@ class OpenAIResponses(Transport[bytes]):
             body["temperature"] = request.temperature
         if self.prompt_cache_key is not None:
             body["prompt_cache_key"] = self.prompt_cache_key
+        schema = request.output_schema
+        if schema is not None and not is_set(request.provider_extras, "text", "format"):
+            body["text"] = {"format": {"type": "json_schema", **openai_schema(schema)}}
         effort = openai_effort(self.model, request.reasoning)
         if effort is not None:
             _add_effort(body, effort, with_summary=self._wants_summary)
@@ -226,6 +235,18 @@ def _tool(tool: ToolSchema) -> dict[str, Any]:
         "description": tool.description,
         "parameters": tool.parameters,
         "strict": False,
+    }
+
+
+def openai_schema(schema: OutputSchema) -> dict[str, Any]:
+    """The name and the schema of an answer, strict if the schema allows it."""
+    strict = strict_form(schema.schema)
+    described = {"description": schema.description} if schema.description else {}
+    return {
+        "name": safe_name(schema.name),
+        **described,
+        "schema": schema.schema if strict is None else strict,
+        "strict": strict is not None,
     }
 
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
@@ -57,7 +57,7 @@ from clark_agent.transports.http.response import Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.http.sdk import LoopLocal, load_sdk
 from clark_agent.transports.http.sse import SseDecoder
-from clark_agent.transports.stream_json import decode_event, encode_call
+from clark_agent.transports.stream_json import call_fields, decode_event, encode_call
 from clark_agent.types import AssistantMessage, StopReason
 
 __all__ = ["ProxyStream"]
@@ -77,6 +77,9 @@ class ProxyStream:
     ``url`` is the gateway's address. ``model`` selects one of its models; it may be None if the
     gateway has only one. ``headers`` are sent with every request, for example for a proxy in front
     of the gateway.
+
+    What the models behind the gateway can do is not known here. The mode of a run's output is
+    therefore ``tool``, unless you set it.
     """
 
     def __init__(
@@ -163,9 +166,10 @@ class ProxyStream:
         try:
             return encode_call(request, self.model)
         except UnicodeEncodeError:  # a lone surrogate
-            plain = msgspec.to_builtins(asdict(request), enc_hook=to_json_value)
-            named = {} if self.model is None else {"model": self.model}
-            return encode_json(with_extras({**named, **plain}, None))
+            fields = call_fields(request, self.model)
+            return encode_json(
+                with_extras(msgspec.to_builtins(fields, enc_hook=to_json_value), None)
+            )
         except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
             raise TransportError(f"the request cannot be written as JSON: {error}") from error
 

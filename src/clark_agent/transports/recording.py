@@ -32,10 +32,12 @@ from clark_agent.stream import (
     Done,
     Error,
     MessageAssembler,
+    OutputModeName,
     StreamErrorKind,
     StreamEvent,
     StreamFn,
     StreamRequest,
+    output_mode_of,
 )
 from clark_agent.transports.http.redaction import is_secret
 from clark_agent.transports.stream_json import EventRecord, from_record, to_record
@@ -91,6 +93,8 @@ def _seen(request: StreamRequest) -> dict[str, Any]:
         "force_tool_call": request.force_tool_call,
         "provider_extras": request.provider_extras,
     }
+    if request.output_schema is not None:  # older recordings do not have the field
+        seen["output_schema"] = request.output_schema
     # Convert numbers, enums and structs to JSON, to compare equal with a loaded request.
     plain: dict[str, Any] = json.loads(encode_json(seen))
     plain["provider_extras"] = _without_secrets(plain["provider_extras"])
@@ -127,6 +131,10 @@ class RecordingStream:
 
     def __repr__(self) -> str:
         return f"RecordingStream({self.path.name!r})"
+
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """That of the inner transport."""
+        return output_mode_of(self.inner, has_tools=has_tools)
 
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
@@ -208,6 +216,11 @@ class PlaybackStream:
 
     def __repr__(self) -> str:
         return f"PlaybackStream({self.path.name!r})"
+
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """``native`` if the next call was recorded in this mode, else ``tool``."""
+        call = next(iter(self._unplayed.values()), None)
+        return "native" if call is not None and "output_schema" in call.request else "tool"
 
     @property
     def unplayed(self) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ __all__ = [
     "EventRecord",
     "StartRecord",
     "StreamCall",
+    "call_fields",
     "decode_call",
     "decode_event",
     "encode_call",
@@ -251,5 +252,12 @@ def _with_integers(call: Any) -> list[dict[str, Any]]:
 
 def encode_call(request: StreamRequest, model: str | None = None) -> bytes:
     """Encode a call as JSON. Raises the encoder's exceptions for values that JSON cannot hold."""
+    return encode_strictly(call_fields(request, model))
+
+
+def call_fields(request: StreamRequest, model: str | None = None) -> dict[str, Any]:
+    """The fields of a call. ``output_schema`` is left out if it is not set."""
     fields = asdict(request)
-    return encode_strictly(fields if model is None else {"model": model, **fields})
+    if request.output_schema is None:
+        del fields["output_schema"]
+    return fields if model is None else {"model": model, **fields}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Annotated, Literal
 
+import msgspec
 import pytest
+from msgspec import Meta
 
 from clark_agent import (
     AgentContext,
@@ -18,6 +21,7 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent.output import Output
 from clark_agent.stream import Chunk, Done, Error, StreamErrorKind, StreamRequest
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import LocalModel, connect
@@ -82,6 +86,17 @@ async def test_it_takes_what_one_tool_says_to_the_next(model: LocalModel) -> Non
     result = await asked("Read price.txt and multiply the number in it by 3.", model)
     assert results(result) == ["The price is 14 dollars.", "42"]
     assert "42" in result.text
+
+
+async def test_it_uses_a_tool_and_answers_in_the_form_that_is_wanted(model: LocalModel) -> None:
+    class Report(msgspec.Struct):
+        weather: Literal["warm", "cold"]
+        degrees: Annotated[int, Meta(ge=0, le=40)]
+
+    config = LoopConfig(stream=model, tools=TOOLS, output=Output(Report, retries=0))
+    result = await run("What's the weather like in Oslo?", AgentContext(), config)
+    assert results(result) == ["17 degrees in Oslo"]
+    assert isinstance(result.output, Report)
 
 
 async def test_two_runs_at_once_do_not_get_mixed_up(model: LocalModel) -> None:

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from clark_agent import (
     AgentContext,
@@ -50,7 +51,15 @@ from clark_agent import (
     run_sync,
     tool,
 )
-from clark_agent.stream import Chunk, Done, Error, TextChunk, ToolCallChunk
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    OutputSchema,
+    StreamRequest,
+    TextChunk,
+    ToolCallChunk,
+)
 from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
 from clark_agent.toolkit import mark_untrusted
 from clark_agent.transports import LocalModel, RetryPolicy, Timeouts, connect
@@ -182,6 +191,25 @@ async def test_it_conforms(either: LocalModel, with_tools: bool) -> None:
     assert bool(report.message.tool_calls) is with_tools
     assert bool(report.message.plain_text) is not with_tools
     await at_rest()
+
+
+def test_the_schema_of_an_answer(taught: LocalModel, model: LocalModel) -> None:
+    output = OutputSchema("finish", {"type": "object"})
+    tool_schema = ToolSchema("look", "Look.", {"type": "object", "properties": {}})
+    request = StreamRequest(system_prompt="", messages=(UserMessage("Hi"),), output_schema=output)
+    alone: Any = taught.encode(request)
+    assert alone["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "finish", "schema": {"type": "object"}},
+    }
+    with_tools: Any = taught.encode(replace(request, tools=(tool_schema,)))
+    assert "response_format" not in with_tools
+    assert with_tools["messages"][0] == {"role": "system", "content": output.instructions}
+    extras = {"response_format": {"type": "text"}}
+    own: Any = taught.encode(replace(request, provider_extras=extras))
+    assert own["response_format"] == {"type": "text"}
+    modes = [m.best_output_mode(has_tools=has) for m in (taught, model) for has in (False, True)]
+    assert modes == ["native", "tool", "native", "native"]
 
 
 def test_what_it_says_of_itself(model: LocalModel, taught: LocalModel) -> None:

@@ -30,6 +30,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    OutputModeName,
     Start,
     StreamChunk,
     StreamErrorKind,
@@ -122,6 +123,14 @@ class Transport(ABC, Generic[T]):
     def target(self) -> ReasoningTarget:
         """Whose reasoning the model accepts in a history: none, unless a transport overrides it."""
         return ReasoningTarget()
+
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """How to ask for a structured output if the user does not say.
+
+        ``native`` where the provider ensures the schema of the answer, also in a request with tools
+        if ``has_tools``. ``tool`` unless a transport overrides it.
+        """
+        return "tool"
 
     @abstractmethod
     def encode(self, request: StreamRequest) -> Any:

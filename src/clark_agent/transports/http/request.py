@@ -7,7 +7,8 @@
 - an assistant message that a failure cut off, or that is empty, is left out;
 - thoughts go back into the text, between tags;
 - signed reasoning that has lost its signature is an error here, before the server rejects it;
-- so is a file that the provider does not accept: no file is left out silently.
+- so is a file that the provider does not accept: no file is left out silently;
+- a schema for the answer that the provider cannot ensure is described in the system prompt.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
 from clark_agent.errors import ReplayRefused, TransportError
 from clark_agent.history import repair_history
 from clark_agent.messages.transcript import MessageView
 from clark_agent.reasoning import ReplayContract, audit_replay, parse_items
+from clark_agent.stream import StreamRequest
+from clark_agent.tools.schema import JsonSchema, strict_schema
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget, convert_history
 from clark_agent.types import (
     AgentMessage,
@@ -52,13 +56,16 @@ __all__ = [
     "custom_input",
     "custom_tools",
     "inline_data",
+    "is_set",
     "media_type_of",
     "merged",
     "safe_id",
     "safe_name",
     "sendable",
     "stable_part",
+    "strict_form",
     "with_extras",
+    "with_schema_in_prompt",
     "woven_text",
 ]
 
@@ -269,6 +276,39 @@ def safe_name(name: str, longest: int = 64) -> str:
     later request that contains the name.
     """
     return _UNUSUAL.sub("_", name)[:longest] or "_"
+
+
+def strict_form(schema: Any) -> JsonSchema | None:
+    """The schema in the form that constrained decoding requires; None: it has none."""
+    try:
+        return strict_schema(schema)
+    except Exception:  # too open, or not a schema: a gateway's client may send anything
+        return None
+
+
+def with_schema_in_prompt(request: StreamRequest) -> StreamRequest:
+    """Return the request with its output schema described in the system prompt.
+
+    For a provider that cannot ensure the schema in this request. Raises `TransportError`.
+    """
+    schema = request.output_schema
+    if schema is None:
+        return request
+    try:
+        text = replace(schema, schema=_well_formed(schema.schema)).instructions
+    except (TypeError, NotImplementedError, RecursionError, ValueError) as error:
+        raise TransportError(f"the output schema cannot be written as JSON: {error}") from error
+    parts = [part for part in (request.system_prompt, text) if part]
+    return replace(request, system_prompt="\n\n".join(parts), output_schema=None)
+
+
+def is_set(extras: Any, *path: str) -> bool:
+    """Whether the host's own fields have a value at that path."""
+    for name in path:
+        if not isinstance(extras, Mapping) or name not in extras:
+            return False
+        extras = extras[name]
+    return True
 
 
 def with_extras(body: dict[str, Any], extras: Any) -> dict[str, Any]:

@@ -23,10 +23,15 @@ from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
-from clark_agent.stream import StreamErrorKind, StreamRequest
+from clark_agent.stream import OutputModeName, StreamErrorKind, StreamRequest
 from clark_agent.transports.dialects import COMPATIBLE
 from clark_agent.transports.http.base import Transport
-from clark_agent.transports.http.request import sendable, with_extras
+from clark_agent.transports.http.request import (
+    is_set,
+    sendable,
+    with_extras,
+    with_schema_in_prompt,
+)
 from clark_agent.transports.http.response import Answer, Failure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
 from clark_agent.transports.local import packaged
@@ -83,6 +88,10 @@ class LocalModel(Transport[bytes]):
         self._settings = EngineSettings(weights, window, threads, chat_template)
         self._engine: Engine | None = load_engine(self._settings)
 
+    def best_output_mode(self, *, has_tools: bool) -> OutputModeName:
+        """``native``; with a chat template, ``tool`` if there are tools."""
+        return "tool" if has_tools and self.is_taught else "native"
+
     def encode(self, request: StreamRequest) -> _Body:
         """Return a conversation for the model's template, or the input of the guide without one."""
         if self.is_taught:
@@ -91,6 +100,10 @@ class LocalModel(Transport[bytes]):
         return packaged.case_of(messages, request)
 
     def _conversation(self, request: StreamRequest) -> dict[str, Any]:
+        if is_set(request.provider_extras, "response_format"):
+            request = replace(request, output_schema=None)
+        elif request.tools:  # with a schema, llama.cpp allows no calls
+            request = with_schema_in_prompt(request)
         body: dict[str, Any] = {
             "messages": chat_messages(request, _DIALECT, model=self.model, target=self.target),
             "stream": True,
@@ -105,6 +118,9 @@ class LocalModel(Transport[bytes]):
             body["max_tokens"] = request.max_output_tokens
         if request.temperature is not None:
             body["temperature"] = request.temperature
+        if (schema := request.output_schema) is not None:
+            held_to = {"name": schema.name, "schema": schema.schema}
+            body["response_format"] = {"type": "json_schema", "json_schema": held_to}
         return with_extras(body, request.provider_extras)
 
     @asynccontextmanager

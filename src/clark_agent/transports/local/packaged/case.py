@@ -28,11 +28,13 @@ class Case(Struct, frozen=True):
     must_call: bool = False
     cap: int | None = None
     temperature: float = 0.0
+    answer_schema: Any = None
+    """What the answer must match; None: it is a line of text."""
 
 
 def case_of(messages: Iterable[AgentMessage], request: StreamRequest) -> Case:
     """Convert a request for the guide."""
-    turns = _turns(messages)
+    turns, schema = _turns(messages), request.output_schema
     return Case(
         request.system_prompt,
         tuple(turns[:-1]),
@@ -43,6 +45,7 @@ def case_of(messages: Iterable[AgentMessage], request: StreamRequest) -> Case:
         must_call=request.force_tool_call,
         cap=request.max_output_tokens,
         temperature=request.temperature or 0.0,
+        answer_schema=None if schema is None else portable_schema(schema.schema),
     )
 
 

@@ -272,6 +272,11 @@ class _Thinker:
         return "length" if finish == "length" else "tool_calls"
 
     def _answer(self, case: Case) -> str:
+        prompt = answer_prompt(case.system, case.earlier, case.turn)
+        if case.answer_schema is not None:
+            longest = min(case.cap or _LONGEST_ARGUMENTS, _LONGEST_ARGUMENTS)
+            settings = _json_settings(case.answer_schema, longest, case.temperature)
+            return self._write(prompt, settings, self._emit_text)
         steps = case.turn.steps
         result = quoted(steps[-1].result) if steps else ""
         line, longest = r" ?[^ \n][^\n]*", _LONGEST_TEXT
@@ -285,7 +290,6 @@ class _Thinker:
             "max_tokens": case.cap or longest,
             "temperature": case.temperature,
         }
-        prompt = answer_prompt(case.system, case.earlier, case.turn)
         return self._write(prompt, settings, self._emit_text)
 
     def _emit_text(self, text: str) -> None:
@@ -364,14 +368,20 @@ class _Thinker:
 def _call_request(case: Case, tool: ToolSchema) -> tuple[str, dict[str, Any]]:
     """Return the prompt for the arguments of a call, and settings that enforce the schema."""
     asked = with_facts(case.turn.question, [step.result for step in case.turn.steps])
-    schema = msgspec.json.encode({**held(tool.parameters), **_AS_SHOWN}).decode()
-    settings = {
-        "grammar": _GRAMMAR.format(f'" " arguments\narguments: %json {schema}'),
-        "stop": ["\n"],  # occurs only if the grammar was rejected
-        "max_tokens": min(case.cap or _LONGEST_ARGUMENTS, _LONGEST_ARGUMENTS),
-        "temperature": case.temperature,
-    }
+    longest = min(case.cap or _LONGEST_ARGUMENTS, _LONGEST_ARGUMENTS)
+    settings = _json_settings(tool.parameters, longest, case.temperature)
     return f"{call_prompt(case.tools, asked)} call {tool.name}", settings
+
+
+def _json_settings(schema: Any, longest: int, temperature: float) -> dict[str, Any]:
+    """Return settings that let the model write a space and JSON that matches the schema."""
+    held_to = msgspec.json.encode({**held(schema), **_AS_SHOWN}).decode()
+    return {
+        "grammar": _GRAMMAR.format(f'" " json\njson: %json {held_to}'),
+        "stop": ["\n"],  # occurs only if the grammar was rejected
+        "max_tokens": longest,
+        "temperature": temperature,
+    }
 
 
 def _used_up(case: Case) -> set[str]:
