@@ -206,7 +206,8 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
         if self.output is None:
             return None
         assert isinstance(self.tools, ToolRegistry)
-        return self.output.mode_for(self.stream, tuple(self.tools.values()))
+        has_tools = bool(self.tools) or self.tool_source is not None
+        return self.output.mode_for(self.stream, has_tools=has_tools)
 
     @cached_property
     def output_schema(self) -> OutputSchema | None:

@@ -7,7 +7,7 @@ back to the model with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from inspect import Parameter, isawaitable, signature
 from types import UnionType
@@ -26,7 +26,7 @@ from clark_agent.errors import (
 from clark_agent.messages.thinking import strip_leading_thoughts
 from clark_agent.run_context import RunContext
 from clark_agent.stream import OutputSchema, StreamFn, output_mode_of
-from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
+from clark_agent.tools.base import ToolContext, ToolResult
 from clark_agent.tools.finish import FinishTool, finish_tool
 from clark_agent.tools.schema import strict_schema
 
@@ -99,13 +99,13 @@ class Output(Generic[OutputT_co]):
         self.tool: FinishTool[Any] = _CheckedFinish(made, self.check) if self.validators else made
         """The tool of the mode ``tool``. Its schema and its checks serve the other modes too."""
 
-    def mode_for(self, stream: StreamFn, tools: Sequence[AgentTool]) -> OutputMode | None:
-        """The mode with this transport and these tools; None: the output is plain text."""
+    def mode_for(self, stream: StreamFn, *, has_tools: bool) -> OutputMode | None:
+        """The mode with this transport, beside tools or not; None: the output is plain text."""
         if self.is_text:
             return None
         if self.mode is not None:
             return self.mode
-        mode = OutputMode(output_mode_of(stream, has_tools=bool(tools)))
+        mode = OutputMode(output_mode_of(stream, has_tools=has_tools))
         # Providers ensure a schema only in the strict form.
         return mode if mode is not OutputMode.NATIVE or self._has_strict_form else OutputMode.TOOL
 

@@ -6,6 +6,7 @@ import os
 import sys
 from functools import cache
 from importlib import import_module
+from inspect import isroutine
 from typing import Any
 
 from clark_agent.agent import Agent
@@ -32,8 +33,7 @@ def load_deps(reference: str) -> Any:
 
 
 def _called(found: Any) -> Any:
-    is_function = callable(found) and not isinstance(found, Agent) and hasattr(found, "__name__")
-    return found() if is_function else found
+    return found() if isroutine(found) or isinstance(found, type) else found
 
 
 def _load(option: str, reference: str) -> Any:
