@@ -238,6 +238,31 @@ def test_mistakes_are_errors_at_once(wrong: dict[str, Any]) -> None:
         Agent(**{"model": scripted(), **wrong})
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("instructions", "system_prompt"), ("output_type", "output"), ("temprature", "temperature")],
+)
+def test_a_name_from_elsewhere_is_an_error_with_the_one_that_is_meant(
+    wrong: str, meant: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"{wrong}.*did you mean '{meant}'"):
+        Agent(**dict[str, Any]({"model": scripted(), wrong: "x"}))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("message_history", "messages"), ("mesages", "messages"), ("x", None)]
+)
+async def test_an_unknown_option_of_a_run_is_an_error(wrong: str, meant: str | None) -> None:
+    agent: Any = Agent(scripted("Hello."))
+    expected = f"did you mean '{meant}'" if meant else "unknown argument 'x'"
+    with pytest.raises(ConfigError, match=expected):
+        await agent.run("Hi.", **{wrong: ()})
+    with pytest.raises(ConfigError, match=expected):
+        agent.stream("Hi.", **{wrong: ()})
+    with pytest.raises(ConfigError, match=expected):
+        await asyncio.to_thread(agent.run_sync, "Hi.", **{wrong: ()})
+
+
 def test_tools_may_come_from_a_generator() -> None:
     agent = Agent(scripted(), tools=(made for made in [shop_name]), deps_type=Shop)
     assert agent.config.registry.names == ("shop_name",)

@@ -44,6 +44,7 @@ from clark_agent.sub_agents import INHERIT, agent_tool
 from clark_agent.tool_source import ToolSource
 from clark_agent.tools import AgentTool
 from clark_agent.tools.base import check_tool_name
+from clark_agent.tools.repair import close_match
 from clark_agent.types import AgentContext, AgentMessage, RunIdentity
 
 if TYPE_CHECKING:
@@ -59,6 +60,31 @@ else:
 __all__ = ["Agent", "AgentSettings", "RunOptions"]
 
 _MAX_ITERATIONS = 50
+
+_ARGUMENTS = (
+    "system_prompt",
+    "output",
+    "output_mode",
+    "output_retries",
+    "output_validators",
+    "deps_type",
+    "name",
+    *LoopConfig.__struct_fields__,
+)
+# The names of these arguments in other libraries.
+_KNOWN_AS = {
+    "instructions": "system_prompt",
+    "system": "system_prompt",
+    "prompt": "system_prompt",
+    "output_type": "output",
+    "result_type": "output",
+    "response_format": "output",
+    "retries": "output_retries",
+    "deps": "deps_type",
+    "stream": "model",
+}
+_OPTIONS = ("messages", "identity", "signal")
+_OPTIONS_KNOWN_AS = {"message_history": "messages", "history": "messages", "token": "signal"}
 
 
 if TYPE_CHECKING:  # to create these at run time would double the cost of the import
@@ -207,6 +233,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         name: str | None = None,
         **settings: Any,
     ) -> None:
+        _check_names(settings, _KNOWN_AS, _ARGUMENTS)
         every: Any = tools
         if isinstance(every, Iterable) and not isinstance(every, (str, Mapping)):
             every = tuple(every)  # an iterator can be read only once
@@ -342,6 +369,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
     ) -> RunStream[Any]:
         """The events of a run, to iterate over; see `clark_agent.stream_run`."""
         self.check_deps(deps)
+        _check_names(options, _OPTIONS_KNOWN_AS, _OPTIONS)
 
         def starter(
             sink: EventSink, token: CancellationToken
@@ -425,6 +453,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         sink: EventSink | None = None,
     ) -> RunResult[Any]:
         self.check_deps(deps)
+        _check_names(options, _OPTIONS_KNOWN_AS, _OPTIONS)
         identity, messages = options.get("identity"), tuple(options.get("messages", ()))
         prompt = self._system_prompt
         if not isinstance(prompt, str):
@@ -452,3 +481,13 @@ def _connected(model: Any) -> StreamFn:
     from clark_agent.transports import connect  # loaded when first used
 
     return connect(model)
+
+
+def _check_names(given: Iterable[str], known_as: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raise `ConfigError` for names that other libraries use, or that nothing has."""
+    for name in given:
+        if name in known and name not in known_as:
+            continue
+        close = known_as.get(name) or close_match(name, known)
+        hint = "" if close is None else f"; did you mean {close!r}?"
+        raise ConfigError(f"unknown argument {name!r} of an Agent{hint}")

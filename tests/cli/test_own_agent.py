@@ -100,6 +100,9 @@ async def test_what_is_not_an_agent_is_an_error(line: CommandLine) -> None:
         "own:missing": "has no 'missing'",
         "own:not_an_agent": "expected an Agent",
         "nowhere:agent": "cannot import nowhere",
+        "own:selller": "did you mean 'seller'",
+        "own.py:seller": "own:seller",
+        "own:answer": "call without arguments fails",
     }
     said = await line.each([("run", "--no-log", "--agent", name, "Go.") for name in cases])
     for one, expected in zip(said, cases.values(), strict=True):

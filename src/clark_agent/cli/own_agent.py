@@ -6,18 +6,19 @@ import os
 import sys
 from functools import cache
 from importlib import import_module
-from inspect import isroutine
+from inspect import isroutine, signature
 from typing import Any
 
 from clark_agent.agent import Agent
 from clark_agent.errors import ConfigError
+from clark_agent.tools.repair import close_match
 
 __all__ = ["load_agent", "load_deps"]
 
 
 def load_agent(reference: str) -> Agent[Any, Any]:
     """Return the agent that ``module:name`` names: an `Agent`, or a function that returns one."""
-    found = _called(_load("--agent", reference))
+    found = _called("--agent", reference)
     if not isinstance(found, Agent):
         raise ConfigError(
             f"--agent {reference}: expected an Agent or a function that returns one, but got "
@@ -29,17 +30,27 @@ def load_agent(reference: str) -> Agent[Any, Any]:
 @cache
 def load_deps(reference: str) -> Any:
     """Return the dependencies that ``module:name`` names: an object, or a function's result."""
-    return _called(_load("--deps", reference))
+    return _called("--deps", reference)
 
 
-def _called(found: Any) -> Any:
-    return found() if isroutine(found) or isinstance(found, type) else found
+def _called(option: str, reference: str) -> Any:
+    found = _load(option, reference)
+    if not (isroutine(found) or isinstance(found, type)):
+        return found
+    try:
+        signature(found).bind()
+    except TypeError as error:
+        raise ConfigError(f"{option} {reference}: call without arguments fails: {error}") from None
+    return found()
 
 
 def _load(option: str, reference: str) -> Any:
     module_name, colon, name = reference.partition(":")
     if not (module_name and colon and name):
         raise ConfigError(f"{option} {reference}: write module:name, as in shop.agents:support")
+    if module_name.endswith(".py"):
+        shown = module_name.removesuffix(".py").replace(os.sep, ".")
+        raise ConfigError(f"{option} {reference}: name the module, not the file: {shown}:{name}")
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -51,5 +62,9 @@ def _load(option: str, reference: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise ConfigError(f"{option} {reference}: {module_name} has no {name!r}") from None
+            close = close_match(part, [n for n in dir(found) if not n.startswith("_")])
+            hint = "" if close is None else f"; did you mean {close!r}?"
+            raise ConfigError(
+                f"{option} {reference}: {module_name} has no {name!r}{hint}"
+            ) from None
     return found

@@ -41,8 +41,9 @@ def prompt_messages(
     if isinstance(prompts, str):
         if not prompts.strip():
             raise ConfigError(
-                "the prompt is blank: say what the agent should do. To continue the transcript, "
-                "call run_continue, or send() of a Conversation without a prompt"
+                "the prompt is blank: say what the agent should do. To continue a transcript, pass "
+                "None to an Agent with messages=..., call run_continue, or send() of a "
+                "Conversation without a prompt"
             )
         return (UserMessage(well_formed(prompts), timestamp=config.clock.now_ms()),)
     given = prompts if isinstance(prompts, Iterable) else (prompts,)
