@@ -15,6 +15,8 @@ from msgspec import Struct
 from clark_agent import (
     Agent,
     AgentContext,
+    BeforeToolCallContext,
+    Block,
     Budget,
     CancellationToken,
     ConfigError,
@@ -28,6 +30,7 @@ from clark_agent import (
     ToolContext,
     UserMessage,
     events,
+    finish_tool,
     run,
     tool,
 )
@@ -387,3 +390,74 @@ def test_generics_may_be_written_with_fewer_parameters() -> None:
     assert isinstance(made, Agent)
     assert "Agent" in repr(Agent[Verdict, Shop])
     assert repr(Agent(scripted(), name="judge")) == "<Agent judge>"
+
+
+# --- what an agent must not do ----------------------------------------------------------------
+
+
+async def test_plugins_from_a_generator_are_kept_by_replace() -> None:
+    class Veto:
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block:
+            return Block("no")
+
+    agent = Agent(scripted(), tools=[shop_name], plugins=(plugin for plugin in [Veto()]))
+    other = agent.replace(model=scripted(call("shop_name"), "Done."))
+    result = await other.run("?", deps=Shop("Alba"))
+    assert result.messages[2].plain_text == "no"
+
+
+def test_an_agent_cannot_be_taken_apart() -> None:
+    class Mine(Agent[str, None]):
+        pass
+
+    agent = Mine(scripted())
+    with pytest.raises(AttributeError, match="immutable"):
+        del agent._config
+    assert type(agent.replace(name="x")) is Mine
+
+
+def test_a_second_final_answer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'fin' ends the run with an answer of its own"):
+        Agent(scripted(), output=int, tools=[finish_tool(Verdict, name="fin")])
+
+
+async def test_a_prompt_function_can_be_stopped() -> None:
+    async def slow(ctx: RunContext[None]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    agent, token = Agent(scripted("Hello."), system_prompt=slow), CancellationToken()
+    task = asyncio.create_task(agent.run("Hi.", signal=token))
+    await asyncio.sleep(0)
+    token.cancel("enough")
+    with pytest.raises(RunAborted, match="enough") as caught:
+        await task
+    assert [message.plain_text for message in caught.value.messages] == ["Hi."]
+    with pytest.raises(HookError, match=r"0\.01 seconds"):
+        await agent.replace(hook_timeout=0.01).run("Hi.")
+
+
+async def test_a_failing_prompt_does_not_lose_the_message() -> None:
+    conversation = Agent(scripted("Hello."), system_prompt=lambda ctx: 5).conversation()  # type: ignore[arg-type,return-value]
+    with pytest.raises(HookError) as caught:
+        await conversation.send("Hi.")
+    assert [message.plain_text for message in caught.value.messages] == ["Hi."]
+    assert [message.plain_text for message in conversation.messages] == ["Hi."]
+
+
+async def test_the_deps_of_a_child_are_checked() -> None:
+    below = Agent(scripted("Done."), name="below", deps_type=Shop)
+    with pytest.raises(ConfigError, match="must be a Shop"):
+        below.as_tool("Helps.", deps=5)
+    agent = Agent(scripted(call("below", task="?"), "Done."), tools=[below.as_tool("Helps.")])
+    result = await agent.run("?", deps=5)  # type: ignore[arg-type]
+    assert "must be a Shop" in result.messages[2].plain_text
+
+
+@pytest.mark.parametrize("wrong", [{"signal": 5}, {"messages": 5}, {"messages": "text"}])
+async def test_options_of_the_wrong_type_are_errors(wrong: dict[str, Any]) -> None:
+    agent: Any = Agent(scripted("Hello."))
+    with pytest.raises((TypeError, ConfigError), match="must be"):
+        await agent.run("Hi.", **wrong)
+    with pytest.raises((TypeError, ConfigError), match="must be"):
+        agent.run_sync("Hi.", **wrong)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from clark_agent import (
     AgentContext,
     AssistantMessage,
+    BeforeToolCallContext,
     Budget,
     ChannelSteering,
     ConfigError,
@@ -25,6 +26,7 @@ from clark_agent import (
     ModelRetry,
     Output,
     OutputError,
+    Rewrite,
     RunContext,
     StopReason,
     SystemMessage,
@@ -38,6 +40,7 @@ from clark_agent import (
     tool,
 )
 from clark_agent.output import OutputMode
+from clark_agent.partial import parse_partial
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.stream import Chunk, Done, Start, StreamRequest, ToolCallChunk
@@ -496,3 +499,74 @@ def test_a_finish_tool_checks_when_it_is_called_by_itself() -> None:
     ctx = ToolContext(tool_call_id="c", tool_name="finish")
     result = asyncio.run(output.tool.execute({"decision": "approve", "score": 9}, ctx))
     assert result.plain_text == "The answer was accepted."
+
+
+# --- attempts, rewrites and early ends --------------------------------------------------------
+
+
+async def test_several_calls_of_one_answer_are_one_attempt() -> None:
+    several = [call("finish", decision="approve", score=1)] * 3
+    made = config(several, good(OutputMode.TOOL), output=Output(Verdict, retries=1))
+    assert (await run("?", AgentContext(), made)).output == Verdict("approve", 9)
+
+
+async def test_a_rewritten_output_is_the_one_that_a_resume_returns() -> None:
+    class Redact:
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Rewrite:
+            return Rewrite({"decision": "reject", "score": 0})
+
+    store = MemoryStore()
+    made = config(
+        good(OutputMode.TOOL), output=Output(Verdict), plugins=[Redact()], run_log=RunLog(store)
+    )
+    first = await run("?", AgentContext(), made)
+    assert first.output == Verdict("reject", 0)
+    (summary,) = store.runs()
+    for length in range(4, len(store.load(summary.run_id).records)):
+        copy = copy_of(store, summary.run_id, length)
+        again = made.replace(run_log=RunLog(copy), stream=ScriptedStream([good(OutputMode.TOOL)]))
+        assert (await resume(copy, summary.run_id, again)).output == Verdict("reject", 0), length
+
+
+async def test_text_that_no_validator_has_seen_is_not_an_output() -> None:
+    output = Output(str, validators=[lambda text: None])
+    with pytest.raises(OutputError, match="max_iterations"):
+        await outcome(call("look"), output=output, tools=[look], max_iterations=1)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
+async def test_json_that_is_nested_too_deeply_is_not_accepted(text: str) -> None:
+    assert await outcome(text, GOOD, output=Output(Verdict, mode="native")) == Verdict("approve", 9)
+
+
+async def test_steering_is_not_a_failed_attempt() -> None:
+    steering, checking = ChannelSteering(), asyncio.Event()
+
+    async def slow(value: Verdict) -> None:
+        if not checking.is_set():
+            checking.set()
+            await asyncio.Event().wait()
+
+    script = [good(OutputMode.TOOL), good(OutputMode.TOOL)]
+    output = Output(Verdict, retries=0, validators=[slow])
+    made = config(*script, output=output, plugins=[steering])
+    task = asyncio.create_task(run("?", AgentContext(), made))
+    await checking.wait()
+    receipt = await steering.handle.steer("Once more.", "now")
+    assert receipt.status == "delivered"
+    assert (await task).output == Verdict("approve", 9)
+
+
+async def test_thoughts_are_not_partial_outputs() -> None:
+    text = '<think>{"score": 1}</think>' + GOOD
+    made = config(text, output=Output(Verdict, mode="prompted"))
+    async with stream_run("?", AgentContext(), made) as stream:
+        seen = [partial async for partial in stream.partial_outputs()]
+    assert seen[-1] == {"decision": "approve", "score": 9}
+
+
+def test_any_json_can_be_partial() -> None:
+    assert parse_partial('[{"a": 1}, {"a": 2') == [{"a": 1}, {"a": 2}]
+    assert parse_partial('"abc') == "abc"
+    assert parse_partial("  ") is None
+    assert parse_partial("no JSON") is None

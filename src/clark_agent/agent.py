@@ -22,9 +22,9 @@ from clark_agent.clock import Clock
 from clark_agent.config import ExecutionMode, Journals, LoopConfig
 from clark_agent.conversation import Conversation
 from clark_agent.effects import Effects
-from clark_agent.engine.arguments import check_arguments, check_continuation
+from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
 from clark_agent.engine.loop import start
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, LoopError
 from clark_agent.events import EventSink
 from clark_agent.messages.tokens import TokenEstimator
 from clark_agent.output import Output, OutputMode, OutputValidator
@@ -244,12 +244,12 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
             "output": output,
             "output_mode": output_mode,
             "output_retries": output_retries,
-            "output_validators": tuple(output_validators),
+            "output_validators": _listed("output_validators", output_validators),
             "deps_type": deps_type,
             "name": name,
             **settings,
         }
-        check_system_prompt(system_prompt)
+        check_system_prompt(system_prompt, "Agent")
         if name is not None:
             check_tool_name(name, "Agent")
         if deps_type is not None and not isinstance(deps_type, type):
@@ -268,6 +268,8 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
             ),
             **settings,
         )
+        if "plugins" in settings:  # an iterator can be read only once
+            given["plugins"] = config.plugins
         self.__dict__.update(
             _config=config,
             _given=given,
@@ -278,6 +280,9 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"an Agent is immutable: use replace({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("an Agent is immutable")
 
     @property
     def name(self) -> str | None:
@@ -296,7 +301,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
 
     def replace(self, **changes: Any) -> Agent[OutputT, DepsT]:
         """An agent with the given arguments changed, for example another ``model`` in a test."""
-        made: Any = Agent(**{**self._given, **changes})
+        made: Any = type(self)(**{**self._given, **changes})
         return made  # type: ignore[no-any-return]
 
     # --- running --------------------------------------------------------------------------------
@@ -338,7 +343,9 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         def starter(token: CancellationToken) -> Coroutine[Any, Any, RunResult[Any]]:
             return self._run(prompts, deps, options, token)
 
-        return wait_for(starter, options.get("signal"))
+        signal = options.get("signal")
+        check_arguments(AgentContext(), self._config, signal)
+        return wait_for(starter, signal)
 
     @overload
     def stream(
@@ -370,6 +377,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         """The events of a run, to iterate over; see `clark_agent.stream_run`."""
         self.check_deps(deps)
         _check_names(options, _OPTIONS_KNOWN_AS, _OPTIONS)
+        check_arguments(AgentContext(), self._config, options.get("signal"))
 
         def starter(
             sink: EventSink, token: CancellationToken
@@ -428,6 +436,8 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
 
         Its dependencies are those of the agent that calls it, unless others are given.
         """
+        if deps is not INHERIT:
+            self.check_deps(deps)
         tool_name = name or self._name
         if tool_name is None:
             raise ConfigError("an agent without a name needs as_tool(name=...)")
@@ -439,6 +449,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
             max_depth=max_depth,
             timeout=timeout,
             deps=deps,
+            check_deps=self.check_deps,
         )
 
     def __repr__(self) -> str:
@@ -454,16 +465,25 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
     ) -> RunResult[Any]:
         self.check_deps(deps)
         _check_names(options, _OPTIONS_KNOWN_AS, _OPTIONS)
-        identity, messages = options.get("identity"), tuple(options.get("messages", ()))
-        prompt = self._system_prompt
+        identity = options.get("identity")
+        messages = _listed("messages", options.get("messages", ()))
+        prompt, config = self._system_prompt, self._config
+        token = signal or options.get("signal")
+        check_arguments(AgentContext("", messages, identity), config, token)
         if not isinstance(prompt, str):
-            prompt = await resolve_system_prompt(prompt, RunContext(deps, identity, messages))
-        context, token = AgentContext(prompt, messages, identity), signal or options.get("signal")
-        check_arguments(context, self._config, token)
+            run_context = RunContext(deps, identity, messages)
+            try:
+                prompt = await resolve_system_prompt(
+                    prompt, run_context, token, config.hook_timeout
+                )
+            except LoopError as error:
+                error.messages = () if prompts is None else tuple(prompt_messages(prompts, config))
+                raise
+        context = AgentContext(prompt, messages, identity)
         if prompts is None:
             check_continuation(context)
             prompts = ()
-        return await start(prompts, context, self._config, token, sink=sink, deps=deps)
+        return await start(prompts, context, config, token, sink=sink, deps=deps)
 
     def check_deps(self, deps: Any) -> None:
         """Raise `ConfigError` unless the dependencies are of the agent's ``deps_type``."""
@@ -491,3 +511,9 @@ def _check_names(given: Iterable[str], known_as: Mapping[str, str], known: Seque
         close = known_as.get(name) or close_match(name, known)
         hint = "" if close is None else f"; did you mean {close!r}?"
         raise ConfigError(f"unknown argument {name!r} of an Agent{hint}")
+
+
+def _listed(name: str, given: Any) -> tuple[Any, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigError(f"{name} must be a list, not {given!r}")
+    return tuple(given)

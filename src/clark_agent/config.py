@@ -413,6 +413,13 @@ def _check(config: LoopConfig) -> None:
     output: Any = config.output
     if output is not None and not isinstance(output, Output):
         raise ConfigError(f"output must be an Output, such as Output(MyType), not {output!r}")
+    if output is not None:
+        for tool in ToolRegistry(config.tools.values()).values():  # type: ignore[union-attr]
+            if tool.is_final_answer and tool is not output.tool:
+                raise ConfigError(
+                    f"the tool {tool.name!r} ends the run with an answer of its own; remove it, "
+                    "or set output to the type of that answer"
+                )
     budget: Any = config.budget
     if budget is not None:
         if not isinstance(budget, Budget):

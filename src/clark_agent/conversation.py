@@ -13,7 +13,7 @@ from clark_agent._ids import random_id
 from clark_agent._typing import OutputT_co
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
-from clark_agent.engine.arguments import check_arguments, check_continuation
+from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
 from clark_agent.engine.loop import start
 from clark_agent.errors import DecodeError, LoopError, RunAborted, failure_of
 from clark_agent.events import EventSink
@@ -185,7 +185,15 @@ class Conversation(Generic[OutputT_co]):
         context = self._context
         if self._system_prompt is not None:
             run_context = RunContext(self.deps, context.identity, context.messages)
-            text = await resolve_system_prompt(self._system_prompt, run_context)
+            try:
+                text = await resolve_system_prompt(
+                    self._system_prompt, run_context, signal, self._config.hook_timeout
+                )
+            except LoopError as error:
+                if prompts is not None:
+                    error.messages = tuple(prompt_messages(prompts, self._config))
+                    self._context = context.extend(error)
+                raise
             context = self._context = replace(context, system_prompt=text)
         if self._has_run and context.identity is not None and self._config.run_log is not None:
             # In a log each run has its own id; they share the conversation.

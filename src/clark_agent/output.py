@@ -141,14 +141,19 @@ class Output(Generic[OutputT_co]):
             )
         try:
             arguments = msgspec.json.decode(_json_in(strip_leading_thoughts(text)))
+        except RecursionError:
+            raise ModelRetry("The answer is nested too deeply.") from None
         except msgspec.DecodeError as error:
             raise ModelRetry(
                 f"The answer is not valid JSON: {error}. Answer with the JSON object alone."
             ) from None
         try:
             checked = self.tool.validate(arguments)
+        except RecursionError:
+            raise ModelRetry("The answer is nested too deeply.") from None
         except ToolValidationError as error:
-            raise ModelRetry(f"The answer does not match the schema. {error}") from None
+            reason = getattr(error, "reason", str(error))
+            raise ModelRetry(f"The answer does not match the schema: {reason}") from None
         value = self.tool.output(checked)
         return value  # type: ignore[no-any-return]
 

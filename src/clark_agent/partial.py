@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from clark_agent.errors import ConfigError
+from clark_agent.messages.thinking import strip_leading_thoughts
 from clark_agent.output import Output
 from clark_agent.stream import StreamChunk, TextChunk, ToolCallChunk
 
@@ -26,11 +27,9 @@ def parse_partial(text: str) -> Any:
             "partial outputs need jiter: pip install 'clark-agent[partial]' "
             "(in a checkout: pip install '.[partial]')"
         ) from error
-    start = text.find("{")
-    if start < 0:
-        return None
+    data = text.strip().encode("utf-16", "surrogatepass").decode("utf-16", "ignore").encode()
     try:
-        return from_json(text[start:].encode(errors="replace"), partial_mode="trailing-strings")
+        return from_json(data, partial_mode="trailing-strings") if data else None
     except ValueError:
         return None
 
@@ -69,9 +68,10 @@ class PartialOutput:
         """The output after this chunk; None if it has none yet."""
         if isinstance(chunk, TextChunk):
             self._text += chunk.delta
+            text = strip_leading_thoughts(self._text)
             if self._is_text:
-                return self._text
-            return self._unwrapped(parse_partial(self._text))
+                return text or None
+            return self._unwrapped(parse_partial(text[max(text.find("{"), 0) :]))
         if isinstance(chunk, ToolCallChunk):
             name, arguments = self._calls.feed(chunk)
             if name == self._tool_name:

@@ -8,7 +8,7 @@ the call that started it, adds its tokens to the tree, and emits its events in t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, cast
 
 from msgspec import Struct, to_builtins
@@ -170,6 +170,7 @@ def agent_tool(
     max_depth: int = _MAX_DEPTH,
     timeout: float | None = None,
     deps: Any = INHERIT,
+    check_deps: Callable[[Any], None] | None = None,
 ) -> AgentTool:
     """A tool that gives a task to an agent and returns its last text.
 
@@ -183,7 +184,7 @@ def agent_tool(
         raise ConfigError(f"agent_tool needs a LoopConfig, not {type(config).__name__}")
     if not isinstance(description, str):
         raise ConfigError(f"agent_tool: description must be a text, not {description!r}")
-    check_system_prompt(system_prompt)
+    check_system_prompt(system_prompt, "agent_tool")
     depth: Any = max_depth
     if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
         raise ConfigError(f"agent_tool: max_depth must be at least 0, not {max_depth!r}")
@@ -195,8 +196,12 @@ def agent_tool(
             task: What to do, with all that is needed to do it. Nothing else is known there.
         """
         given = ctx.deps if deps is INHERIT else deps
+        if check_deps is not None:
+            check_deps(given)
         try:
-            prompt = await resolve_system_prompt(system_prompt, RunContext(given, ctx.identity))
+            prompt = await resolve_system_prompt(
+                system_prompt, RunContext(given, ctx.identity), ctx.signal, config.hook_timeout
+            )
             result = await run_child(
                 ctx, task, config, system_prompt=prompt, max_depth=max_depth, deps=given
             )

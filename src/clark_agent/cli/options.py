@@ -142,6 +142,8 @@ def settings_from(given: Given, base: Settings | None = None) -> Settings:
     if base is None:
         base = Settings(model=os.environ.get("CLARK_AGENT_MODEL", "").strip() or DEFAULT_MODEL)
     settings = replace(base, **options)
+    if settings.agent is None and given.deps is not None:
+        raise ConfigError("--deps needs --agent")
     if given.agent is not None and given.tools is not None:
         raise ConfigError("--tools has no effect with --agent, which has its own tools")
     if given.agent is not None and given.model is None:
@@ -174,7 +176,9 @@ def settings_again(given: Given, log: Log, run_id: str, *, command: str, can_ask
     """
     settings, here = settings_from(given, settings_of_run(log, run_id)), settings_from(given)
     differs = {
-        name: value for name, value in asdict(settings).items() if value != getattr(here, name)
+        name: value
+        for name, value in asdict(settings).items()
+        if value != getattr(here, name) and value != ""
     }
     is_inside = log.is_inside(settings.root)
     if not differs and not (is_inside and can_ask):

@@ -9,6 +9,7 @@ from importlib import import_module
 from inspect import isroutine, signature
 from typing import Any
 
+from clark_agent._text import describe
 from clark_agent.agent import Agent
 from clark_agent.errors import ConfigError
 from clark_agent.tools.repair import close_match
@@ -41,7 +42,10 @@ def _called(option: str, reference: str) -> Any:
         signature(found).bind()
     except TypeError as error:
         raise ConfigError(f"{option} {reference}: call without arguments fails: {error}") from None
-    return found()
+    try:
+        return found()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{option} {reference} raised {describe(error)}") from error
 
 
 def _load(option: str, reference: str) -> Any:
@@ -56,8 +60,10 @@ def _load(option: str, reference: str) -> Any:
         sys.path.insert(0, folder)
     try:
         found: Any = import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{option} {reference}: cannot import {module_name}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{option} {reference}: cannot import {module_name}: {describe(error)}"
+        ) from error
     for part in name.split("."):
         try:
             found = getattr(found, part)

@@ -125,8 +125,9 @@ def _value(value: Any) -> str:
 def output_text(result: RunResult) -> str | None:
     """Return the output of a run as text, or None if the model's text already says it."""
     output: Any = result.output
-    if output is None or output == result.text:
-        return None
+    answers = [m for m in result.messages if isinstance(m, AssistantMessage)]
+    if output is None or not answers or not answers[-1].tool_calls:
+        return None  # the text of the answer is the output
     return output if isinstance(output, str) else tool_result(output).plain_text
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -79,12 +79,14 @@ class Batch:
         message: AssistantMessage,
         wanted: Sequence[ToolCall],
         earlier: EarlierResults | None = None,
+        arguments: Mapping[int, Any] | None = None,
     ) -> None:
         """``earlier`` has the calls that another process has started or finished."""
         self._run = run
         self._message = message
         self._wanted = wanted
         self._earlier = earlier
+        self._rewritten = arguments or {}
         # As the model named them, for a batch that is settled before it is run.
         self._calls = self._ready = self._make_calls(wanted)
         self._siblings = Siblings(run)
@@ -175,7 +177,8 @@ class Batch:
                 call.result, call.state = result, _RECALLED
                 self._siblings.failed = self._siblings.failed or call.fails_siblings
                 if tool is not None and tool.is_final_answer:
-                    call.has_run = accept(tool, call, call.call.arguments) is None
+                    arguments = self._rewritten.get(position, call.call.arguments)
+                    call.has_run = accept(tool, call, arguments) is None
             else:
                 call.state = _INTERRUPTED
                 if tool is None or not tool.idempotent:

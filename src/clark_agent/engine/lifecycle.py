@@ -79,7 +79,7 @@ async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
 
 def _without_output(run: Run, goal: Goal, outcome: LoopOutcome) -> str:
     """The last text, if that is what the run must return. Raises `OutputError` otherwise."""
-    if not goal.output.is_text:
+    if not goal.output.is_text or goal.output.validators:
         raise goal.missing(outcome)
     said = [m for m in run.transcript.added if isinstance(m, AssistantMessage)]
     return said[-1].plain_text if said else ""

@@ -191,13 +191,15 @@ async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> Nex
             return _ASK
         case FinalAnswer():  # only the end is missing
             return _END
-        case AfterBatch(message, earlier):  # the results are in the transcript: only vote
-            outcome = Batch(run, message, message.tool_calls, earlier).recall_vote()
+        case AfterBatch(
+            message, earlier, arguments
+        ):  # the results are in the transcript: only vote
+            outcome = Batch(run, message, message.tool_calls, earlier, arguments).recall_vote()
             run.output = outcome.output
             return _END if outcome.ends_run else _ASK
-        case AfterAnswer(message, offered, earlier):  # not all its calls have results
+        case AfterAnswer(message, offered, earlier, arguments):  # not all its calls have results
             if message.tool_calls:
-                run.batch = Batch(run, message, message.tool_calls, earlier)
+                run.batch = Batch(run, message, message.tool_calls, earlier, arguments)
             run.brackets.answer = message
             run.transcript.add_answer(message)  # the journal has it
             await run.brackets.announce([message])

@@ -39,6 +39,8 @@ class AfterAnswer(Struct, frozen=True):
     offered: frozenset[str] | None
     """The offered tools; None: all."""
     calls: EarlierResults
+    arguments: Mapping[int, Any] = {}
+    """The arguments that calls ran with, where they differ from the model's."""
 
 
 class AfterBatch(Struct, frozen=True):
@@ -46,6 +48,7 @@ class AfterBatch(Struct, frozen=True):
 
     message: AssistantMessage
     calls: EarlierResults
+    arguments: Mapping[int, Any] = {}
 
 
 class FinalAnswer(Struct, frozen=True):

@@ -61,6 +61,8 @@ class FoldedRun(Struct):
     """The newest answer, while results of its calls are missing in the transcript."""
     calls: dict[int, ToolResult | None] = {}
     """Its calls by position: the result, or None for a call that started and has no result."""
+    arguments: dict[int, Any] = {}
+    """The arguments that its calls ran with, where they differ from the model's."""
     names: dict[int, str] = {}
     """The repaired names of its calls, by position."""
     ended: AssistantMessage | None = None
@@ -163,6 +165,8 @@ def _take(run: FoldedRun, record: Record) -> None:
             _answered(run, answered)
         case ToolStarted() as started:
             run.calls[started.position] = None
+            if started.arguments is not None:
+                run.arguments[started.position] = started.arguments
         case ToolEnded() as ended:
             run.calls[ended.position] = ended.result
             if ended.tool_name is not None:
@@ -220,7 +224,7 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
     if answered.discarded is None:
         run.turns = run.asked
         run.answer, run.ended, run.was_delivered = answered.message, None, False
-        run.calls, run.names = {}, {}
+        run.calls, run.names, run.arguments = {}, {}, {}
         run.transcript.append(answered.message)
         run.messages.append(answered.message)
 

@@ -195,13 +195,13 @@ def _where(folded: FoldedRun) -> Where:
     if folded.was_delivered:
         return FinalAnswer()
     if folded.ended is not None:
-        return AfterBatch(folded.ended, folded.calls)
+        return AfterBatch(folded.ended, folded.calls, folded.arguments)
     answer = folded.answer
     if answer is None or not folded.transcript or folded.transcript[-1] is not answer:
         return NEW_TURN
     offered = frozenset(folded.offered)
     everything = offered.issuperset([*folded.began.tools, *folded.sourced])
-    return AfterAnswer(answer, None if everything else offered, folded.calls)
+    return AfterAnswer(answer, None if everything else offered, folded.calls, folded.arguments)
 
 
 def _receipt(sent: SteeringAccepted) -> SteeringReceipt:
