@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import asdict, replace
 
+from clark_agent._extras import load_extra
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.errors import (
@@ -55,7 +56,7 @@ from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.http.request import with_extras
 from clark_agent.transports.http.response import Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
-from clark_agent.transports.http.sdk import LoopLocal, load_sdk
+from clark_agent.transports.http.sdk import LoopLocal
 from clark_agent.transports.http.sse import SseDecoder
 from clark_agent.transports.stream_json import decode_event, encode_call
 from clark_agent.types import AssistantMessage, StopReason
@@ -90,7 +91,7 @@ class ProxyStream:
         clock: Clock | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        sdk = load_sdk("httpx2", "gateway", "ProxyStream")
+        sdk = load_extra("httpx2", "gateway", "ProxyStream")
         self.url = _checked_url(url)
         self.model = model
         self.retry = retry or RetryPolicy()
