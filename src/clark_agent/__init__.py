@@ -10,7 +10,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``steering``, ``protocol``: messages to a running agent, and the rules for the model's answers
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
-- ``budget``, ``result``: what a run may spend, and what it returns
+- ``prices``, ``budget``, ``result``: what tokens cost, what a run may spend, and what it returns
 - ``effects``, ``tool_source``, ``output``: wrapped effects, tools that change, typed output
 - ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
@@ -30,7 +30,6 @@ from clark_agent import events, stream
 from clark_agent._version import __version__
 from clark_agent.budget import (
     Budget,
-    Price,
 )
 from clark_agent.cancellation import (
     CancellationToken,
@@ -91,6 +90,9 @@ from clark_agent.plugins.base import (
     Rewrite,
     ToolGateContext,
     TransformContext,
+)
+from clark_agent.prices import (
+    Price,
 )
 from clark_agent.protocol import (
     ProtocolPolicy,
