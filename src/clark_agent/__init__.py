@@ -10,7 +10,8 @@ The layers, each knowing only those before it and its neighbours:
 - ``steering``, ``protocol``: messages to a running agent, and the rules for the model's answers
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
-- ``prices``, ``budget``, ``result``: what tokens cost, what a run may spend, and what it returns
+- ``prices``, ``budget``, ``rate_limit``, ``result``: what tokens cost, what a run may spend and how
+  fast, and what it returns
 - ``effects``, ``tool_source``, ``output``: wrapped effects, tools that change, typed output
 - ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls

@@ -36,6 +36,7 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
     StreamRequest,
+    Waiting,
 )
 from clark_agent.transports.http.redaction import is_secret
 from clark_agent.transports.stream_json import EventRecord, from_record, to_record
@@ -144,7 +145,8 @@ class RecordingStream:
         answer = self.inner(request, signal)
         try:
             async for event in answer:
-                events.append(event)
+                if not isinstance(event, Waiting):  # playback does not wait
+                    events.append(event)
                 yield event
             given_up = False
         except Exception as error:
