@@ -77,7 +77,7 @@ class RateLimit:
         self._tokens = 0
         """Their tokens."""
         self._running: set[_Turn] = set()
-        """Those that are admitted and have not ended."""
+        """Those that are admitted and have not ended, if their number is limited."""
         self._usual: float | None = None
         """The usual number of output tokens."""
 
@@ -159,7 +159,8 @@ class RateLimit:
             turn.at = now
             self._sent.append(turn)
             self._tokens += turn.tokens
-            self._running.add(turn)
+            if self.concurrency is not None:
+                self._running.add(turn)
             turn.wake()
             is_news = True
         if is_news and self._queue:
