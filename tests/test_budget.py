@@ -640,8 +640,6 @@ async def test_prices_without_a_limit_only_tell_the_cost() -> None:
         ({"cost": -0.01, "prices": PRICES}, "cost must be at least 0"),
         ({"cost": math.nan, "prices": PRICES}, "cost must be at least 0"),
         ({"cost": "1", "prices": PRICES}, "cost must be a number"),
-        ({"cost": 1.0}, "cost needs prices"),
-        ({"cost": 0}, "cost needs prices"),
         ({"seconds": -1}, "seconds must be at least 0"),
         ({"seconds": math.nan}, "seconds must be at least 0"),
         ({"seconds": "1"}, "seconds must be a number"),
@@ -687,7 +685,7 @@ def test_a_limit_on_cost_needs_to_know_the_model() -> None:
     limits = Budget(cost=1, prices=PRICES)
     with pytest.raises(ConfigError, match="set model_id"):
         LoopConfig(stream=ScriptedStream([]), budget=limits)
-    with pytest.raises(ConfigError, match="no price for the model 'other', only 'm'"):
+    with pytest.raises(ConfigError, match="no price for the model 'other': set "):
         LoopConfig(stream=ScriptedStream([]), budget=limits, model_id="other")
     config = LoopConfig(stream=ScriptedStream([]), budget=limits, model_id=MODEL)
     with pytest.raises(ConfigError, match="no price"):

@@ -98,6 +98,7 @@ def test_every_event_has_its_tag() -> None:
         "tool_gate_applied",
         "tool_gate_conflict_resolved",
         "provider_request_prepared",
+        "request_delayed",
     ]
     assert json.loads(encode_json(note(1))) == {"type": "message_discarded", "reason": "1"}
 
@@ -380,6 +381,7 @@ def every_event() -> list[AgentEvent]:
         ev.ToolGateApplied(0, "p", [SECRET]),
         ev.ToolGateConflictResolved(0, ["p"], None, [], SECRET),
         ev.ProviderRequestPrepared(0, None, SECRET, [], [schema], None, None),
+        ev.RequestDelayed(1.5, "busy"),
     ]
 
 
@@ -396,6 +398,7 @@ def test_what_others_see_has_no_secrets() -> None:
         *("agent_start", "run_identified", "agent_end", "turn_start", "turn_end"),
         *("message_start", "message_update", "message_end", "message_discarded"),
         *("tool_execution_start", "tool_execution_update", "tool_execution_end", "child_run_event"),
+        "request_delayed",
     ]
     text = b"".join([encode_json(event) for event in public]).decode()
     assert SECRET not in text

@@ -10,7 +10,8 @@ The layers, each knowing only those before it and its neighbours:
 - ``steering``, ``protocol``: messages to a running agent, and the rules for the model's answers
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
-- ``budget``, ``result``: what a run may spend, and what it returns
+- ``prices``, ``budget``, ``rate_limit``, ``result``: what tokens cost, what a run may spend and how
+  fast, and what it returns
 - ``effects``, ``tool_source``: wrapping model and tool calls, and tools that change
 - ``output``, ``partial``: the type that a run returns, and its value while it streams
 - ``config``: the settings of a run
@@ -33,7 +34,6 @@ from clark_agent._version import __version__
 from clark_agent.agent import Agent
 from clark_agent.budget import (
     Budget,
-    Price,
 )
 from clark_agent.cancellation import (
     CancellationToken,
@@ -97,6 +97,9 @@ from clark_agent.plugins.base import (
     Rewrite,
     ToolGateContext,
     TransformContext,
+)
+from clark_agent.prices import (
+    Price,
 )
 from clark_agent.protocol import (
     ProtocolPolicy,

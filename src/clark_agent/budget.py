@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from clark_agent.clock import Clock
 from clark_agent.errors import ConfigError
+from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.types import Usage
 
-__all__ = ["Budget", "BudgetLimit", "Meter", "Price", "Spent"]
-
-_MILLION = 1_000_000
+__all__ = ["Budget", "BudgetLimit", "Meter", "Spent"]
 
 
 class BudgetLimit(StrEnum):
@@ -33,42 +32,13 @@ class BudgetLimit(StrEnum):
     SECONDS = "seconds"
 
 
-class Price(Struct, frozen=True, kw_only=True):
-    """The price of a model's tokens, per million, in any currency.
-
-    Tokens read from a cache or written to it cost as much as other input, unless set.
-    """
-
-    input: float
-    output: float
-    cache_read: float | None = None
-    cache_write: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("input", "output", "cache_read", "cache_write"):
-            value: Any = getattr(self, name)
-            if value is None and name.startswith("cache"):
-                continue
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise ConfigError(f"Price.{name} must be a number of at least 0, not {value!r}")
-
-    def of(self, usage: Usage) -> float:
-        """The cost of what a provider reports."""
-        cache_read = self.input if self.cache_read is None else self.cache_read
-        cache_write = self.input if self.cache_write is None else self.cache_write
-        return (
-            usage.input_tokens * self.input
-            + usage.output_tokens * self.output
-            + usage.cache_read_input_tokens * cache_read
-            + usage.cache_creation_input_tokens * cache_write
-        ) / _MILLION
-
-
 class Budget(Struct, frozen=True, kw_only=True):
     """Limits for a run and its children together. None is unlimited, 0 allows nothing.
 
     ``tokens`` counts input and output, cached or not. An answer without usage is estimated with the
-    config's estimator. ``cost`` needs the price of the model in the config.
+    config's estimator. ``cost`` is in US dollars, unless ``prices`` has the price of every model.
+    Each model needs a price: from ``prices``, or from the package genai-prices (the extra
+    ``prices``).
     """
 
     turns: int | None = None
@@ -78,7 +48,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     """Wall time from the start of the outermost run. For a run that is resumed, the time in which
     processes worked on it; not the time in between."""
     prices: Mapping[str, Price] = field(default_factory=dict)
-    """By ``model_id``."""
+    """By the ``model_id`` of the config, or the ``model`` of its transport. They come before those
+    of genai-prices."""
     wrap_up_at: float | None = 0.8
     """The share of a limit at which the model is asked to wrap up; None disables the message."""
     message: str | None = None
@@ -95,8 +66,6 @@ class Budget(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"Budget.{limit} must be {wanted} or None, not {value!r}")
             if not value >= 0:
                 raise ConfigError(f"Budget.{limit} must be at least 0 or None, not {value}")
-        if self.cost is not None and not self.prices:
-            raise ConfigError("Budget.cost needs prices: a Price for each model_id")
         prices: Any = self.prices
         if not isinstance(prices, Mapping) or not all(
             isinstance(price, Price) for price in prices.values()
@@ -110,14 +79,35 @@ class Budget(Struct, frozen=True, kw_only=True):
         if share is not None and not (is_share and 0 < share <= 1):
             raise ConfigError(f"Budget.wrap_up_at must be above 0 and at most 1, not {share!r}")
 
-    def check_model(self, model_id: str | None) -> None:
+    def check_model(self, model: ModelRef) -> None:
         """Raise `ConfigError` if the price of the model is needed and not known."""
-        if self.cost is None or model_id in self.prices:
+        if self.cost is None:
             return
-        if model_id is None:
+        if not model.names:
             raise ConfigError("Budget.cost needs the name of the model: set model_id in the config")
-        known = ", ".join(map(repr, self.prices))
-        raise ConfigError(f"Budget.prices has no price for the model {model_id!r}, only {known}")
+        name = model.names[0]
+        give = f"set Budget.prices={{{name!r}: Price(input=..., output=...)}}"
+        try:
+            price = find_price(model, self.prices)
+        except ConfigError as error:
+            text = (
+                f"Budget.cost has no price for the model {name!r}: {give}, or look it up: {error}"
+            )
+            raise ConfigError(text) from None
+        if price is None:
+            at = "" if model.provider is None else f" of the provider {model.provider!r}"
+            raise ConfigError(f"Budget.cost has no price for the model {name!r}{at}: {give}")
+
+    def price_of(self, model: ModelRef) -> Price | None:
+        """The price of the model; None if it is not known, or not wanted: without ``cost`` and
+        ``prices``, costs are not counted.
+        """
+        if self.cost is None and not self.prices:
+            return None
+        try:
+            return find_price(model, self.prices)
+        except ConfigError:  # genai-prices is not installed
+            return None
 
 
 class Spent(Struct, frozen=True):
@@ -132,7 +122,16 @@ class Spent(Struct, frozen=True):
 class Meter:
     """Counts what a tree of runs spends. For the loop."""
 
-    __slots__ = ("_clock", "_cost", "_started_ms", "_tokens", "_turns", "budget", "is_out_of_time")
+    __slots__ = (
+        "_clock",
+        "_cost",
+        "_prices",
+        "_started_ms",
+        "_tokens",
+        "_turns",
+        "budget",
+        "is_out_of_time",
+    )
 
     def __init__(self, budget: Budget, clock: Clock) -> None:
         self.budget = budget
@@ -141,6 +140,7 @@ class Meter:
         self._turns = 0
         self._tokens = 0
         self._cost = 0.0
+        self._prices: dict[ModelRef, Price | None] = {}
         self.is_out_of_time = False
         """Set by the run whose timer went off."""
 
@@ -148,7 +148,7 @@ class Meter:
         """Count a turn of any run in the tree."""
         self._turns += 1
 
-    def spend(self, usage: Usage, model_id: str | None) -> None:
+    def spend(self, usage: Usage, model: ModelRef) -> None:
         """Count the tokens of a model call."""
         self._tokens += (
             usage.input_tokens
@@ -156,14 +156,17 @@ class Meter:
             + usage.cache_creation_input_tokens
             + usage.cache_read_input_tokens
         )
-        price = None if model_id is None else self.budget.prices.get(model_id)
+        try:
+            price = self._prices[model]
+        except KeyError:
+            price = self._prices[model] = self.budget.price_of(model)
         if price is not None:
             self._cost += price.of(usage)
 
-    def restore(self, turns: int, usage: Usage, model_id: str | None) -> None:
+    def restore(self, turns: int, usage: Usage, model: ModelRef) -> None:
         """Count what another process has spent."""
         self._turns += turns
-        self.spend(usage, model_id)
+        self.spend(usage, model)
 
     def restore_time(self, milliseconds: int) -> None:
         """Count the time that another process has worked."""

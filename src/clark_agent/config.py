@@ -50,6 +50,7 @@ from clark_agent.plugins.hooks import (
     Hooks,
     hook_of,
 )
+from clark_agent.prices import ModelRef
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
 from clark_agent.stream import OutputSchema, ReasoningEffort, StreamFn
@@ -100,7 +101,8 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
         event_sink: Receives every event. Plugins that observe events receive them too.
         protocol: The names, prompts and rules of your product.
         conversation_id: Passed to tool gates.
-        model_id: Passed to plugins, events and prices. The transport has its own model.
+        model_id: Passed to plugins and events, and the name under which the price is looked up. The
+            transport has its own model.
         token_estimator: Estimates the tokens of a message for plugins and budgets. By default from
             the size of its JSON.
         default_execution_mode: Whether the tool calls of one answer run in parallel (the default)
@@ -247,6 +249,11 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     def audience(self) -> Audience:
         """Who listens to a run whose plugins keep no state."""
         return Audience(self.event_sink, self.hooks.event_observer)
+
+    @cached_property
+    def model_ref(self) -> ModelRef:
+        """The names of the model, to find its price with."""
+        return ModelRef.of(self.model_id, self.stream)
 
     @property
     def plugin_names(self) -> dict[str, tuple[str, ...]]:
@@ -424,7 +431,7 @@ def _check(config: LoopConfig) -> None:
     if budget is not None:
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget must be a Budget, not {budget!r}")
-        budget.check_model(config.model_id)
+        budget.check_model(config.model_ref)
 
 
 def _check_stream(stream: Any) -> None:

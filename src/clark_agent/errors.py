@@ -42,12 +42,15 @@ branches under `RunStoreError`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from clark_agent._text import describe
 from clark_agent.reasoning import ReplayViolation
 from clark_agent.stream import StreamErrorKind
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
+
+if TYPE_CHECKING:
+    from clark_agent.prices import Bill
 
 __all__ = [
     "AccessRefused",
@@ -241,6 +244,8 @@ class LoopError(ClarkAgentError):
     """The tokens of the run so far."""
     tree_usage: Usage
     """The tokens of the run and of its child runs."""
+    bill: Bill | None = None
+    """The tokens by model, which the cost is computed from."""
     undelivered: tuple[AgentMessage, ...]
     """Steering that was accepted and did not reach the model."""
     turn: int | None = None
@@ -260,6 +265,16 @@ class LoopError(ClarkAgentError):
         self.partial = partial
         self.usage = self.tree_usage = usage or Usage()
         self.undelivered = tuple(undelivered)
+
+    @property
+    def cost(self) -> float | None:
+        """The cost of ``usage``; see `clark_agent.RunResult.cost`."""
+        return None if self.bill is None else self.bill.cost
+
+    @property
+    def tree_cost(self) -> float | None:
+        """The cost of ``tree_usage``; see `clark_agent.RunResult.tree_cost`."""
+        return None if self.bill is None else self.bill.tree_cost
 
 
 class StreamError(LoopError):

@@ -43,6 +43,7 @@ __all__ = [
     "MessageUpdate",
     "OutputTokensEscalation",
     "ProviderRequestPrepared",
+    "RequestDelayed",
     "RunIdentified",
     "ToolExecutionEnd",
     "ToolExecutionStart",
@@ -219,6 +220,16 @@ class ProviderRequestPrepared(_Event, frozen=True, tag="provider_request_prepare
     max_output_tokens: int | None
 
 
+class RequestDelayed(_Event, frozen=True, tag="request_delayed"):
+    """The transport waits before it sends the request, or sends it again; see
+    `clark_agent.stream.Waiting`. It is not recorded: a replay does not wait.
+    """
+
+    seconds: float | None
+    """It waits at least this long. None: it is not known how long."""
+    reason: str
+
+
 AgentEvent: TypeAlias = (
     AgentStart
     | RunIdentified
@@ -238,6 +249,7 @@ AgentEvent: TypeAlias = (
     | ToolGateApplied
     | ToolGateConflictResolved
     | ProviderRequestPrepared
+    | RequestDelayed
 )
 """Everything that happens in a run, by ``type``. In order::
 
@@ -249,7 +261,8 @@ AgentEvent: TypeAlias = (
             (message_start message_end)*results and runtime notes
             turn_end
     attempt := context_transform_applied* tool_gate_applied* [tool_gate_conflict_resolved]
-            provider_request_prepared message_start message_update* message_end
+            provider_request_prepared request_delayed*
+            message_start message_update* message_end
             and, if the loop retries: message_discarded
             [output_tokens_escalation | context_transform_applied by the overflow recovery or
             repair_history]

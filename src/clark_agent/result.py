@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from clark_agent._typing import OutputT_co
 from clark_agent.budget import BudgetLimit, Spent
+from clark_agent.prices import Bill
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
 
 __all__ = ["LoopOutcome", "RunResult"]
@@ -50,6 +51,20 @@ class RunResult(Struct, Generic[OutputT_co], frozen=True):
     """What was spent of the budget, by this run and all runs that share it."""
     tree_usage: Usage = Usage()
     """The tokens of this run and of its child runs."""
+    bill: Bill = Bill()
+    """The tokens by model, which the cost is computed from."""
+
+    @property
+    def cost(self) -> float | None:
+        """The cost of ``usage`` in US dollars, or as in ``Budget.prices``. None if a price is not
+        known. The price is looked up now, unless the budget has it.
+        """
+        return self.bill.cost
+
+    @property
+    def tree_cost(self) -> float | None:
+        """The cost of ``tree_usage``; None if a price is not known."""
+        return self.bill.tree_cost
 
     @property
     def text(self) -> str:

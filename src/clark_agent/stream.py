@@ -1,7 +1,8 @@
 """The interface to the model: the request, the events of an answer, and how they are folded.
 
 A transport is any callable with the signature of `StreamFn`, such as an async-generator function.
-The loop passes it a `StreamRequest` and reads `Start`, `Chunk`…, and one of `Done` and `Error`.
+The loop passes it a `StreamRequest` and reads `Start`, `Chunk`…, and one of `Done` and `Error`;
+before that `Waiting`, if the request must wait.
 Transports fold their provider's deltas with a `MessageAssembler`, so that all of them treat tool
 calls, and arguments that are not JSON, in the same way.
 
@@ -60,6 +61,7 @@ __all__ = [
     "ThinkingChunk",
     "ToolCallChunk",
     "ToolSchema",
+    "Waiting",
     "output_mode_of",
     "parse_arguments",
 ]
@@ -208,6 +210,17 @@ class StreamErrorKind(StrEnum):
     """The provider rejects the transcript: tool calls and results in it do not match."""
 
 
+class Waiting(Struct, frozen=True, gc=False):
+    """The request waits before it is sent, or sent again. Any number of these may precede `Start`;
+    later ones are ignored. Listeners get them as `clark_agent.events.RequestDelayed`.
+    """
+
+    seconds: float | None
+    """It waits at least this long. None: it is not known how long."""
+    reason: str
+    """Why, as one word: ``requests_per_minute``, ``provider_rate_limited``, …"""
+
+
 class Start(Struct, frozen=True):
     """The provider has begun. ``partial`` is a placeholder for listeners, normally empty.
 
@@ -242,7 +255,7 @@ class Error(Struct, frozen=True):
     cause: Exception | None = None
 
 
-StreamEvent: TypeAlias = Start | Chunk | Done | Error
+StreamEvent: TypeAlias = Waiting | Start | Chunk | Done | Error
 
 
 class StreamFn(Protocol):

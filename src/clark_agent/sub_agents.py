@@ -101,7 +101,7 @@ async def run_child(
     context = AgentContext(system_prompt, identity=identity)
     check_arguments(context, config)
     for meter in () if parent is None else parent.spending.meters:
-        meter.budget.check_model(config.model_id)
+        meter.budget.check_model(config.model_ref)
     child = ChildRun(
         ctx=ctx,
         prompts=prompts,

@@ -32,7 +32,8 @@ from clark_agent import (
 )
 from clark_agent import events as ev
 from clark_agent.errors import EventOrderError
-from clark_agent.stream import TextChunk
+from clark_agent.stream import Chunk, Done, Start, StreamEvent, TextChunk
+from clark_agent.stream import Waiting as Delay
 from clark_agent.testing import (
     EventChecker,
     RecordingSink,
@@ -40,6 +41,7 @@ from clark_agent.testing import (
     call,
     check_events,
     fold_events,
+    say,
 )
 from tests.engine.support import (
     FINISH,
@@ -70,8 +72,14 @@ def source(*batches: list[Any]) -> Callable[[], list[Any]]:
 
 async def rich() -> RecordingSink:
     """A run with every kind of event."""
+    delayed: list[StreamEvent] = [
+        Delay(1, "busy"),
+        Start(PLACEHOLDER),
+        Chunk(TextChunk("bye")),
+        Done(say("bye")),
+    ]
     _, sink = await observed_run(
-        [truncated("cut off"), [call("work"), call("nope")], "well then", "bye"],
+        [truncated("cut off"), [call("work"), call("nope")], "well then", delayed],
         Work("work", progress),
         context=AgentContext("", identity=RunIdentity.root("r")),
         plugins=[
@@ -314,6 +322,15 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
     # requests
     "a request outside a turn": (
         inserted(TURN_END + 1, RICH[REQUEST]), TURN_END + 1, "within a turn",
+    ),
+    "a delay before the request": (
+        inserted(REQUEST, ev.RequestDelayed(1, "")), REQUEST, "between request and answer",
+    ),
+    "a delay while the answer streams": (
+        inserted(UPDATE, ev.RequestDelayed(1, "")), UPDATE, "between request and answer",
+    ),
+    "a delay after the answer": (
+        inserted(ANSWERED + 1, ev.RequestDelayed(1, "")), ANSWERED + 1, "request and answer",
     ),
     "two requests": (inserted(REQUEST, RICH[REQUEST]), REQUEST + 1, "followed by the answer"),
     "a request while the answer streams": (

@@ -52,8 +52,18 @@ from clark_agent import (
 from clark_agent.errors import AccessRefused, ReplayRefused, StreamTimeout
 from clark_agent.gateway import SAFE_EXTRAS, gateway
 from clark_agent.gateway.server import server_config
+from clark_agent.rate_limit import RateLimit, limited
 from clark_agent.reasoning import ReasoningFormat, ReplayContract, ReplayViolation
-from clark_agent.stream import Chunk, Done, Error, OutputSchema, ReasoningEffort, Start, TextChunk
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    OutputSchema,
+    ReasoningEffort,
+    Start,
+    TextChunk,
+    Waiting,
+)
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import (
@@ -1414,6 +1424,18 @@ class TestProxy:
             assert (await failure(proxy)).message == "the server answered 502: Bad Gateway"
             assert len((await failure(proxy)).message) < 2000
 
+    async def test_a_wait_behind_the_gateway_is_passed_on(self) -> None:
+        clock = FakeClock()
+        limit = RateLimit(requests_per_minute=1, clock=clock)
+        model = limited(ScriptedStream(["", ""]), limit)
+        async with serving(model) as served:
+            proxy = served.proxy()
+            assert [type(event) for event in await ask(proxy)] == [Start, Done]
+            waits, *rest = await ask(proxy)
+            await proxy.aclose()
+        assert waits == Waiting(60.0, "requests_per_minute")
+        assert [type(event) for event in rest] == [Start, Done]
+
     async def test_asks_again_at_a_closed_door(self) -> None:
         clock = FakeClock()
         script = [
@@ -1424,7 +1446,14 @@ class TestProxy:
         ]
         async with ByteServer(script) as server:
             proxy = proxy_to(server.url, TOKEN, clock=clock)
-            assert await ask(proxy) == [Start(EMPTY), Done(EMPTY)]
+            first, *events = await ask(proxy)
+        assert first == Waiting(clock.sleeps[0], "transient")
+        assert events == [
+            Waiting(7.0, "transient"),
+            Waiting(9.0, "provider_rate_limited"),
+            Start(EMPTY),
+            Done(EMPTY),
+        ]
         assert clock.sleeps[1:] == [7.0, 9.0]
         assert 0 < clock.sleeps[0] <= 0.5
 
@@ -1471,7 +1500,8 @@ class TestProxy:
                 await asyncio.sleep(PATIENCE)
 
         async with ByteServer([refusal(503)]) as server:
-            [event] = await ask(proxy_to(server.url, clock=Cancelling()), signal=signal)
+            waits, event = await ask(proxy_to(server.url, clock=Cancelling()), signal=signal)
+        assert isinstance(waits, Waiting)
         assert isinstance(event, Error)
         assert (event.kind, event.message) == (StreamErrorKind.ABORTED, "enough")
 

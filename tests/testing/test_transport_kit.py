@@ -35,6 +35,7 @@ from clark_agent.stream import (
     StreamChunk,
     TextChunk,
     ToolCallChunk,
+    Waiting,
 )
 from clark_agent.testing.misbehaviours import (
     MISBEHAVIOURS,
@@ -243,6 +244,10 @@ BAD: dict[str, tuple[Events, str]] = {
     ),
     "chunks without a start": (answer(HELLO)[1:], "a chunk came before the start"),
     "two starts": ([Start(PLACEHOLDER), *answer(HELLO)], "2 start events"),
+    "a wait after the start": (
+        [Start(PLACEHOLDER), Waiting(1, "late"), *answer(HELLO)[1:]],
+        "Waiting came after the start",
+    ),
     "chunks that fold to less": (answer(HELLO[:1], SAYS_HELLO), "the chunks fold to"),
     "chunks that fold to more": (answer([*HELLO, TextChunk("!")], SAYS_HELLO), "chunks fold to"),
     "chunks in another order": (answer(HELLO[::-1], SAYS_HELLO), "the chunks fold to"),

@@ -35,7 +35,7 @@ from clark_agent import (
     run_sync,
 )
 from clark_agent.errors import StreamTimeout
-from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
+from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, Waiting
 from clark_agent.testing import FakeClock, RecordingSink
 from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
 from clark_agent.transports import (
@@ -84,11 +84,12 @@ def text_of(events: list[StreamEvent]) -> str:
 class TestRetries:
     async def test_are_so_many_and_no_more(self) -> None:
         async with serving(lambda _: DOWN, retry=RetryPolicy(attempts=3)) as (server, chat):
-            [last] = await ask(chat)
+            *waits, last = await ask(chat)
         assert isinstance(last, Error)
         assert last.kind is StreamErrorKind.TRANSIENT
         assert last.message == "the server answered 503: down for a moment (3 attempts)"
         assert len(server.requests) == 3
+        assert [type(event) for event in waits] == [Waiting, Waiting]
 
     async def test_wait_longer_each_time_and_not_all_alike(self) -> None:
         retry = RetryPolicy(attempts=6, first_delay=1, max_delay=4)
@@ -108,7 +109,9 @@ class TestRetries:
         async with serving([DOWN, busy, stream(*said())]) as (server, chat):
             events = await ask(chat)
         assert text_of(events) == "Hello"
-        assert [type(event) for event in events] == [Start, Chunk, Done]
+        assert [type(event) for event in events] == [Waiting, Waiting, Start, Chunk, Done]
+        reasons = [event.reason for event in events if isinstance(event, Waiting)]
+        assert reasons == ["transient", "provider_rate_limited"]
         assert server.requests[0].body == server.requests[1].body == server.requests[2].body
         told = [record for record in caplog.records if record.name.startswith("clark_agent")]
         assert [record.levelno for record in told] == [logging.WARNING, logging.WARNING]

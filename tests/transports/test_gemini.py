@@ -980,7 +980,7 @@ class TestFailures:
         async with ByteServer(lambda _: down) as server:
             settings = {"client": host_client(server.url)} if own else {"base_url": server.url}
             transport = gemini(retry=RetryPolicy(attempts=2), clock=FakeClock(), **settings)
-            [told] = await ask(transport)
+            _, told = await ask(transport)
             assert isinstance(told, Error)
             assert "(2 attempts)" in told.message
             assert len(server.requests) == 2

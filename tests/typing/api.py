@@ -77,6 +77,8 @@ from clark_agent.events import public_event, public_events
 from clark_agent.history import repair_history
 from clark_agent.messages import Transcript, decode_message
 from clark_agent.plugins.base import BeforeToolDecision
+from clark_agent.prices import price_of
+from clark_agent.rate_limit import LimitedStream, RateLimit, limited
 from clark_agent.steering import SteeringStatus
 from clark_agent.stream import (
     AnnotationChunk,
@@ -270,6 +272,7 @@ async def main() -> None:
         async for event in public_events(stream):
             assert_type(event, events.AgentEvent)
     assert_type(stream.result.spent, Spent | None)
+    assert_type(stream.result.cost, float | None)
     conversation = Conversation(config, "You help.")
     assert_type(await conversation.send("Hi"), RunResult)
     assert_type(conversation.stream("Hi"), RunStream)
@@ -284,6 +287,8 @@ assert_type(agent_tool("ask", "Asks.", config, max_depth=2, timeout=3), AgentToo
 assert_type(finish_tool(str), FinishTool[str])
 assert_type(finish_tool(list[int]).output(None), list[int])
 assert_type(finish_tool(int | None), FinishTool[Any])
+assert_type(limited(script_of_one(), RateLimit(concurrency=3)), LimitedStream)
+assert_type(price_of("gpt-5", "openai"), Price | None)
 budget = Budget(turns=3, cost=1, prices={"m": Price(input=1, output=2.5)})
 LoopConfig(stream=script_of_one(), plugins=[LoopDetector(2, None)], budget=budget, model_id="m")
 
@@ -292,6 +297,7 @@ LoopConfig(stream=script_of_one(), plugins=[LoopDetector(2, None)], budget=budge
 async def delegate(task: str, ctx: ToolContext) -> str:
     result = await run_child(ctx, task, config)
     assert_type(result.tree_usage, Usage)
+    assert_type(result.tree_cost, float | None)
     return result.text
 
 

@@ -373,6 +373,8 @@ class View:
             case ev.TurnStart():
                 self._turns += 1
                 screen.status("thinking")
+            case ev.RequestDelayed(reason=reason):
+                screen.status(f"waiting ({one_line(reason)})")
             case ev.MessageStart(message=AssistantMessage()):
                 self._has_text = False
             case ev.MessageUpdate(chunk=TextChunk(delta)):

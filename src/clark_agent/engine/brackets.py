@@ -78,6 +78,7 @@ TURN.update(
         ev.ToolGateApplied: TURN,
         ev.ToolGateConflictResolved: TURN,
         ev.ProviderRequestPrepared: TURN,
+        ev.RequestDelayed: TURN,
         ev.OutputTokensEscalation: TURN,
         ev.MessageStart: MESSAGE,
         ev.MessageDiscarded: TURN,

@@ -106,6 +106,7 @@ async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
         limit=limit,
         spent=spending.spent(),
         tree_usage=spending.tree_usage,
+        bill=spending.bill(),
     )
 
 
@@ -157,6 +158,7 @@ def _carry(run: Run, error: LoopError, partial: AssistantMessage | None) -> None
     error.partial = error.partial or partial or run.brackets.discarded
     error.usage = run.spending.usage
     error.tree_usage = run.spending.tree_usage
+    error.bill = run.spending.bill()
     error.undelivered = run.inbox.undelivered()
 
 

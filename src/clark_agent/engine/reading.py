@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import Struct
@@ -21,7 +22,7 @@ from clark_agent._finished import FINISHED
 from clark_agent._text import describe, well_formed
 from clark_agent.engine.run import Run
 from clark_agent.engine.supervised import Supervised, as_coroutine, is_cancelled
-from clark_agent.events import MessageUpdate
+from clark_agent.events import MessageUpdate, RequestDelayed
 from clark_agent.intake import (
     accept_answer,
     accept_chunk,
@@ -38,6 +39,7 @@ from clark_agent.stream import (
     StreamErrorKind,
     StreamRequest,
     TextChunk,
+    Waiting,
 )
 from clark_agent.types import AssistantMessage, StopReason
 
@@ -117,7 +119,7 @@ class _Reading:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.emit: Callable[[MessageUpdate], Awaitable[None]] = run.emitter.emit
+        self.emit: Callable[[MessageUpdate | RequestDelayed], Awaitable[None]] = run.emitter.emit
 
     def __call__(self, why: Why) -> None:
         if why == "aborted":
@@ -139,7 +141,7 @@ class _Reading:
                 interrupts.take_back()
 
 
-def _ignore(event: MessageUpdate) -> Awaitable[None]:
+def _ignore(event: MessageUpdate | RequestDelayed) -> Awaitable[None]:
     return FINISHED
 
 
@@ -184,7 +186,9 @@ async def _read(
             elif kind is Error:
                 accept_chunks(answer.chunks)
                 return _failed(run, event)
-            elif kind is Chunk or kind is Start:  # before the start, or a second one
+            elif kind is Waiting and placeholder is None:
+                await reading.emit(_delayed(event))
+            elif kind is Chunk or kind is Start or kind is Waiting:  # not where it belongs
                 await run.pace.pause_if_due()
             else:
                 raise TypeError(
@@ -222,6 +226,16 @@ def _accepted(event: Start) -> tuple[AssistantMessage, Any]:
     if details is not None:
         details = accept_json(details, "Start.details")
     return placeholder, details
+
+
+def _delayed(event: Waiting) -> RequestDelayed:
+    """The event for the listeners."""
+    seconds: Any = event.seconds
+    reason: Any = event.reason
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not isinstance(reason, str) or not (seconds is None or (is_number and isfinite(seconds))):
+        raise TypeError(f"Waiting must have seconds or None, and a reason, not {event!r}")
+    return RequestDelayed(seconds, well_formed(reason))
 
 
 def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:

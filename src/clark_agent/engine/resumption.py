@@ -11,7 +11,7 @@ from clark_agent.engine.spending import RunCost
 from clark_agent.plugins.base import EarlierCall
 from clark_agent.steering import SteeringReceipt
 from clark_agent.tools.base import ToolResult
-from clark_agent.types import AgentMessage, AssistantMessage, Usage
+from clark_agent.types import AgentMessage, AssistantMessage
 
 __all__ = [
     "NEW_TURN",
@@ -71,10 +71,9 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """How many turns have an answer."""
     messages: tuple[AgentMessage, ...] = ()
     """The messages that the run has added, without an answer that is announced again."""
-    usage: Usage = Usage()
-    children_usage: Usage = Usage()
-    costs: tuple[RunCost, ...] = ()
-    """The costs of this run and of each below it."""
+    cost: RunCost
+    costs_below: tuple[RunCost, ...] = ()
+    """The cost of each run below it."""
     purposes: tuple[str, ...] = ()
     """Why messages were added that neither the model nor a tool gave."""
     outcomes: tuple[EarlierCall, ...] = ()

@@ -142,7 +142,7 @@ class Run:
         self.transcript = Transcript(accept_messages(context.messages), config.token_estimator)
         self.spending: Spending = Spending(
             config.budget,
-            config.model_id,
+            config.model_ref,
             self.clock,
             self.transcript,
             above=None if parent is None else parent.spending,
@@ -247,9 +247,7 @@ class Run:
         """Restore the state that other processes have left."""
         self.turns = resumption.turns
         self.purposes.update(resumption.purposes)
-        self.spending.restore(
-            resumption.usage, resumption.children_usage, resumption.costs, resumption.worked_ms
-        )
+        self.spending.restore(resumption.cost, resumption.costs_below, resumption.worked_ms)
         self.interrupts.restored()
         if self.goal is not None:
             self.goal.restore(resumption)

@@ -12,12 +12,13 @@ from typing import TypeAlias
 from clark_agent.budget import Budget, BudgetLimit, Meter, Spent
 from clark_agent.clock import Clock
 from clark_agent.engine.transcript import Transcript
+from clark_agent.prices import Bill, ModelRef, ModelUsage, Price
 from clark_agent.protocol import BUDGET_WRAP_UP
 from clark_agent.types import AssistantMessage, SystemMessage, Usage
 
 __all__ = ["RunCost", "Spending"]
 
-RunCost: TypeAlias = tuple[int, Usage, str | None]
+RunCost: TypeAlias = tuple[int, Usage, ModelRef]
 """Turns, tokens and model of a run."""
 
 
@@ -27,22 +28,23 @@ _NOTHING = Usage()
 class Spending:
     """The counts of one run, which it adds to those above it too."""
 
-    usage = Usage()
-    """The tokens of this run."""
-    below = _NOTHING
-    """The tokens of the runs below it."""
+    _usage = _NOTHING
+    """The tokens of this run, in this process."""
+    _earlier: tuple[ModelUsage, ...] = ()
+    """Those in other processes."""
 
     def __init__(
         self,
         budget: Budget | None,
-        model_id: str | None,
+        model: ModelRef,
         clock: Clock,
         transcript: Transcript,
         *,
         above: Spending | None = None,
         deadline: Meter | None = None,
     ) -> None:
-        self._model_id = model_id
+        self._model = model
+        self._below: dict[ModelRef, Usage] = {}
         self._clock = clock
         self._transcript = transcript
         self._above = above
@@ -54,9 +56,25 @@ class Spending:
             self.meters = (*self.meters, deadline)
 
     @property
+    def usage(self) -> Usage:
+        """The tokens of this run."""
+        return sum([part.usage for part in self._earlier], self._usage)
+
+    @property
     def tree_usage(self) -> Usage:
         """The tokens of this run and of those below it."""
-        return self.usage if self.below is _NOTHING else self.usage + self.below
+        return sum(self._below.values(), self.usage)
+
+    def bill(self) -> Bill:
+        """The tokens by model, with the prices of the budgets."""
+        prices: dict[str, Price] = {}
+        for meter in reversed(self.meters):  # its own budget comes first
+            prices |= meter.budget.prices
+        own = self._earlier
+        if not own or self._usage != _NOTHING:
+            own = (*own, ModelUsage(self._model, self._usage))
+        below = tuple([ModelUsage(model, usage) for model, usage in self._below.items()])
+        return Bill(own, below, prices)
 
     def begin_turn(self) -> None:
         """Count a turn."""
@@ -67,8 +85,9 @@ class Spending:
         """Count the tokens of an answer, here and above. Missing usage is estimated."""
         usage = message.usage
         if usage is not None:
-            self.usage += usage
-            self._count_above(usage)
+            self._usage += usage
+            if self._above is not None:
+                self._above._count_below(usage, self._model)
         if self.meters:
             if usage is None:
                 if not message.content:
@@ -76,30 +95,33 @@ class Spending:
                 output = self._transcript.estimator.estimate_message(message)
                 usage = Usage(self._transcript.tokens(), output)
             for meter in self.meters:
-                meter.spend(usage, self._model_id)
+                meter.spend(usage, self._model)
 
-    def _count_above(self, usage: Usage) -> None:
-        above = self._above
-        while above is not None:
-            above.below += usage
-            above = above._above
+    def _count_below(self, usage: Usage, model: ModelRef) -> None:
+        """Count the tokens of a run below, here and above."""
+        run: Spending | None = self
+        while run is not None:
+            run._below[model] = run._below.get(model, _NOTHING) + usage
+            run = run._above
 
     def spend_below(self, costs: Iterable[RunCost]) -> None:
         """Count direct child runs whose answers are not counted one by one."""
-        for turns, usage, model_id in costs:
-            self.below += usage
-            self._count_above(usage)
+        for turns, usage, model in costs:
+            self._count_below(usage, model)
             for meter in self.meters:
-                meter.restore(turns, usage, model_id)
+                meter.restore(turns, usage, model)
 
-    def restore(self, usage: Usage, below: Usage, costs: Iterable[RunCost], worked_ms: int) -> None:
-        """Count what other processes have spent on the run."""
-        self.usage, self.below = usage, below
+    def restore(self, own: RunCost, below: Iterable[RunCost], worked_ms: int) -> None:
+        """Count what other processes have spent on the run. The runs above know it already."""
+        for turns, usage, model in (own, *below):
+            for meter in self.meters:
+                meter.restore(turns, usage, model)
         for meter in self.meters:
             meter.restore_time(worked_ms)
-        for turns, used, model_id in costs:
-            for meter in self.meters:
-                meter.restore(turns, used, model_id)
+        _, usage, model = own
+        self._earlier = () if usage == _NOTHING else (ModelUsage(model, usage),)
+        for _, usage, model in below:
+            self._below[model] = self._below.get(model, _NOTHING) + usage
 
     @property
     def limit(self) -> BudgetLimit | None:

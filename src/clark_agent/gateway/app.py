@@ -46,6 +46,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from clark_agent._extras import load_extra
 from clark_agent._ids import random_id
 from clark_agent.cancellation import CancellationToken
 from clark_agent.errors import ConfigError, DecodeError
@@ -60,7 +61,6 @@ from clark_agent.stream import (
     StreamFn,
 )
 from clark_agent.transports.http.redaction import Redactor
-from clark_agent.transports.http.sdk import load_sdk
 from clark_agent.transports.stream_json import StreamCall, decode_call, encode_event
 from clark_agent.types import StopReason
 
@@ -137,7 +137,7 @@ def gateway(
     seconds without an event, a comment is sent. ``client_timeout`` is how many seconds a client may
     take to send its request, or to read what it was sent.
     """
-    load_sdk("starlette", "gateway", "gateway()")
+    load_extra("starlette", "gateway", "gateway()")
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.routing import Route

@@ -128,8 +128,9 @@ def _stream(call: Any, reply: Any, access: int) -> dict[str, Any]:
     events = {
         "description": (
             "Server-sent events. The data of each is a `StreamEvent` as JSON, on one line, sent as "
-            "soon as the model has produced it. The last one is `done`, or `error` if the model "
-            "failed. Comments keep the connection alive while the model is silent."
+            "soon as the model has produced it. `waiting` comes first if the request has to wait. "
+            "The last one is `done`, or `error` if the model failed. Comments keep the connection "
+            "alive while the model is silent."
         ),
         "content": {"text/event-stream": {"schema": _EVENT}},
     }

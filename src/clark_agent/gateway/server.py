@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from clark_agent._extras import load_extra
 from clark_agent.errors import ConfigError
-from clark_agent.transports.http.sdk import load_sdk
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -27,7 +27,7 @@ def serve_gateway(
     ``header_timeout`` is how many seconds a connection may take to send the headers of a request.
     """
     config = server_config(app, host=host, port=port, header_timeout=header_timeout)
-    load_sdk("uvicorn", "gateway", "serve_gateway()").Server(config).run()
+    load_extra("uvicorn", "gateway", "serve_gateway()").Server(config).run()
 
 
 def server_config(app: Starlette, *, header_timeout: float = 10.0, **settings: Any) -> Any:
@@ -36,7 +36,7 @@ def server_config(app: Starlette, *, header_timeout: float = 10.0, **settings: A
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     if not is_number or not 0 < given < float("inf"):
         raise ConfigError(f"header_timeout must be a number of seconds, not {given!r}")
-    uvicorn = load_sdk("uvicorn", "gateway", "serve_gateway()")
+    uvicorn = load_extra("uvicorn", "gateway", "serve_gateway()")
     fixed = {"log_level": "warning", "proxy_headers": False}
     return uvicorn.Config(app, http=_protocol(header_timeout), **{**fixed, **settings})
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent import _differences
 from clark_agent.run_log.records import (
@@ -15,6 +16,7 @@ from clark_agent.run_log.records import (
     ContextEdited,
     MessagesAdded,
     Record,
+    RunBegan,
     RunEnded,
     RunFailed,
     RunResumed,
@@ -151,8 +153,11 @@ _CALL_PIECE = 5
 def _plain(record: Record | None, *, of_one_run: bool) -> Any:
     if record is None:
         return None
-    entry = msgspec.json.decode(encode_entry(record.entry))
-    return entry if of_one_run else _without(entry)
+    entry = record.entry
+    if of_one_run and isinstance(entry, RunBegan):
+        entry = replace(entry, model=None, provider=None)  # a replay calls no transport
+    plain = msgspec.json.decode(encode_entry(entry))
+    return plain if of_one_run else _without(plain)
 
 
 def _without(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from clark_agent.errors import InvalidContinuationError
+from clark_agent.prices import ModelRef
 from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.records import (
     Answered,
@@ -70,7 +71,7 @@ class RunUsage(Struct, frozen=True, kw_only=True):
     run_id: str
     outcome: str | None
     """None if it has not ended."""
-    model_id: str | None
+    model: ModelRef
     usage: Usage
     """Its own tokens."""
     tree_usage: Usage
@@ -106,7 +107,7 @@ def usage_of(store: RunStore, run_id: str, below: Container[str] | None = None) 
     return RunUsage(
         run_id=run_id,
         outcome=_outcome(folded.ending),
-        model_id=folded.began.model_id,
+        model=folded.began.model_ref,
         usage=folded.usage,
         tree_usage=total,
         turns=folded.turns,

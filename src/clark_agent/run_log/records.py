@@ -32,6 +32,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import Struct
 
 from clark_agent.engine.runtime_results import RuntimeResult
+from clark_agent.prices import ModelRef
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, NonNegativeInt, RunIdentity, Usage
 
@@ -94,6 +95,9 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     """The messages of the context."""
     prompts: tuple[AgentMessage, ...] = ()
     model_id: str | None = None
+    model: str | None = None
+    """The model and the provider of the transport, if it has them: to find prices with."""
+    provider: str | None = None
     tools: dict[str, Any] = {}
     """What the config declares, by name."""
     tool_source: str | None = None
@@ -103,6 +107,11 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     """For a child run: the call of its parent that started it."""
     host_notes: dict[str, Any] = {}
     """Data for the host's own use; see `clark_agent.run_log.writer.RunLog`."""
+
+    @property
+    def model_ref(self) -> ModelRef:
+        """The names of the model, to find its price with."""
+        return ModelRef(self.model_id, self.model, self.provider)
 
 
 class MessagesAdded(_Entry, frozen=True, kw_only=True, tag="messages_added"):

@@ -21,6 +21,7 @@ from clark_agent.engine.resumption import (
     Resumption,
     Where,
 )
+from clark_agent.engine.spending import RunCost
 from clark_agent.errors import ConfigError, DecodeError, InvalidContinuationError, failure_of
 from clark_agent.events import EventSink
 from clark_agent.result import RunResult
@@ -30,7 +31,7 @@ from clark_agent.run_log.records import RunEnded, SteeringAccepted
 from clark_agent.run_log.store import RunAppender, RunStore
 from clark_agent.run_log.writer import Continuation, RunLog, store_of
 from clark_agent.steering import SteeringReceipt, SteerWhen
-from clark_agent.types import AgentContext, AgentMessage, Usage
+from clark_agent.types import AgentContext, AgentMessage
 
 __all__ = ["resume"]
 
@@ -174,12 +175,8 @@ def continuation(
         journal=partial(run_log.journal, began.identity.run_id, after=after),
         turns=folded.turns,
         messages=tuple(folded.messages[:-1] if is_again else folded.messages),
-        usage=folded.usage,
-        children_usage=sum([child.tree_usage for child in spent.children], Usage()),
-        costs=(
-            (folded.turns, folded.usage, spent.model_id),
-            *[each for child in spent.children for each in spent_by(child)],
-        ),
+        cost=(folded.turns, folded.usage, spent.model),
+        costs_below=tuple([each for child in spent.children for each in spent_by(child)]),
         purposes=tuple(folded.purposes),
         outcomes=tuple(folded.outcomes),
         requests=tuple(folded.requests),
@@ -212,8 +209,8 @@ def _receipt(sent: SteeringAccepted) -> SteeringReceipt:
     return receipt
 
 
-def spent_by(run: RunUsage) -> Iterator[tuple[int, Usage, str | None]]:
+def spent_by(run: RunUsage) -> Iterator[RunCost]:
     """Yield turns, tokens and model of a run and of each run below it."""
-    yield run.turns, run.usage, run.model_id
+    yield run.turns, run.usage, run.model
     for child in run.children:
         yield from spent_by(child)

@@ -324,6 +324,8 @@ class RunWriter(Journal):
                 history=tuple(run.transcript),
                 prompts=tuple(prompts),
                 model_id=config.model_id,
+                model=config.model_ref.model,
+                provider=config.model_ref.provider,
                 tools={tool.name: _shown(tool.schema) for tool in run.registry.values()},
                 tool_source=None if config.source_hook is None else config.source_hook.name,
                 plugins=tuple([plugin_name(plugin) for plugin in run.hooks.plugins]),

@@ -103,6 +103,8 @@ class EventChecker:
                 self._message_end(event.message)
             case ev.MessageDiscarded():
                 self._message_discarded(event.reason)
+            case ev.RequestDelayed():
+                self._require(self._asked, "request_delayed comes between request and answer")
             case ev.ChildRunEvent():
                 self._require(self._running.total() > 0, "child runs belong to a tool that runs")
             case ev.ToolExecutionStart() | ev.ToolExecutionUpdate() | ev.ToolExecutionEnd():
@@ -254,6 +256,7 @@ _RULES: dict[type[AgentEvent], dict[str, str]] = {
     ev.MessageUpdate: {"": "message_update carries the placeholder of an open message"},
     ev.MessageEnd: {"": "message_end closes a message"},
     ev.MessageDiscarded: {"": "message_discarded directly follows the end of an answer"},
+    ev.RequestDelayed: {"": "request_delayed comes between request and answer"},
     ev.ChildRunEvent: {"": "child runs belong to a tool that runs"},
     ev.ToolExecutionStart: _RUNS,
     ev.ToolExecutionUpdate: _RUNS,

@@ -5,7 +5,8 @@
 calls the transport for real, several times, and raises `NonconformingStream` with every violation
 that could break the loop:
 
-- The order of events: at most one start, before all chunks; one terminal event; nothing after it.
+- The order of events: at most one start, before all chunks and after all waiting; one terminal
+  event; nothing after it.
 - The chunks fold to exactly the message in `Done`, or to the partial message in `Error`.
 - A failure is an `Error` event, never an exception. The stop reason matches the content.
 - A signal that is cancelled, before the call or during it, ends the stream in time.
@@ -35,6 +36,7 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
     StreamRequest,
+    Waiting,
 )
 from clark_agent.types import AssistantBlock, AssistantMessage, StopReason, ToolCall, UserMessage
 
@@ -119,6 +121,9 @@ def check_events_of(events: Sequence[StreamEvent]) -> list[str]:
         problems.append(f"{len(starts)} start events; one is enough")
     if chunks and (not starts or starts[0] > chunks[0]):
         problems.append("a chunk came before the start: the loop ignores it")
+    waits = [index for index, event in enumerate(events) if isinstance(event, Waiting)]
+    if starts and waits and waits[-1] > starts[0]:
+        problems.append("Waiting came after the start: the loop ignores it")
     terminal = events[-1] if events else None
     if isinstance(terminal, (Done, Error)) and chunks:
         problems += _fold_problems(events, terminal)
@@ -210,7 +215,7 @@ async def _listen(
     async def read() -> None:
         event: Any
         async for event in stream(request, signal):
-            if not isinstance(event, (Start, Chunk, Done, Error)):
+            if not isinstance(event, (Waiting, Start, Chunk, Done, Error)):
                 problems.append(f"{event!r} is not a stream event")
                 continue
             events.append(event)

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from clark_agent._extras import load_extra
 from clark_agent.clock import Clock
 from clark_agent.messages.thinking import ThinkingTags
 from clark_agent.reasoning import ReasoningFormat
@@ -65,7 +66,7 @@ from clark_agent.transports.http.retry import (
     cache_mark,
     checked_cache,
 )
-from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk, posted
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, posted
 from clark_agent.transports.http.sse_json import JsonEventDecoder, fields_of, fitted, json_text
 from clark_agent.types import (
     Annotation,
@@ -124,7 +125,7 @@ class Anthropic(Transport[bytes]):
         thinking_tags: ThinkingTags | bool = "leading",
         clock: Clock | None = None,
     ) -> None:
-        sdk = load_sdk("anthropic", "anthropic", "Anthropic")
+        sdk = load_extra("anthropic", "anthropic", "Anthropic")
         address = _address(base_url, client)
         url = address.url
         key = _key(url, api_key, base_url) if client is None else None

@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._extras import load_extra
 from clark_agent.clock import Clock
 from clark_agent.errors import TransportError
 from clark_agent.messages.thinking import ThinkingTags
@@ -60,7 +61,7 @@ from clark_agent.transports.http.request import (
 )
 from clark_agent.transports.http.response import Answer, Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
-from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key
 from clark_agent.transports.http.sse_json import JsonEventDecoder, json_text
 from clark_agent.types import Annotation, ImageContent, ProviderContent, StopReason, Usage
 
@@ -99,7 +100,7 @@ class Gemini(Transport[bytes]):
         thinking_tags: ThinkingTags | bool = "leading",
         clock: Clock | None = None,
     ) -> None:
-        sdk = load_sdk("google.genai", "google", "Gemini")
+        sdk = load_extra("google.genai", "google", "Gemini")
         address = Address.of(base_url or _GOOGLE_URL)
         key = None if client is not None else _key_for(api_key, base_url)
         known = [os.environ.get(name, "").strip() for name in _KEY_VARIABLES]
@@ -273,7 +274,7 @@ def _http_client(connect: float | None) -> Any:
     The SDK sees the status and an empty body. It gets error responses whole, because its exceptions
     parse them.
     """
-    httpx = load_sdk("httpx2", "google", "Gemini")
+    httpx = load_extra("httpx2", "google", "Gemini")
 
     async def limit_connecting(request: Any) -> None:
         # The SDK sets a time limit for each request, and cannot limit the connection alone.

@@ -15,11 +15,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+from clark_agent._extras import load_extra
 from clark_agent.transports.dialects import ChatDialect, dialect_for
 from clark_agent.transports.http.base import checked
 from clark_agent.transports.http.redaction import Address, secrets_in, secrets_of
 from clark_agent.transports.http.retry import Timeouts
-from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, load_sdk, posted
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from, given_key, posted
 
 __all__ = ["OpenAIClients"]
 
@@ -43,7 +44,7 @@ class OpenAIClients:
         timeouts: Timeouts | None,
         dialect: ChatDialect | None = None,
     ) -> None:
-        sdk = load_sdk("openai", "openai", needed_by)
+        sdk = load_extra("openai", "openai", needed_by)
         if client is not None:
             address = Address.of(str(client.base_url), has_query=True)
         else:

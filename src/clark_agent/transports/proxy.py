@@ -6,7 +6,7 @@ The gateway sends the events of its own transport, and they are passed on unchan
 message is the gateway's and is not assembled again here. The gateway retries failures of its
 provider; they are passed on and not retried here. The one exception is a key that the provider
 rejected: its error text is rewritten, so that it is not mistaken for a rejected gateway token (see
-`clark_agent.errors.AccessRefused`). A request is retried only before its first event, after a
+`clark_agent.errors.AccessRefused`). A request is retried only before the answer begins, after a
 failed connection or a temporary rejection (408, 429, 502, 503, 504).
 """
 
@@ -22,6 +22,7 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
+from clark_agent._extras import load_extra
 from clark_agent.cancellation import CancellationToken
 from clark_agent.clock import Clock, SystemClock
 from clark_agent.errors import (
@@ -42,6 +43,7 @@ from clark_agent.stream import (
     StreamErrorKind,
     StreamEvent,
     StreamRequest,
+    Waiting,
 )
 from clark_agent.transports.http.base import REFUSES_ACCESS, pause
 from clark_agent.transports.http.failures import (
@@ -55,7 +57,7 @@ from clark_agent.transports.http.redirects import MOST_REDIRECTS, stay_at_origin
 from clark_agent.transports.http.request import with_extras
 from clark_agent.transports.http.response import Failure, ProviderFailure
 from clark_agent.transports.http.retry import RetryPolicy, Timeouts
-from clark_agent.transports.http.sdk import LoopLocal, load_sdk
+from clark_agent.transports.http.sdk import LoopLocal
 from clark_agent.transports.http.sse import SseDecoder
 from clark_agent.transports.stream_json import call_fields, decode_event, encode_call
 from clark_agent.types import AssistantMessage, StopReason
@@ -93,7 +95,7 @@ class ProxyStream:
         clock: Clock | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        sdk = load_sdk("httpx2", "gateway", "ProxyStream")
+        sdk = load_extra("httpx2", "gateway", "ProxyStream")
         self.url = _checked_url(url)
         self.model = model
         self.retry = retry or RetryPolicy()
@@ -156,6 +158,7 @@ class ProxyStream:
                 return
             text = "gateway: %s; retrying in %.1f s, attempt %d of %d"
             logger.warning(text, failure.message, delay, number + 1, self.retry.attempts)
+            yield Waiting(delay, str(failure.kind))
             if not await pause(self.clock.sleep(delay), signal):
                 text = signal.reason or "the call was cancelled"
                 yield Error(_EMPTY, StreamErrorKind.ABORTED, text)
@@ -267,7 +270,7 @@ class _Attempt:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether no event was received and the failure may be temporary."""
+        """Whether the answer has not begun and the failure may be temporary."""
         failure = self.failure
         if failure is None or self._has_begun or failure.kind not in _MAY_PASS:
             return False
@@ -305,6 +308,8 @@ class _Attempt:
             # A retry would not help: the server does not speak the gateway's protocol.
             failure = replace(undecodable_event(payload, error), kind=StreamErrorKind.FATAL)
             raise ProviderFailure(failure) from None
+        if isinstance(event, Waiting):
+            return self._proxy._redactor.event(event)
         self._has_begun = True
         if isinstance(event, Chunk):
             if isinstance(event.chunk, (AnnotationChunk, BlockChunk)):

@@ -37,6 +37,7 @@ from clark_agent.stream import (
     StreamEvent,
     StreamFn,
     StreamRequest,
+    Waiting,
     output_mode_of,
 )
 from clark_agent.transports.http.redaction import is_secret
@@ -152,7 +153,8 @@ class RecordingStream:
         answer = self.inner(request, signal)
         try:
             async for event in answer:
-                events.append(event)
+                if not isinstance(event, Waiting):  # playback does not wait
+                    events.append(event)
                 yield event
             given_up = False
         except Exception as error:

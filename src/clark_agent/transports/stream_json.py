@@ -1,10 +1,10 @@
 """The JSON format of requests and stream events, for recordings and the gateway.
 
-An event is an object with a ``type``: ``start``, ``chunk``, ``done`` or ``error``. Messages, chunks
-and tools inside it have their usual JSON form. A request is an object with the fields of
-`clark_agent.stream.StreamRequest`, and the name of a model if there are several. Decoding restores
-everything except an error's cause: only this package's own exceptions are encoded, because the text
-of another exception may hold a key.
+An event is an object with a ``type``: ``waiting``, ``start``, ``chunk``, ``done`` or ``error``.
+Messages, chunks and tools inside it have their usual JSON form. A request is an object with the
+fields of `clark_agent.stream.StreamRequest`, and the name of a model if there are several. Decoding
+restores everything except an error's cause: only this package's own exceptions are encoded, because
+the text of another exception may hold a key.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from clark_agent.stream import (
     StreamEvent,
     StreamRequest,
     ToolSchema,
+    Waiting,
 )
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason, Usage
 
@@ -45,6 +46,7 @@ __all__ = [
     "EventRecord",
     "StartRecord",
     "StreamCall",
+    "WaitingRecord",
     "call_fields",
     "decode_call",
     "decode_event",
@@ -91,6 +93,13 @@ class OtherCause(Struct, frozen=True, tag_field="type", tag="transport"):
 CauseRecord: TypeAlias = TimeoutCause | ReplayCause | AccessCause | OtherCause
 
 
+class WaitingRecord(Struct, frozen=True, tag_field="type", tag="waiting"):
+    """The request waits, at least ``seconds``; null: it is not known how long."""
+
+    seconds: float | None
+    reason: str
+
+
 class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="start"):
     """The model has started to answer. Without ``partial`` the message is still empty."""
 
@@ -119,7 +128,7 @@ class ErrorRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag
     cause: CauseRecord | None = None
 
 
-EventRecord: TypeAlias = StartRecord | ChunkRecord | DoneRecord | ErrorRecord
+EventRecord: TypeAlias = WaitingRecord | StartRecord | ChunkRecord | DoneRecord | ErrorRecord
 
 
 def to_record(event: StreamEvent) -> EventRecord:
@@ -133,6 +142,8 @@ def to_record(event: StreamEvent) -> EventRecord:
             return DoneRecord(event.message)
         case Error():
             return ErrorRecord(event.partial, event.kind, event.message, _written(event.cause))
+        case Waiting():
+            return WaitingRecord(event.seconds, event.reason)
         case _:
             assert_never(event)
 
@@ -148,6 +159,8 @@ def from_record(record: EventRecord) -> StreamEvent:
             return Done(record.message)
         case ErrorRecord():
             return Error(record.partial, record.kind, record.message, _read(record.cause))
+        case WaitingRecord():
+            return Waiting(record.seconds, record.reason)
         case _:
             assert_never(record)
 

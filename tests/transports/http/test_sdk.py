@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import threading
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ import pytest
 from clark_agent import CancellationToken, ConfigError, StreamRequest, UserMessage
 from clark_agent.stream import Done
 from clark_agent.transports import OpenAIChat
-from clark_agent.transports.http.sdk import LoopLocal, api_key_from, load_sdk
+from clark_agent.transports.http.sdk import LoopLocal, api_key_from
 from tests.transports.servers.bytes_server import Answer, ByteServer
 
 
@@ -260,32 +258,7 @@ def test_a_transport_in_one_loop_after_the_other_leaves_no_connection() -> None:
     gc.collect()
 
 
-# --- the package and the key --------------------------------------------------------------------
-
-
-def test_a_package_that_is_there_is_loaded() -> None:
-    assert load_sdk("json", "x", "Something") is sys.modules["json"]
-    assert load_sdk("xml.dom", "x", "Something").__name__ == "xml.dom"
-
-
-@pytest.mark.parametrize("module", ["no_such_package", "no_such_package.part", "json.no_such_part"])
-def test_a_package_that_is_not_there_is_named_with_its_extra(module: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_sdk(module, "maker", "TheirModel")
-    assert str(caught.value) == (
-        f"TheirModel needs the package {module}: pip install 'clark-agent[maker]' "
-        "(in a checkout: pip install '.[maker]')"
-    )
-    assert caught.value.__suppress_context__
-
-
-def test_a_package_that_lacks_something_itself_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "half_an_sdk.py").write_text("import what_it_needs\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
-        load_sdk("half_an_sdk", "maker", "TheirModel")
+# --- the key --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

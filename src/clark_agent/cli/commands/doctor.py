@@ -241,6 +241,7 @@ def _findings(log: Log) -> Iterator[Finding]:
         "starlette": "gateway",
         "uvicorn": "gateway",
         "xllamacpp": "local",
+        "genai_prices": "prices",
     }
     for package, extra in extras.items():
         have = _version(package)

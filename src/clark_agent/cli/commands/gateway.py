@@ -6,13 +6,13 @@ import os
 
 import click
 
+from clark_agent._extras import load_extra
 from clark_agent.cli.app import examples
 from clark_agent.cli.options import open_model, without_password
 from clark_agent.errors import ConfigError
 from clark_agent.gateway import SAFE_EXTRAS, serve_gateway
 from clark_agent.gateway import gateway as make_gateway
 from clark_agent.stream import StreamFn
-from clark_agent.transports.http.sdk import load_sdk
 
 __all__ = ["gateway"]
 
@@ -61,7 +61,7 @@ def gateway(
 
     The first Ctrl-C waits for running answers to end; the second aborts them.
     """
-    load_sdk("uvicorn", "gateway", "the gateway")
+    load_extra("uvicorn", "gateway", "the gateway")
     served = _models(models)
     app = make_gateway(served, tokens=_tokens(tokens), extras=SAFE_EXTRAS | {*extras})
     names = ", ".join(served)

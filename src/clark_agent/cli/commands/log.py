@@ -17,7 +17,6 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.budget import Price
 from clark_agent.cli.app import examples
 from clark_agent.cli.options import (
     Given,
@@ -43,6 +42,7 @@ from clark_agent.cli.view import (
 )
 from clark_agent.errors import ConfigError, DecodeError, LogDamaged
 from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
+from clark_agent.prices import Price
 from clark_agent.replay import replay as replay_run
 from clark_agent.run_log import diff as first_difference
 from clark_agent.run_log import fold, usage_tree

@@ -36,6 +36,7 @@ from clark_agent.stream import (
     StreamErrorKind,
     StreamEvent,
     StreamRequest,
+    Waiting,
 )
 from clark_agent.transports.http.reader import Cancelled, Feed
 from clark_agent.transports.http.reasoning_transfer import ReasoningTarget
@@ -223,6 +224,8 @@ class Transport(ABC, Generic[T]):
             text = "%s: %s; retrying in %.1f s, attempt %d of %d"
             most = self.retry.attempts
             logger.warning(text, self.provider, failure.message, delay, attempts + 1, most)
+            if not has_begun:
+                yield Waiting(delay, str(failure.kind))
             if not await pause(self.clock.sleep(delay), signal):
                 text = signal.reason or "the call was cancelled"
                 aborted = Failure(StreamErrorKind.ABORTED, text)

@@ -28,6 +28,7 @@ from clark_agent.stream import (
     Start,
     StreamChunk,
     StreamEvent,
+    Waiting,
 )
 from clark_agent.transports.http.response import Failure
 from clark_agent.types import AssistantMessage, ImageContent, ProviderContent
@@ -236,6 +237,8 @@ class Redactor:
                     self.text(event.message),
                     self.cause(event.cause),
                 )
+            case Waiting():
+                return Waiting(event.seconds, self.text(event.reason))
 
     def failure(self, failure: Failure) -> Failure:
         """Redact a failure's message and cause."""

@@ -1,4 +1,4 @@
-"""Loads the providers' SDKs, and keeps one client for each event loop.
+"""Keys of providers, and one client of an SDK for each event loop.
 
 A client keeps connections, which belong to the loop that opened them. A transport that is used from
 ``asyncio.run`` twice, or by `clark_agent.run_sync`, therefore needs a new client each time.
@@ -7,33 +7,18 @@ A client keeps connections, which belong to the loop that opened them. A transpo
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from clark_agent.errors import ConfigError, TransportError
 from clark_agent.transports.http.redirects import MOST_REDIRECTS, is_redirect, redirect_target
 
-__all__ = ["LoopLocal", "MissingKeyError", "api_key_from", "given_key", "load_sdk", "posted"]
+__all__ = ["LoopLocal", "MissingKeyError", "api_key_from", "given_key", "posted"]
 
 T = TypeVar("T")
-
-
-def load_sdk(module: str, extra: str, needed_by: str) -> ModuleType:
-    """Import the provider's package. Raises `ConfigError` that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the package is installed, but one of its own imports is missing
-        raise ConfigError(
-            f"{needed_by} needs the package {module}: pip install 'clark-agent[{extra}]' (in a "
-            f"checkout: pip install '.[{extra}]')"
-        ) from None
 
 
 class MissingKeyError(ConfigError):

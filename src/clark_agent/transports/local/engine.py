@@ -38,9 +38,9 @@ from weakref import WeakSet, WeakValueDictionary
 import msgspec
 from msgspec import Struct
 
+from clark_agent._extras import load_extra
 from clark_agent.errors import ConfigError
 from clark_agent.transports.http.request import with_extras
-from clark_agent.transports.http.sdk import load_sdk
 
 __all__ = ["Engine", "EngineSettings", "has_chat_template", "load_engine"]
 
@@ -72,7 +72,7 @@ class Engine:
     """A model in memory. Thread-safe."""
 
     def __init__(self, settings: EngineSettings) -> None:
-        xllamacpp = load_sdk("xllamacpp", "local", _NEEDED_BY)
+        xllamacpp = load_extra("xllamacpp", "local", _NEEDED_BY)
         self.settings = settings
         self._idle = threading.Condition()
         self._needs: list[int] = []  # how many tokens each running call may need

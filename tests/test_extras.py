@@ -1,0 +1,36 @@
+"""The packages of optional extras."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clark_agent import ConfigError
+from clark_agent._extras import load_extra
+
+
+def test_a_package_that_is_there_is_loaded() -> None:
+    assert load_extra("json", "x", "Something") is sys.modules["json"]
+    assert load_extra("xml.dom", "x", "Something").__name__ == "xml.dom"
+
+
+@pytest.mark.parametrize("module", ["no_such_package", "no_such_package.part", "json.no_such_part"])
+def test_a_package_that_is_not_there_is_named_with_its_extra(module: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_extra(module, "maker", "TheirModel")
+    assert str(caught.value) == (
+        f"TheirModel needs the package {module}: pip install 'clark-agent[maker]' "
+        "(in a checkout: pip install '.[maker]')"
+    )
+    assert caught.value.__suppress_context__
+
+
+def test_a_package_that_lacks_something_itself_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_an_sdk.py").write_text("import what_it_needs\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
+        load_extra("half_an_sdk", "maker", "TheirModel")
