@@ -174,6 +174,34 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
     _name: str | None
 
     @overload
+    def __init__(  # without dependencies
+        self: Agent[str, None],
+        model: str | StreamFn,
+        *,
+        tools: Iterable[PlainFunction] = (),
+        system_prompt: SystemPrompt[None] = "",
+        output_retries: int = 2,
+        output_validators: Iterable[OutputValidator] = (),
+        name: str | None = None,
+        **settings: Unpack[AgentSettings],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Agent[T, None],
+        model: str | StreamFn,
+        *,
+        output: type[T],
+        output_mode: OutputMode | str | None = None,
+        output_retries: int = 2,
+        output_validators: Iterable[OutputValidator] = (),
+        tools: Iterable[PlainFunction] = (),
+        system_prompt: SystemPrompt[None] = "",
+        name: str | None = None,
+        **settings: Unpack[AgentSettings],
+    ) -> None: ...
+
+    @overload
     def __init__(
         self: Agent[str, D],
         model: str | StreamFn,

@@ -380,6 +380,15 @@ shop_agent = Agent(
     max_iterations=3,
 )
 assert_type(shop_agent, Agent[Verdict, Shop])
+
+
+def plain_function(text: str) -> str:
+    return text
+
+
+assert_type(Agent(script), Agent[str, None])
+assert_type(Agent(script, tools=[plain_function]), Agent[str, None])
+assert_type(Agent(script, output=Verdict, system_prompt=lambda ctx: "x"), Agent[Verdict, None])
 union_agent: Agent[int | str, None] = Agent(script, output=int | str, deps_type=type(None))
 
 

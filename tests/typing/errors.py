@@ -90,7 +90,7 @@ agent.run_sync("x", deps=Bank())  # E: arg-type
 agent.run_sync("x")  # E: call-arg
 agent.conversation(deps=Bank())  # E: arg-type
 Agent(stream, tools=[balance], deps_type=Shop)  # E: misc
-wrong: Agent[str, Shop] = Agent(stream, tools=[balance])  # E: list-item
+Agent(stream, tools=[balance], output=int, deps_type=Shop)  # E: misc
 Agent(stream, system_prompt=prompt, deps_type=Shop)  # E: arg-type
 Agent(stream, temperature="hot")  # E: call-overload
 Agent(5)  # E: call-overload
