@@ -570,3 +570,20 @@ def test_any_json_can_be_partial() -> None:
     assert parse_partial('"abc') == "abc"
     assert parse_partial("  ") is None
     assert parse_partial("no JSON") is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_validators_are_called_in_a_replay(mode: OutputMode) -> None:
+    def broken(value: Verdict) -> None:
+        raise ZeroDivisionError("a bug")
+
+    store = MemoryStore()
+    output = Output(Verdict, mode=mode, validators=[broken])
+    made = config(good(mode), output=output, run_log=RunLog(store))
+    with pytest.raises(HookError):
+        await run("?", AgentContext(), made)
+    (summary,) = store.runs()
+    report = await replay(store, summary.run_id, made)
+    assert report.is_identical, str(report)
+    fixed = made.replace(output=Output(Verdict, mode=mode, validators=[lambda value: None]))
+    assert not (await replay(store, summary.run_id, fixed)).is_identical

@@ -30,7 +30,7 @@ from clark_agent.tools.base import ToolContext, ToolResult
 from clark_agent.tools.finish import FinishTool, finish_tool
 from clark_agent.tools.schema import strict_schema
 
-__all__ = ["NO_OUTPUT", "Output", "OutputMode", "OutputValidator"]
+__all__ = ["NO_OUTPUT", "CheckedFinish", "Output", "OutputMode", "OutputValidator"]
 
 NO_OUTPUT: Final = object()
 """Stands for an output that there is not (yet); None may be one."""
@@ -96,7 +96,7 @@ class Output(Generic[OutputT_co]):
         self._description = description or ""  # the tool's own default speaks of a call
         options: dict[str, Any] = {} if description is None else {"description": description}
         made = finish_tool(output_type, name=name, strict=strict, **options)
-        self.tool: FinishTool[Any] = _CheckedFinish(made, self.check) if self.validators else made
+        self.tool: FinishTool[Any] = CheckedFinish(made, self.check) if self.validators else made
         """The tool of the mode ``tool``. Its schema and its checks serve the other modes too."""
 
     def mode_for(self, stream: StreamFn, *, has_tools: bool) -> OutputMode | None:
@@ -216,7 +216,7 @@ class _Validator:
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
-class _CheckedFinish(FinishTool[Any]):
+class CheckedFinish(FinishTool[Any]):
     """A finish tool whose answer is checked by validators before it is accepted."""
 
     def __init__(
@@ -228,6 +228,7 @@ class _CheckedFinish(FinishTool[Any]):
         self._check = check
 
     async def execute(self, args: Any, ctx: ToolContext[Any]) -> ToolResult:
+        """Check the answer, and accept it. Raises `ModelRetry` or `HookError`."""
         checked = args if type(args) is self._plan.kind else self.validate(args)
         messages = () if ctx.run is None else ctx.run.messages
         try:

@@ -27,6 +27,7 @@ from clark_agent.engine.call import CallAnswered, Siblings
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
 from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
+from clark_agent.output import CheckedFinish
 from clark_agent.plugins.base import (
     HOOK_OF,
     Answer,
@@ -576,7 +577,10 @@ class Script(Effects):
             await self._never()
             return ToolResult.error("the log has no end of the call")
         self._count_runs_below(ctx)
-        return await self._end(end, ctx)
+        recorded = await self._end(end, ctx)
+        if isinstance(tool, CheckedFinish):  # output validators are called again, as hooks are
+            return await tool.execute(args, ctx)
+        return recorded
 
     async def _run_agent(
         self, tool: AgentTool, given: Any, ctx: ToolContext, end: int | None
