@@ -148,7 +148,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 class Logged:
-    """Stands in for `LoopConfig` in an example: its runs are logged, and their events kept."""
+    """Stands in for `LoopConfig` in an example and its agents: its runs are logged, and their events kept."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -187,13 +187,17 @@ PROGRAMS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "run_
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-async def test_the_runs_of_the_examples_are_replayed(path: Path) -> None:
+async def test_the_runs_of_the_examples_are_replayed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = Logged()
+    monkeypatch.setattr("clark_agent.agent.LoopConfig", logged)  # also for agents of the module
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     example: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    logged = example.LoopConfig = Logged()
+    example.LoopConfig = logged
     async with asyncio.timeout(120):  # one of them thinks for itself
         await example.main()
     roots = [summary.run_id for summary in logged.store.runs() if summary.depth == 0]
