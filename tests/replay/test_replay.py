@@ -148,7 +148,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
 class Logged:
-    """Stands in for `LoopConfig` in an example and its agents: its runs are logged, and their events kept."""
+    """Stands in for `LoopConfig` in an example and its agents: logs the runs, keeps the events."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
