@@ -700,3 +700,13 @@ def test_a_builder_can_build_again() -> None:
 def test_one_thing_where_a_list_is_meant_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be a list"):
         LoopConfig(stream=STREAM, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["clock", "token_estimator", "protocol", "max_output_tokens_recovery", "overflow_recovery"],
+)
+def test_an_object_that_cannot_do_what_is_needed_is_an_error(name: str) -> None:
+    settings: dict[str, Any] = {name: 3}
+    with pytest.raises(ConfigError, match=f"{name} must have the method"):
+        LoopConfig(stream=STREAM, **settings)

@@ -380,6 +380,16 @@ _POSITIVE = ("tool_timeout", "hook_timeout")
 _PROVIDERS = ("graceful_turn_limit_message_provider", "graceful_turn_limit_grace_provider")
 
 
+# What a setting that is an object must be able to do.
+_METHODS = {
+    "clock": ("now_ms", "sleep", "new_id"),
+    "token_estimator": ("estimate_message",),
+    "protocol": ("terminal_tool_names", "normalize_tool_calls"),
+    "max_output_tokens_recovery": ("next_cap",),
+    "overflow_recovery": ("recover",),
+}
+
+
 def _check(config: LoopConfig) -> None:
     _check_stream(config.stream)
     if config.event_sink is not None and not callable(config.event_sink):
@@ -402,6 +412,11 @@ def _check(config: LoopConfig) -> None:
     _check_enum(config, "default_execution_mode", ExecutionMode)
     _check_enum(config, "reasoning", ReasoningEffort)
     _check_fallback(config)
+    for name, methods in _METHODS.items():
+        given: Any = getattr(config, name)
+        missing = [method for method in methods if not callable(getattr(given, method, None))]
+        if missing and not (given is None and name.endswith("recovery")):
+            raise ConfigError(f"{name} must have the method {missing[0]}, and {given!r} has not")
     run_log: Any = config.run_log
     if run_log is not None and (
         isinstance(run_log, type) or not callable(getattr(run_log, "journal", None))
