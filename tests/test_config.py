@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from inspect import cleandoc
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,7 +159,7 @@ def test_these_are_all_the_settings() -> None:
 
 def test_help_describes_every_setting() -> None:
     assert LoopConfig.__doc__ is not None
-    described = re.findall(r"^        (\w+): \w", LoopConfig.__doc__, re.MULTILINE)
+    described = re.findall(r"^    (\w+): \w", cleandoc(LoopConfig.__doc__), re.MULTILINE)
     assert described == list(LoopConfig.__struct_fields__)
 
 
