@@ -87,7 +87,7 @@ _OPTIONS = ("messages", "identity", "signal")
 _OPTIONS_KNOWN_AS = {"message_history": "messages", "history": "messages", "token": "signal"}
 
 
-if TYPE_CHECKING:  # to create these at run time would double the cost of the import
+if TYPE_CHECKING:  # costly to create at run time
 
     class PlainFunction(Protocol):
         """A function that is not a tool yet."""

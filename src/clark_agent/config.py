@@ -412,11 +412,7 @@ def _check(config: LoopConfig) -> None:
     _check_enum(config, "default_execution_mode", ExecutionMode)
     _check_enum(config, "reasoning", ReasoningEffort)
     _check_fallback(config)
-    for name, methods in _METHODS.items():
-        given: Any = getattr(config, name)
-        missing = [method for method in methods if not callable(getattr(given, method, None))]
-        if missing and not (given is None and name.endswith("recovery")):
-            raise ConfigError(f"{name} must have the method {missing[0]}, and {given!r} has not")
+    _check_methods(config)
     run_log: Any = config.run_log
     if run_log is not None and (
         isinstance(run_log, type) or not callable(getattr(run_log, "journal", None))
@@ -436,17 +432,30 @@ def _check(config: LoopConfig) -> None:
     if output is not None and not isinstance(output, Output):
         raise ConfigError(f"output must be an Output, such as Output(MyType), not {output!r}")
     if output is not None:
-        for tool in ToolRegistry(config.tools.values()).values():  # type: ignore[union-attr]
-            if tool.is_final_answer and tool is not output.tool:
-                raise ConfigError(
-                    f"the tool {tool.name!r} ends the run with an answer of its own; remove it, "
-                    "or set output to the type of that answer"
-                )
+        _check_final_answers(config, output)
     budget: Any = config.budget
     if budget is not None:
         if not isinstance(budget, Budget):
             raise ConfigError(f"budget must be a Budget, not {budget!r}")
         budget.check_model(config.model_ref)
+
+
+def _check_methods(config: LoopConfig) -> None:
+    for name, methods in _METHODS.items():
+        given: Any = getattr(config, name)
+        missing = [method for method in methods if not callable(getattr(given, method, None))]
+        if missing and not (given is None and name.endswith("recovery")):
+            raise ConfigError(f"{name} must have the method {missing[0]}, and {given!r} has not")
+
+
+def _check_final_answers(config: LoopConfig, output: Output[Any]) -> None:
+    assert isinstance(config.tools, ToolRegistry)
+    for tool in config.tools.values():
+        if tool.is_final_answer and tool is not output.tool:
+            raise ConfigError(
+                f"the tool {tool.name!r} ends the run with an answer of its own; remove it, "
+                "or set output to the type of that answer"
+            )
 
 
 def _check_stream(stream: Any) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from enum import StrEnum
 from inspect import Parameter, isawaitable, signature
-from types import UnionType
-from typing import Any, Final, Generic, TypeAlias, Union, get_args, get_origin
+from typing import Any, Final, Generic, TypeAlias
 
 import msgspec
 
@@ -29,6 +28,7 @@ from clark_agent.stream import OutputSchema, StreamFn, output_mode_of
 from clark_agent.tools.base import ToolContext, ToolResult
 from clark_agent.tools.finish import FinishTool, finish_tool
 from clark_agent.tools.schema import strict_schema
+from clark_agent.tools.signature import members_of
 
 __all__ = ["NO_OUTPUT", "CheckedFinish", "Output", "OutputMode", "OutputValidator"]
 
@@ -91,7 +91,7 @@ class Output(Generic[OutputT_co]):
         self.validators = tuple([_Validator(validator) for validator in validators])
         self.is_text = output_type is str
         """Whether the answer itself is the output."""
-        self.accepts_text = self.is_text or str in _members(output_type)
+        self.accepts_text = str in members_of(output_type)
         """Whether an answer in plain text is an output."""
         self._description = description or ""  # the tool's own default speaks of a call
         options: dict[str, Any] = {} if description is None else {"description": description}
@@ -140,17 +140,15 @@ class Output(Generic[OutputT_co]):
                 "the answer."
             )
         try:
-            arguments = msgspec.json.decode(_json_in(strip_leading_thoughts(text)))
+            checked = self.tool.validate(
+                msgspec.json.decode(_json_in(strip_leading_thoughts(text)))
+            )
         except RecursionError:
             raise ModelRetry("The answer is nested too deeply.") from None
         except msgspec.DecodeError as error:
             raise ModelRetry(
                 f"The answer is not valid JSON: {error}. Answer with the JSON object alone."
             ) from None
-        try:
-            checked = self.tool.validate(arguments)
-        except RecursionError:
-            raise ModelRetry("The answer is nested too deeply.") from None
         except ToolValidationError as error:
             reason = getattr(error, "reason", str(error))
             raise ModelRetry(f"The answer does not match the schema: {reason}") from None
@@ -164,10 +162,6 @@ class Output(Generic[OutputT_co]):
 
     def __repr__(self) -> str:
         return f"<Output {getattr(self.type, '__name__', self.type)}>"
-
-
-def _members(output_type: Any) -> tuple[Any, ...]:
-    return get_args(output_type) if get_origin(output_type) in (Union, UnionType) else ()
 
 
 def _json_in(text: str) -> str:
@@ -231,10 +225,6 @@ class CheckedFinish(FinishTool[Any]):
         """Check the answer, and accept it. Raises `ModelRetry` or `HookError`."""
         checked = args if type(args) is self._plan.kind else self.validate(args)
         messages = () if ctx.run is None else ctx.run.messages
-        try:
-            context = RunContext(ctx.deps, ctx.identity, messages)
-            await self._check(self.output(checked), context)
-        except HookError as error:
-            ctx.failure_below = error
-            raise
+        context = RunContext(ctx.deps, ctx.identity, messages)
+        await self._check(self.output(checked), context)
         return await super().execute(checked, ctx)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clark_agent.errors import ConfigError
+from clark_agent._extras import load_extra
 from clark_agent.messages.thinking import strip_leading_thoughts
 from clark_agent.output import Output
 from clark_agent.stream import StreamChunk, TextChunk, ToolCallChunk
@@ -20,16 +20,10 @@ def parse_partial(text: str) -> Any:
 
     Raises `ConfigError` if jiter is not installed.
     """
-    try:
-        from jiter import from_json
-    except ImportError as error:
-        raise ConfigError(
-            "partial outputs need jiter: pip install 'clark-agent[partial]' "
-            "(in a checkout: pip install '.[partial]')"
-        ) from error
+    jiter = load_extra("jiter", "partial", "a partial output")
     data = text.strip().encode("utf-16", "surrogatepass").decode("utf-16", "ignore").encode()
     try:
-        return from_json(data, partial_mode="trailing-strings") if data else None
+        return jiter.from_json(data, partial_mode="trailing-strings") if data else None
     except ValueError:
         return None
 
