@@ -7,7 +7,8 @@ The layers, each knowing only those before it and its neighbours:
 - ``run_context``: the run, for functions of the host
 - ``tools``: what the model may call, its schema and its arguments
 - ``events``, ``messages``, ``history``, ``gates``, ``intake``: events, and work on messages
-- ``steering``, ``protocol``: messages to a running agent, and the rules for the model's answers
+- ``steering``, ``protocol``, ``waiting``: messages to a running agent, the rules for the model's
+  answers, and requests that wait for a decision
 - ``plugins``: the seven hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
 - ``prices``, ``budget``, ``rate_limit``, ``result``: what tokens cost, what a run may spend and how
@@ -19,6 +20,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``running``, ``conversation``, ``sub_agents``: what people do with the loop
 - ``agent``: a model, its tools and a system prompt as one value
 - ``run_log``: everything that enters a run, recorded as it happens
+- ``durable``: runs in workflow engines, which move them between machines
 - ``toolkit``: tools that most agents need
 - ``transports``: connections to models, each loading its SDK when it is created
 - ``gateway``: a server between clients and models
@@ -64,6 +66,7 @@ from clark_agent.errors import (
     ToolAborted,
     ToolExecutionError,
     ToolFatal,
+    ToolSuspended,
     TransportError,
 )
 from clark_agent.events import (
@@ -95,6 +98,7 @@ from clark_agent.plugins.base import (
     FunctionPlugin,
     Plugin,
     Rewrite,
+    Suspend,
     ToolGateContext,
     TransformContext,
 )
@@ -230,6 +234,7 @@ __all__ = [
     "StreamEvent",
     "StreamFn",
     "StreamRequest",
+    "Suspend",
     "SystemMessage",
     "TextContent",
     "ThinkingContent",
@@ -245,6 +250,7 @@ __all__ = [
     "ToolResultBudget",
     "ToolResultMessage",
     "ToolSchema",
+    "ToolSuspended",
     "TransformContext",
     "TransportError",
     "TypedTool",

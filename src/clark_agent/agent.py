@@ -491,12 +491,31 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         signal: CancellationToken | None = None,
         sink: EventSink | None = None,
     ) -> RunResult[Any]:
-        self.check_deps(deps)
         _check_names(options, _OPTIONS_KNOWN_AS, _OPTIONS)
-        identity = options.get("identity")
-        messages = _listed("messages", options.get("messages", ()))
-        prompt, config = self._system_prompt, self._config
-        token = signal or options.get("signal")
+        return await self.start(
+            prompts,
+            deps=deps,
+            config=self._config,
+            messages=_listed("messages", options.get("messages", ())),
+            identity=options.get("identity"),
+            signal=signal or options.get("signal"),
+            sink=sink,
+        )
+
+    async def start(
+        self,
+        prompts: Prompts | None,
+        *,
+        deps: Any,
+        config: LoopConfig,
+        messages: tuple[AgentMessage, ...] = (),
+        identity: RunIdentity | None = None,
+        signal: CancellationToken | None = None,
+        sink: EventSink | None = None,
+    ) -> RunResult[Any]:
+        """Run the agent under a variant of its config. For `clark_agent.run_log.advance`."""
+        self.check_deps(deps)
+        prompt, token = self._system_prompt, signal
         check_arguments(AgentContext("", messages, identity), config, token)
         if not isinstance(prompt, str):
             run_context = RunContext(deps, identity, messages)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from clark_agent.events import AgentEvent, EventSink
+from clark_agent.events import AgentEvent, EventSink, MessageUpdate
 from clark_agent.plugins.hooks import ObserverHook
 
 __all__ = ["Audience", "Listener", "Listeners"]
@@ -27,7 +27,8 @@ Listeners: TypeAlias = tuple[Listener, ...]
 
 
 class Audience(dict[type[AgentEvent], Listeners]):
-    """The listeners by class of event: the sink, a reader of this package, the observers in order.
+    """The listeners by class of event: the sink, a reader of this package, a log that publishes the
+    deltas, the observers in order.
 
     Shared by the runs of a config, as long as none has its own listeners.
     """
@@ -39,10 +40,13 @@ class Audience(dict[type[AgentEvent], Listeners]):
         sink: EventSink | None,
         observers: Sequence[ObserverHook] = (),
         reader: EventSink | None = None,
+        deltas: Callable[[AgentEvent], Any] | None = None,
     ) -> None:
         listeners = [] if sink is None else [Listener("event_sink", sink)]
         if reader is not None:
             listeners.append(Listener("reader", reader, is_hook=False))
+        if deltas is not None:
+            listeners.append(Listener("run_log", deltas, (MessageUpdate,), is_hook=False))
         listeners += [Listener(hook.name, hook.call, hook.observes) for hook in observers]
         self.listeners = tuple(listeners)
         self.only: Callable[[AgentEvent], Any] | None = None

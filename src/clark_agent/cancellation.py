@@ -16,12 +16,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from clark_agent._threads import call_in_loop
 
-__all__ = ["CancellationToken", "Subscription"]
+__all__ = ["LET_GO", "CancellationToken", "Subscription"]
 
 logger = logging.getLogger(__name__)
+
+LET_GO: Final = "let_go"
+"""A reason to cancel a run with: this process gives it up, and it does not end. The run raises
+`clark_agent.errors.RunLetGo`, and its log can be resumed in another process.
+"""
 
 
 class Subscription:

@@ -15,7 +15,7 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
 from clark_agent.engine.loop import start
-from clark_agent.errors import DecodeError, LoopError, RunAborted, failure_of
+from clark_agent.errors import ConfigError, DecodeError, LoopError, RunAborted, failure_of
 from clark_agent.events import EventSink
 from clark_agent.messages.wire import decode_json, encode_message
 from clark_agent.result import RunResult
@@ -27,6 +27,7 @@ from clark_agent.types import (
     AssistantMessage,
     StopReason,
     TextContent,
+    ToolResultMessage,
 )
 
 __all__ = ["Conversation"]
@@ -38,6 +39,9 @@ class Conversation(Generic[OutputT_co]):
     This includes failed and cancelled runs: the transcript is valid, and the next `send` continues
     from there. The text of an answer that was interrupted is kept too, as a message with the stop
     reason ``aborted``: the user has seen it, and may refer to it.
+
+    If the last run is suspended, the next `send` continues it, in any process: with its decisions,
+    or, while requests are open, with the same result again. Prompts are then messages to that run.
 
     One run at a time; ``config`` and ``context`` may be changed between runs. ``system_prompt``, if
     given, takes the place of the context's; a function is called before each run.
@@ -85,6 +89,19 @@ class Conversation(Generic[OutputT_co]):
     def messages(self) -> tuple[AgentMessage, ...]:
         """The transcript so far."""
         return self.context.messages
+
+    @property
+    def suspended_run_id(self) -> str | None:
+        """The id of the last run, if it is suspended. The transcript says so, also when it was
+        saved and loaded.
+        """
+        for message in reversed(self._context.messages):
+            if not isinstance(message, ToolResultMessage):
+                return None
+            details: Any = message.details
+            if isinstance(details, dict) and details.get("kind") == "suspended":
+                return str(details.get("run_id"))
+        return None
 
     async def send(
         self, prompts: Prompts | None = None, signal: CancellationToken | None = None
@@ -167,6 +184,12 @@ class Conversation(Generic[OutputT_co]):
     ) -> RunResult:
         self._check_idle()
         check_arguments(self._context, self._config, signal)
+        if (run_id := self.suspended_run_id) is not None:
+            self._is_running = True
+            try:
+                return await self._resume(run_id, prompts, signal, sink)
+            finally:
+                self._is_running = False
         if prompts is None:
             self._context = without_broken_answer(self._context)
             check_continuation(self._context)
@@ -175,6 +198,43 @@ class Conversation(Generic[OutputT_co]):
             return await self._run_once(prompts, signal, sink)
         finally:
             self._is_running = False
+
+    async def _resume(
+        self,
+        run_id: str,
+        prompts: Prompts | None,
+        signal: CancellationToken | None,
+        sink: EventSink | None,
+    ) -> RunResult:
+        """Continue the suspended run. If another process has ended it, take what it has said."""
+        from clark_agent.run_log import RunLog, recorded_end, resume, steer  # when first used
+
+        run_log = self._config.run_log
+        if not isinstance(run_log, RunLog):
+            raise ConfigError(
+                f"the run {run_id!r} of the conversation is suspended, and the config has no "
+                "run_log to resume it from"
+            )
+        store, config = run_log.store, self._config
+        history, ended = recorded_end(store, run_id, config)
+        before = replace(self._context, messages=history)
+        if ended is not None:
+            self._context = before.extend(ended)
+            if prompts is not None:
+                return await self._run_once(prompts, signal, sink)
+            if isinstance(ended, RunResult):
+                return ended
+            raise ended
+        for message in () if prompts is None else prompt_messages(prompts, config):
+            steer(store, run_id, message)
+        try:
+            result = await resume(store, run_id, config, signal, sink=sink, deps=self.deps)
+        except BaseException as error:
+            if (failure := failure_of(error)) is not None and failure.messages:
+                self._context = extended(before, failure)
+            raise
+        self._context = before.extend(result)
+        return result
 
     async def _run_once(
         self,

@@ -18,17 +18,25 @@
     │   ├── HookError             a gate, a policy, a provider or a recovery raised
     │   ├── OutputError           the run has no output of the type that it must return
     │   ├── RunLogError           the run log could not be written
+    │   ├── RunLetGo              this process gave the run up; another can resume it
     │   ├── InvalidContinuationError
     │   └── EmptyOutcomeError     the model kept stopping without calling a tool
+    ├── RequestError              a request that waits cannot be decided
+    │   ├── RequestNotFound       there is no such request
+    │   ├── AlreadyDecided        another decision came first
+    │   ├── RequestExpired        its time is over
+    │   └── DecisionNotApplicable this decision does not fit the request
     ├── RunStoreError             a store of runs cannot do what was requested
     │   ├── RunNotFound           it has no run with that id
     │   ├── RunExists             it already has a run with that id
     │   └── RunBusy               another process, thread or task writes to the run
+    │       └── RunTakenOver      another process has taken the run over: the lease was over
     └── ToolError                 raised by tools
         ├── ToolExecutionError    this call failed; the model gets the text and continues
         ├── ModelRetry            the model should try again; it gets the text
         ├── ToolAborted           end the run as aborted
         ├── ToolFatal             end the run as failed
+        ├── ToolSuspended         the result comes later, from a decision
         ├── ToolContractError     a bug in the tool: it did not return a result
         └── ToolValidationError   invalid arguments; the model gets the text and can correct them
             ├── InvalidArgumentsError
@@ -54,9 +62,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessRefused",
+    "AlreadyDecided",
     "ClarkAgentError",
     "ConfigError",
     "ContextOverflowError",
+    "DecisionNotApplicable",
     "DecodeError",
     "EmptyOutcomeError",
     "EventOrderError",
@@ -69,13 +79,18 @@ __all__ = [
     "ModelRetry",
     "OutputError",
     "ReplayRefused",
+    "RequestError",
+    "RequestExpired",
+    "RequestNotFound",
     "RunAborted",
     "RunBusy",
     "RunExists",
+    "RunLetGo",
     "RunLogError",
     "RunNotFound",
     "RunStoppedByTool",
     "RunStoreError",
+    "RunTakenOver",
     "StreamError",
     "StreamTimeout",
     "ToolAborted",
@@ -84,6 +99,7 @@ __all__ = [
     "ToolError",
     "ToolExecutionError",
     "ToolFatal",
+    "ToolSuspended",
     "ToolValidationError",
     "TransportError",
 ]
@@ -367,6 +383,18 @@ class RunLogError(LoopError):
     """The run log could not be written, so the run was stopped. ``__cause__`` says why."""
 
 
+class RunLetGo(LoopError):
+    """This process gave the run up without ending it: its token was cancelled with
+    `clark_agent.cancellation.LET_GO`.
+
+    The log has every call that has ended, and no end of the run, so that another process can resume
+    it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the run was let go: it has not ended, and can be resumed if it has a log")
+
+
 class InvalidContinuationError(LoopError):
     """`run_continue` has nothing that a model could answer."""
 
@@ -390,6 +418,51 @@ def failure_of(error: BaseException) -> LoopError | None:
     return error.__cause__ if isinstance(error.__cause__, LoopError) else None
 
 
+# --- errors of a decision ---------------------------------------------------------------------
+
+
+class RequestError(ClarkAgentError):
+    """A request that waits cannot be decided like this. Nothing was recorded, unless the text says
+    so.
+    """
+
+    def __init__(self, text: str, request_id: str) -> None:
+        super().__init__(text)
+        self.request_id = request_id
+
+
+class RequestNotFound(RequestError):
+    """The run has no such request."""
+
+    def __init__(self, request_id: str, run_id: str) -> None:
+        super().__init__(f"the run {run_id!r} has no request {request_id!r}", request_id)
+        self.run_id = run_id
+
+
+class AlreadyDecided(RequestError):
+    """The request was decided before: ``decision``, ``by`` whom, and ``at`` what time (Unix ms)."""
+
+    def __init__(self, request_id: str, decision: Any, by: str | None, at: int) -> None:
+        who = "" if by is None else f" by {by}"
+        what = str(decision.__struct_config__.tag)
+        super().__init__(f"the request {request_id!r} is already decided{who}: {what}", request_id)
+        self.decision = decision
+        self.by = by
+        self.at = at
+
+
+class RequestExpired(RequestError):
+    """The time of the request was over at ``at`` (Unix ms). This is recorded."""
+
+    def __init__(self, request_id: str, at: int) -> None:
+        super().__init__(f"the time to decide the request {request_id!r} is over", request_id)
+        self.at = at
+
+
+class DecisionNotApplicable(RequestError):
+    """The decision does not fit the request: a call that waits for its result has already run."""
+
+
 # --- errors of a store ------------------------------------------------------------------------
 
 
@@ -411,8 +484,8 @@ class RunNotFound(RunStoreError):
 class RunExists(RunStoreError):
     """The store already has a run with that id."""
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id!r} already exists", run_id)
+    def __init__(self, run_id: str, text: str | None = None) -> None:
+        super().__init__(text or f"run {run_id!r} already exists", run_id)
 
 
 class RunBusy(RunStoreError):
@@ -439,6 +512,18 @@ class RunBusy(RunStoreError):
         )
 
 
+class RunTakenOver(RunBusy):
+    """Another process has taken the run over, because the lease of this one was over. A run that
+    learns this lets go: it raises `RunLetGo`.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            run_id,
+            f"the run {run_id!r} was taken over by another process: the lease of this one was over",
+        )
+
+
 # --- errors of a tool -------------------------------------------------------------------------
 
 
@@ -460,6 +545,31 @@ class ToolAborted(ToolError):
 
 class ToolFatal(ToolError):
     """The run must end as failed. Use sparingly: the model can handle most failures."""
+
+
+class ToolSuspended(ToolError):
+    """The call ends without a result: a decision will be its result.
+
+    The run is suspended. The tool is not called again: `clark_agent.waiting.GiveResult`, an event
+    or the end of a time gives the result, and `clark_agent.waiting.Deny` refuses it. The arguments
+    are those of `clark_agent.waiting.Suspend`.
+    """
+
+    def __init__(
+        self,
+        request: Any = None,
+        *,
+        expires_in: float | None = None,
+        until: Any = None,
+        event: str | None = None,
+        assignee: str | None = None,
+    ) -> None:
+        super().__init__("the call waits for its result")
+        self.request = request
+        self.expires_in = expires_in
+        self.until = until
+        self.event = event
+        self.assignee = assignee
 
 
 class ToolContractError(ToolError, TypeError):

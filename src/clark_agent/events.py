@@ -280,9 +280,9 @@ def public_event(event: AgentEvent) -> AgentEvent | None:
     """The event in a form that is safe to show to users; None if it must not be shown.
 
     Removed are requests and their changes (with the system prompt, the schemas and the transcript),
-    system messages, the ``details`` of results and messages, and the structured reasoning that only
-    the provider can read. Texts of the user and the model, arguments and results of tools, and the
-    host's own messages stay.
+    system messages, the ``details`` of results and messages (except those of a call that waits),
+    and the structured reasoning that only the provider can read. Texts of the user and the model,
+    arguments and results of tools, and the host's own messages stay.
     """
     match event:
         case (
@@ -299,7 +299,7 @@ def public_event(event: AgentEvent) -> AgentEvent | None:
         case MessageUpdate(chunk=chunk):  # the partial is a placeholder, without any content
             return None if isinstance(chunk, ReasoningDetailsChunk) else event
         case TurnEnd(message, results):
-            public_results = [replace(result, details=None) for result in results]
+            public_results = [replace(r, details=_public_details(r.details)) for r in results]
             return TurnEnd(_public_message(message) or message, public_results)
         case AgentEnd(messages):
             public_messages = [_public_message(message) for message in messages]
@@ -307,7 +307,8 @@ def public_event(event: AgentEvent) -> AgentEvent | None:
         case ToolExecutionUpdate(partial=result):
             return replace(event, partial=replace(result, details=None))
         case ToolExecutionEnd(result=result):
-            return replace(event, result=replace(result, details=None))
+            public_result = replace(result, details=_public_details(result.details))
+            return replace(event, result=public_result)
         case ChildRunEvent(event=below):
             public_below = public_event(below)
             return None if public_below is None else replace(event, event=public_below)
@@ -326,12 +327,18 @@ async def public_events(events: AsyncIterable[AgentEvent]) -> AsyncIterator[Agen
             yield public
 
 
+def _public_details(details: Any) -> Any:
+    """The details of a call that waits, which say so; None for all others."""
+    is_waiting = isinstance(details, dict) and details.get("kind") == "suspended"
+    return details if is_waiting else None
+
+
 def _public_message(message: AgentMessage) -> AgentMessage | None:
     match message:
         case SystemMessage():
             return None
         case ToolResultMessage():
-            return replace(message, details=None)
+            return replace(message, details=_public_details(message.details))
         case AssistantMessage(content):
             kept = [block for block in content if not isinstance(block, ReasoningDetailsContent)]
             return message if len(kept) == len(content) else replace(message, content=tuple(kept))

@@ -11,6 +11,7 @@ from clark_agent._typing import OutputT_co
 from clark_agent.budget import BudgetLimit, Spent
 from clark_agent.prices import Bill
 from clark_agent.types import AgentMessage, AssistantMessage, Usage
+from clark_agent.waiting import WaitingRequest
 
 __all__ = ["LoopOutcome", "RunResult"]
 
@@ -26,6 +27,9 @@ class LoopOutcome(StrEnum):
     """The turns ran out while there was more to do."""
     OUT_OF_BUDGET = "out_of_budget"
     """The budget ran out while there was more to do; see ``RunResult.limit``."""
+    SUSPENDED = "suspended"
+    """It waits for a decision, a time or an event; see ``RunResult.waiting``. Its log can be
+    resumed."""
 
     @property
     def is_complete(self) -> bool:
@@ -53,6 +57,8 @@ class RunResult(Struct, Generic[OutputT_co], frozen=True):
     """The tokens of this run and of its child runs."""
     bill: Bill = Bill()
     """The tokens by model, which the cost is computed from."""
+    waiting: tuple[WaitingRequest, ...] = ()
+    """What a suspended run waits for, with the requests of its child runs."""
 
     @property
     def cost(self) -> float | None:

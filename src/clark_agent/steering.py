@@ -46,6 +46,9 @@ class SteeringStatus(StrEnum):
     """It is in the transcript."""
     EXPIRED = "expired"
     """The run was over before it could be delivered."""
+    KEPT = "kept"
+    """The run was suspended or let go. Its log has the message, which is delivered when the run is
+    resumed."""
 
 
 class SteeringReceipt:
@@ -55,13 +58,15 @@ class SteeringReceipt:
     A tool must not await the receipt of a message that waits for the tool to end.
     """
 
-    __slots__ = ("_settled", "is_follow_up", "message", "status", "turn", "when")
+    __slots__ = ("_settled", "is_follow_up", "mail", "message", "status", "turn", "when")
 
-    def __init__(self, message: AgentMessage, when: SteerWhen) -> None:
+    def __init__(self, message: AgentMessage, when: SteerWhen, *, mail: str | None = None) -> None:
         self.message = message
         self.when = when
         self.is_follow_up = False
         """Whether it waits for the model to stop."""
+        self.mail = mail
+        """The id of the message in the mailbox of the run, if it came from there."""
         self.status = SteeringStatus.QUEUED
         self.turn: int | None = None
         """The turn of the run in which it was delivered, from 1. None until then, and for a
@@ -161,7 +166,7 @@ class SteeringHandle:
         """Send a message to the model; ``when`` is how soon it is delivered."""
         if when not in _CHOICES:
             raise ValueError(f"when must be one of {', '.join(_CHOICES)}, not {when!r}")
-        receipt = SteeringReceipt(_message(message), SteerWhen(when))
+        receipt = SteeringReceipt(message_from(message), SteerWhen(when))
         self._channel.send(self._channel.steering, receipt)
         if receipt.when is SteerWhen.NOW:
             self._channel.wake()
@@ -169,13 +174,14 @@ class SteeringHandle:
 
     def follow_up(self, message: AgentMessage | str) -> SteeringReceipt:
         """Start the agent again with a message, after it has stopped by itself."""
-        receipt = SteeringReceipt(_message(message), SteerWhen.AFTER_BATCH)
+        receipt = SteeringReceipt(message_from(message), SteerWhen.AFTER_BATCH)
         receipt.is_follow_up = True
         self._channel.send(self._channel.follow_ups, receipt)
         return receipt
 
 
-def _message(message: AgentMessage | str) -> AgentMessage:
+def message_from(message: AgentMessage | str) -> AgentMessage:
+    """The message that was sent, checked. Raises `TypeError`."""
     if isinstance(message, str):
         return UserMessage(message)
     try:

@@ -12,18 +12,24 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, cast
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.effects import DIRECT
-from clark_agent.engine.arguments import check_arguments
+from clark_agent.engine.arguments import check_arguments, prompt_messages
 from clark_agent.engine.loop import start
+from clark_agent.engine.resumption import EarlierChild, Resumption
 from clark_agent.engine.run import Run
+from clark_agent.engine.suspension import ChildSuspended
 from clark_agent.errors import (
     ConfigError,
+    DecodeError,
     LoopError,
     RunAborted,
+    RunLetGo,
     RunLogError,
+    RunStoreError,
     ToolExecutionError,
 )
 from clark_agent.events import AgentEvent, ChildRunEvent, EventSink
@@ -38,7 +44,7 @@ from clark_agent.tools import AgentTool, FunctionTool, ToolContext, ToolResult, 
 from clark_agent.tools.base import check_tool_name
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity, Usage
 
-__all__ = ["ChildRun", "agent_tool", "run_child"]
+__all__ = ["ChildRun", "agent_tool", "child_answer", "child_failure", "run_child"]
 
 _MAX_DEPTH = 3
 
@@ -56,6 +62,10 @@ class ChildRun(Struct, frozen=True, kw_only=True):
     config: LoopConfig
     signal: CancellationToken
     deps: Any = None
+    number: int = 0
+    """How many runs the call has started before."""
+    resumption: Resumption | None = None
+    """Where to continue, if another process has started it."""
 
     @property
     def tool_call_id(self) -> str:
@@ -64,7 +74,7 @@ class ChildRun(Struct, frozen=True, kw_only=True):
 
     def start(self) -> Awaitable[RunResult]:
         """Run it."""
-        parent = cast("Run | None", self.ctx.run)
+        parent, ctx = cast("Run | None", self.ctx.run), self.ctx
         return start(
             self.prompts,
             self.context,
@@ -73,8 +83,25 @@ class ChildRun(Struct, frozen=True, kw_only=True):
             sink=_forward(self.ctx, self.context.identity, parent),
             parent=parent,
             call_id=self.tool_call_id,
+            call_place=(ctx.turn, ctx.position, self.number),
+            resumption=self.resumption,
             deps=self.deps,
+            can_wait=_can_wait(self, parent),
         )
+
+
+def _can_wait(child: ChildRun, parent: Run | None) -> bool:
+    """Whether the call can come back to the child: its tool is called again when the run is
+    resumed, and the logs of both are in one store.
+    """
+    if parent is None:
+        return True
+    tool, own = parent.registry.find(child.ctx.tool_name), child.config.run_log
+    is_called_again = tool is not None and (tool.runs_agent or tool.idempotent)
+    in_one_store = own is None or getattr(own, "store", own) is getattr(
+        parent.journals, "store", None
+    )
+    return parent.can_wait and is_called_again and in_one_store
 
 
 async def run_child(
@@ -93,7 +120,19 @@ async def run_child(
     ``max_depth`` runs below the outermost one.
     """
     parent = cast("Run | None", ctx.run)
-    identity = _child_identity(parent, config)
+    number, ctx.children = ctx.children, ctx.children + 1
+    earlier: EarlierChild | None = None
+    if parent is not None and parent.lineage.resumption is not None:
+        prompts = prompt_messages(prompts, config)  # an iterator can be read only once
+        earlier = _earlier(parent.lineage.resumption, ctx, prompts, config, number)
+    match None if earlier is None else earlier.ended:
+        case RunResult() as result:
+            return result
+        case LoopError() as error:
+            raise error
+        case _:
+            pass
+    identity = _child_identity(parent, config) if earlier is None else earlier.identity
     if identity.depth > max_depth:
         raise ToolExecutionError(
             f"no agent may be started here: {max_depth} levels below the outermost run is the limit"
@@ -102,30 +141,75 @@ async def run_child(
     check_arguments(context, config)
     for meter in () if parent is None else parent.spending.meters:
         meter.budget.check_model(config.model_ref)
+    resumption: Resumption | None = None
+    if earlier is not None and earlier.resume is not None:
+        try:
+            context, resumption = await earlier.resume()
+        except (RunStoreError, DecodeError) as error:
+            ctx.failure_below = RunLogError(f"the run {identity.run_id!r}: {error}")
+            raise ctx.failure_below from error
     child = ChildRun(
         ctx=ctx,
-        prompts=prompts,
+        prompts=prompts if resumption is None else (),
         context=context,
         config=config,
         signal=ctx.signal,
         deps=ctx.deps if deps is INHERIT else deps,
+        number=number,
+        resumption=resumption,
     )
     effects = DIRECT if parent is None else parent.effects
     # In its own task, so that its cancellations are separate from those of the parent.
     task = asyncio.get_running_loop().create_task(_held(effects.run_child(child)))
+    ctx.runs_below.add(task)
     while not task.done():
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
             task.cancel()  # and wait for it, as long as the run waits for the call
+    ctx.runs_below.discard(task)
     try:
         outcome = task.result()
-    except RunLogError as error:
+    except (RunLogError, RunLetGo) as error:
         ctx.failure_below = error
         raise
     if isinstance(outcome, BaseException):
         raise outcome
+    if outcome.outcome is LoopOutcome.SUSPENDED and parent is not None:
+        _note_suspended(ctx, identity.run_id, outcome)
+        while ctx.runs_below:  # the tool may have started others beside it: the call ends after all
+            await asyncio.wait(ctx.runs_below)
+        assert ctx.failure_below is not None
+        raise ctx.failure_below
     return outcome
+
+
+def _earlier(
+    resumption: Resumption,
+    ctx: ToolContext,
+    prompts: Iterable[AgentMessage],
+    config: LoopConfig,
+    number: int,
+) -> EarlierChild | None:
+    """The child that another process has started here, with the same prompts."""
+    earlier = resumption.children.find(config, ctx.turn, ctx.position, number)
+    if earlier is None:
+        return None
+    wanted = [replace(message, timestamp=None) for message in prompts]
+    recorded = [replace(message, timestamp=None) for message in earlier.prompts]
+    return earlier if wanted == recorded else None
+
+
+def _note_suspended(ctx: ToolContext, run_id: str, result: RunResult) -> None:
+    """Note what to raise through the tool. If it starts several children, the call waits for
+    all.
+    """
+    before = ctx.failure_below
+    if isinstance(before, ChildSuspended):  # raised already, if it did not wait for this one
+        before.run_ids = (*before.run_ids, run_id)
+        before.waiting = (*before.waiting, *result.waiting)
+    elif before is None:
+        ctx.failure_below = ChildSuspended((run_id,), result.waiting)
 
 
 async def _held(child: Awaitable[RunResult]) -> RunResult | BaseException:
@@ -174,6 +258,8 @@ def agent_tool(
 ) -> AgentTool:
     """A tool that gives a task to an agent and returns its last text.
 
+    If the child is suspended, so is the run above. When that is resumed, the child goes on.
+
     If the child runs out of turns or budget, the result is its last text so far, and says so; if it
     fails or is stopped, an error with that text, except that a run log that cannot be written ends
     the run above too. If the child has a `finish_tool`, that answer is the result. A run more than
@@ -205,11 +291,11 @@ def agent_tool(
             result = await run_child(
                 ctx, task, config, system_prompt=prompt, max_depth=max_depth, deps=given
             )
-        except RunLogError:  # a run that cannot be recorded must end, and so must those above
+        except (RunLogError, RunLetGo):  # those above must end too
             raise
         except LoopError as error:
-            return _failed(error, ctx.signal)
-        return _answer(result)
+            return child_failure(error, ctx.signal)
+        return child_answer(result)
 
     made = FunctionTool(ask, name=name, description=description)
     made.timeout = timeout
@@ -217,7 +303,8 @@ def agent_tool(
     return made
 
 
-def _answer(result: RunResult) -> ToolResult:
+def child_answer(result: RunResult) -> ToolResult:
+    """The result of a call whose child run has ended."""
     details = _details(str(result.outcome), result.tree_usage)
     if result.output is not None and result.outcome.is_complete:
         return ToolResult(tool_result(result.output).content, details=details)
@@ -228,11 +315,12 @@ def _answer(result: RunResult) -> ToolResult:
     return ToolResult.text(_so_far(f"The agent ran out of {what}.", text), details=details)
 
 
-def _failed(error: LoopError, signal: CancellationToken) -> ToolResult:
+def child_failure(error: LoopError, signal: CancellationToken | None = None) -> ToolResult:
+    """The result of a call whose child run has failed, or was stopped with the call."""
     text = _last_words(error.messages)
     if error.partial is not None:
         text = error.partial.plain_text or text
-    if isinstance(error, RunAborted) and signal.cancelled:
+    if isinstance(error, RunAborted) and signal is not None and signal.cancelled:
         reason = signal.reason or "aborted"
         details = {**_details("stopped", error.tree_usage), "reason": reason}
         what = _STOPPED.get(reason, "The agent was stopped.")

@@ -510,6 +510,59 @@ async def test_timeouts_and_task_groups_inside_a_tool_are_its_own_affair(calls: 
 
 
 @pytest.mark.parametrize("calls", [1, 2])
+async def test_a_task_group_that_fails_at_its_end_does_not_cancel_the_run(calls: int) -> None:
+    async def fail(text: str) -> None:
+        await asyncio.sleep(0.001)
+        raise ValueError(text)
+
+    async def work(args: Any, ctx: ToolContext) -> ToolResult:
+        failed = 0
+        try:
+            async with asyncio.TaskGroup() as group:
+                for text in ("one", "two"):
+                    group.create_task(fail(text))
+        except* ValueError as errors:
+            failed = len(errors.exceptions)
+        return ToolResult.text(f"{failed} failed")
+
+    result, _ = await completed([[call("work")] * calls, "ok"], Work("work", work))
+    assert texts(result) == ["2 failed"] * calls
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+async def test_a_cancellation_at_the_end_of_a_failed_task_group_counts(swallows: bool) -> None:
+    reached, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def fail() -> None:
+        await asyncio.sleep(0.001)
+        raise ValueError
+
+    async def clean_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            reached.set()
+            await cancelled.wait()
+
+    async def work(args: Any, ctx: ToolContext) -> ToolResult:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for coroutine in (fail(), clean_up()):
+                    group.create_task(coroutine)
+        except BaseException:
+            if not swallows:
+                raise
+        return ToolResult.text("ended")
+
+    running = asyncio.ensure_future(completed([[call("work")], "ok"], Work("work", work)))
+    await reached.wait()
+    running.cancel()
+    cancelled.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.parametrize("calls", [1, 2])
 async def test_a_timeout_that_leaves_a_tool_is_an_exception_like_any_other(calls: int) -> None:
     async def work(args: Any, ctx: ToolContext) -> ToolResult:
         async with asyncio.timeout(0):

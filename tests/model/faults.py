@@ -486,8 +486,8 @@ def _(fault: Fault) -> None:
 )
 def _(fault: Fault) -> None:
     def change(close: Any) -> Any:
-        def drop(self: Any) -> list[ca.AgentMessage]:
-            fault.fired += bool(close(self))
+        def drop(self: Any, *, is_kept: bool = False) -> list[ca.AgentMessage]:
+            fault.fired += bool(close(self, is_kept=is_kept))
             return []
 
         return drop

@@ -182,8 +182,9 @@ def split_into_runs(events: list[AgentEvent]) -> list[list[AgentEvent]]:
     return runs
 
 
-# The one about the log replays its own runs.
-PROGRAMS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem != "run_log"]
+# These have logs of their own.
+_LOGGED = ("approval_web", "run_log")
+PROGRAMS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in _LOGGED]
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import signal
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from threading import Barrier, Thread
+from typing import Any
 
-from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
+from clark_agent import (
+    AgentTool,
+    CancellationToken,
+    ExecutionMode,
+    LoopConfig,
+    RunAborted,
+    ToolContext,
+    ToolResult,
+    run,
+    tool,
+)
+from clark_agent.cancellation import LET_GO
+from clark_agent.errors import RunBusy, RunExists, RunLetGo, RunNotFound, RunStoreError
 from clark_agent.messages.wire import encode_json
+from clark_agent.run_log import RunLog
 from clark_agent.run_log.records import RunEnded
 from clark_agent.run_log.sqlite import SqliteStore
+from clark_agent.testing import ScriptedStream, call
+from tests.run_log.mailing import GO, context, texts
 from tests.run_log.storing import (
     append,
     close,
+    mail_to,
     numbered,
     open_store,
     said,
@@ -63,6 +82,135 @@ def contend(kind: str, folder: str) -> None:
         append(appender, numbered("contended", [said(str(os.getpid()))], after=last))
         written += 1
         close(appender)
+
+
+def post_many(kind: str, folder: str, name: str, times: str) -> None:
+    """On a signal, post to the run "box", and ids that others post too."""
+    store = open_store(kind, Path(folder))
+    sys.stdin.readline()
+    new = [
+        (store.post("box", mail_to(f"{name} {n}")), store.post("box", mail_to(f"same {n}", name)))
+        for n in range(int(times))
+    ]
+    say(f"{sum([own for own, _ in new])} {sum([same for _, same in new])}")
+
+
+def post_forever(kind: str, folder: str) -> None:
+    """Post to the run "box", and say the number of each message when it was posted."""
+    store = open_store(kind, Path(folder))
+    for number in count():
+        assert store.post("box", mail_to(str(number), "x" * 20_000))
+        say(number)
+
+
+def tail_forever(kind: str, folder: str) -> None:
+    """Open a tail of the run "r", and keep it."""
+    tail = open_store(kind, Path(folder)).tail("r")
+    say(len(tail.read()))
+    signal.pause()
+
+
+def run_a_mailbox(kind: str, folder: str) -> None:
+    """Run with tools that wait for a line, and say what was said in the end."""
+
+    class Waiting(AgentTool):
+        name = "waiting"
+        description = "waits"
+
+        async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+            say("tool")
+            await asyncio.to_thread(sys.stdin.readline)
+            return ToolResult.text("done")
+
+    config = LoopConfig(
+        stream=ScriptedStream(
+            [
+                call("waiting"),
+                [call("waiting"), call("waiting")],
+                call("waiting"),
+                "finished",
+                "that too",
+            ]
+        ),
+        tools=[Waiting()],
+        run_log=RunLog(open_store(kind, Path(folder)), mail_every=0.01),
+        default_execution_mode=ExecutionMode.SEQUENTIAL,
+    )
+
+    async def go() -> None:
+        try:
+            result = await run(GO, context("r"), config)
+        except RunAborted as aborted:
+            say(f"RunAborted {aborted.reason}")
+        else:
+            for text in texts(result.messages):
+                say(text)
+        os._exit(0)  # a thread may still wait for a line
+
+    asyncio.run(go())
+
+
+def work_until_told(kind: str, folder: str) -> None:
+    """Run with a quick tool and a slow one, and let the run go at SIGTERM."""
+    token = CancellationToken()
+
+    @tool
+    async def quick() -> str:
+        """Be quick."""
+        return "quick"
+
+    @tool
+    async def slow() -> str:
+        """Be slow."""
+        say("working")
+        await asyncio.sleep(60)
+        return "slow"
+
+    config = LoopConfig(
+        stream=ScriptedStream([[call("quick"), call("slow")], "Done."]),
+        tools=[quick, slow],
+        run_log=RunLog(open_store(kind, Path(folder))),
+        default_execution_mode=ExecutionMode.SEQUENTIAL,
+    )
+
+    async def go() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, token.cancel, LET_GO)
+        try:
+            await run(GO, context("root"), config, token)
+        except RunLetGo:
+            say("let go")
+
+    asyncio.run(go())
+
+
+def run_turns(kind: str, folder: str) -> None:
+    """Run "r" for some turns, with tools that take a little while."""
+
+    class Working(AgentTool):
+        name = "working"
+        description = "works"
+
+        async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+            await ctx.update(ToolResult.text("half"))
+            await asyncio.sleep(0.002)
+            return ToolResult.text("done")
+
+    begun: list[object] = []
+
+    def sink(event: object) -> None:
+        if not begun:
+            begun.append(event)
+            say("begun")
+
+    steps: list[Any] = [[call("working"), call("working")] for _ in range(20)]
+    config = LoopConfig(
+        stream=ScriptedStream([*steps, "finished"]),
+        tools=[Working()],
+        run_log=RunLog(open_store(kind, Path(folder)), live=True),
+        event_sink=sink,
+    )
+    asyncio.run(run(GO, context("r"), config))
 
 
 def fill(kind: str, folder: str) -> None:
@@ -215,7 +363,13 @@ TASKS = (
     fork_and_close,
     leave_a_helper,
     many,
+    post_forever,
+    post_many,
     read_at_once,
+    run_a_mailbox,
+    run_turns,
+    tail_forever,
+    work_until_told,
 )
 
 if __name__ == "__main__":

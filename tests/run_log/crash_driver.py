@@ -205,6 +205,8 @@ class Probing:
         self._probe = probe
         self.load = store.load
         self.runs = store.runs
+        self.tail, self.post = store.tail, store.post
+        self.mail, self.publish = store.mail, store.publish
 
     def create(self, run_id: str) -> ProbingAppender:
         self._probe()

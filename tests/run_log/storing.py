@@ -14,6 +14,8 @@ from clark_agent import AssistantMessage, RunIdentity, UserMessage
 from clark_agent.messages.wire import encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.jsonl import JsonlStore
+from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.postgres import PostgresStore
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -30,6 +32,13 @@ KINDS = ("jsonl", "sqlite")
 def open_store(kind: str, folder: Path) -> JsonlStore | SqliteStore:
     """A store on the storage that is in a folder."""
     return JsonlStore(folder / "runs") if kind == "jsonl" else SqliteStore(folder / "runs.db")
+
+
+def open_anywhere(kind: str, folder: Path) -> RunStore:
+    """The same, or for the URL of a database, a store in a schema with the name of the folder."""
+    if kind.startswith("postgresql:"):
+        return PostgresStore(kind, schema=f"of_{folder.name}"[:50])
+    return open_store(kind, folder)
 
 
 def numbered(
@@ -56,6 +65,11 @@ def said(text: str) -> Answered:
 def some_records(run_id: str, count: int, text: str = "Ein Wört – 字") -> list[Record]:
     answers = [said(f"{text} {number}") for number in range(1, count)]
     return numbered(run_id, [began(run_id), *answers])
+
+
+def mail_to(mail_id: str, text: str = "hello") -> Mail:
+    """A message for a mailbox."""
+    return Mail(id=mail_id, kind="steer", at=5, message=UserMessage(text, 1), when="after_batch")
 
 
 def append(appender: RunAppender, records: Iterable[Record], *, sync: bool = False) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from tests.run_log.contention_driver import ROUNDS
 from tests.run_log.crash_driver import KINDS
-from tests.sizes import DISK_STEPS, KILLS
+from tests.run_log.decision_driver import STORES
+from tests.sizes import DISK_STEPS, FELLED_WAITS, KILLS
 
 
 def drive(*arguments: object, driver: str = "crash_driver") -> dict[str, int]:
@@ -23,7 +24,7 @@ def drive(*arguments: object, driver: str = "crash_driver") -> dict[str, int]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
@@ -54,6 +55,27 @@ def test_of_several_processes_that_want_a_run_one_makes_its_calls(
     counted = drive(*given, driver="contention_driver")
     assert counted["won"] == 2 * ROUNDS
     assert counted["busy"] > ROUNDS
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_of_several_who_decide_about_runs_and_continue_them_one_counts(kind: str) -> None:
+    """Six processes (or threads) and 200 runs; the rules are in the driver."""
+    counted = drive("--stores", kind, driver="decision_driver")
+    assert counted["runs"] == 200
+    assert counted["decided"] == 800
+    assert counted["ended"] == 6 * 200
+    assert counted["late"] > 100
+    assert counted["busy"] > 100
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tree_that_waits_survives_being_killed_at_any_moment(kind: str) -> None:
+    """Workers and deciders die; what must hold of a life is written down in the driver."""
+    rounds = FELLED_WAITS // 2
+    counted = drive("--stores", kind, "--rounds", rounds, driver="waiting_driver")
+    assert counted["lives"] == rounds
+    assert counted["worker"] > rounds
+    assert counted["decider"] > rounds
 
 
 def test_a_full_disk_stops_a_run_that_can_go_on_later_in_files() -> None:

@@ -170,8 +170,9 @@ async def check_cut(name: str, store: RunStore, whole: LoadedRun, outcome: Any, 
     assert valid == [] or name in _REPEATED_IDS, where
 
     open_calls = started_without_end(records)
-    idempotent = {t.name for t in story.config().registry.values() if t.idempotent}
-    lost = {call_id for call_id, tool in open_calls.items() if tool not in idempotent}
+    tools = story.config().registry.values()
+    again_run = {t.name for t in tools if t.idempotent or t.runs_agent}
+    lost = {call_id for call_id, tool in open_calls.items() if tool not in again_run}
     if name not in _REPEATED_IDS:
         said = uncertain(messages) - settled_before(records)
         assert said <= lost, where

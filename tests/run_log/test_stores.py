@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import closing
+import time
+from contextlib import closing, nullcontext
 from itertools import count
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from msgspec.structs import replace
 from clark_agent import RunIdentity
 from clark_agent.errors import RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log._checksums import seal_all
+from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -28,9 +32,11 @@ from clark_agent.run_log.records import (
     Entry,
     MessagesAdded,
     Record,
+    RequestDecided,
     RunBegan,
     RunEnded,
     RunFailed,
+    RunSuspended,
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
@@ -38,6 +44,7 @@ from clark_agent.run_log.records import (
     ToolStarted,
 )
 from clark_agent.run_log.store import LoadedRun, RunSummary
+from clark_agent.testing import store_kit
 from clark_agent.testing.store_kit import NonconformingStore, check_run_store
 from tests.run_log.storing import (
     KINDS,
@@ -78,6 +85,11 @@ def test_a_log_is_for_its_owner_alone(kind: str, tmp_path: Path) -> None:
 @both
 def test_keeps_the_rules(kind: str, tmp_path: Path) -> None:
     check_run_store(lambda: open_store(kind, tmp_path))
+
+
+def test_a_store_in_memory_keeps_the_rules() -> None:
+    store = MemoryStore()
+    check_run_store(lambda: store)
 
 
 # --- any records ------------------------------------------------------------------------------
@@ -331,6 +343,9 @@ class ToyStore:
         self.fault = fault
         self.written: dict[str, list[Record]] = {}
         self.open: dict[str, ToyAppender] = {}
+        self.boxes: dict[str, list[Mail]] = {}
+        self.tails: list[ToyTail] = []
+        self.lock = Lock()
 
     def create(self, run_id: str) -> ToyAppender:
         key = run_id.casefold() if self.fault == "folds case" else run_id
@@ -367,6 +382,7 @@ class ToyStore:
         *,
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
+        outcome: str | None = None,
         limit: int | None = None,
     ) -> list[RunSummary]:
         found = [self.summary(run_id, records) for run_id, records in self.written.items()]
@@ -374,8 +390,39 @@ class ToyStore:
             found = [run for run in found if run.conversation_id == conversation_id]
         if parent_run_id is not None and self.fault != "ignores parents":
             found = [run for run in found if run.parent_run_id == parent_run_id]
+        if outcome is not None and self.fault != "ignores outcomes":
+            found = [run for run in found if run.outcome == outcome]
         found.sort(key=lambda run: run.began_at, reverse=self.fault != "lists the oldest first")
         return found if self.fault == "ignores limits" else found[:limit]
+
+    def tail(self, run_id: str, *, after: int = -1) -> ToyTail:
+        if run_id not in self.written:
+            raise RunNotFound(run_id)
+        self.tails.append(ToyTail(self, run_id, after))
+        return self.tails[-1]
+
+    def post(self, run_id: str, mail: Mail) -> bool:
+        if run_id not in self.written and self.fault != "posts to nobody":
+            raise RunNotFound(run_id)
+        if run_id not in self.open and self.fault == "posts to runs that are open":
+            return False
+        box = self.boxes.setdefault(run_id, [])
+        with nullcontext() if self.fault == "posts without a lock" else self.lock:
+            is_new = all(mail.id != other.id for other in box)
+            if self.fault == "posts without a lock":
+                time.sleep(0.0001)  # another thread has its turn
+            if is_new or self.fault == "keeps doubles":
+                box.append(mail)
+        return is_new
+
+    def mail(self, run_id: str, *, after: int = 0) -> list[Mail]:
+        box = self.boxes.get(run_id, [])
+        return box[::-1][after:] if self.fault == "loses order of mail" else box[after:]
+
+    def publish(self, run_id: str, data: bytes) -> None:
+        for tail in self.tails:
+            if tail.run_id == run_id:
+                tail.live.append(data)
 
     def summary(self, run_id: str, records: list[Record]) -> RunSummary:
         identity = RunIdentity("")
@@ -387,6 +434,8 @@ class ToyStore:
                 outcome = record.entry.outcome
             elif isinstance(record.entry, RunFailed):
                 outcome = "failed" if self.fault != "hides failures" else None
+            elif isinstance(record.entry, (RunSuspended, RequestDecided)):
+                outcome = "suspended" if self.fault != "forgets who waits" else None
         last = records[0] if self.fault == "stops the clock" else records[-1]
         return RunSummary(
             run_id=run_id,
@@ -398,6 +447,28 @@ class ToyStore:
             records=len(records),
             outcome=outcome,
         )
+
+
+class ToyTail:
+    def __init__(self, store: ToyStore, run_id: str, after: int) -> None:
+        self.store, self.run_id, self.after = store, run_id, after
+        self.live: list[bytes] = []
+
+    def read(self) -> list[Record]:
+        new = [r for r in self.store.written[self.run_id] if r.seq > self.after]
+        if new and self.store.fault != "returns records again":
+            self.after = new[-1].seq
+        return new[1:] if self.store.fault == "skips records" else new
+
+    def read_live(self) -> list[bytes]:
+        live, self.live = self.live, []
+        return [*live, b"else"] if self.store.fault == "makes things up" else live
+
+    async def wait(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.001))
+
+    def close(self) -> None:
+        """There is nothing to release."""
 
 
 class ToyAppender:
@@ -458,10 +529,21 @@ def test_the_kit_accepts_a_store_that_keeps_the_rules() -> None:
         ("flushes when closed", "Records are there after a barrier"),
         ("gives up with its caller", "A cancelled wait loses nothing"),
         ("does not compare", "reopening a run after an earlier record does not raise RunBusy"),
+        ("ignores outcomes", "those that are suspended are"),
+        ("forgets who waits", "outcome='suspended'"),
+        ("skips records", "A tail returns the records from any number on: after"),
+        ("returns records again", "a record is returned twice"),
+        ("makes things up", "What is published reaches tails in order, or not at all"),
+        ("posts to nobody", "posting to a run that was not created does not raise RunNotFound"),
+        ("posts to runs that are open", "a run without a writer gets no messages"),
+        ("keeps doubles", "after posting an id again"),
+        ("loses order of mail", "after posting, another store has"),
+        ("posts without a lock", "Several threads may post at once"),
         ("closes for others", "when the first writer was closed again does not raise RunBusy"),
     ],
 )
-def test_the_kit_finds_faults(fault: str, finding: str) -> None:
+def test_the_kit_finds_faults(fault: str, finding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_kit, "_PATIENCE", 0.2)  # for records that never come
     store = ToyStore(fault)
     with pytest.raises(NonconformingStore) as found:
         check_run_store(lambda: store)

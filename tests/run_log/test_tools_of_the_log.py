@@ -24,6 +24,7 @@ from clark_agent import (
     CustomMessage,
     ImageContent,
     LoopConfig,
+    RunAborted,
     RunResult,
     StopReason,
     StreamErrorKind,
@@ -55,6 +56,7 @@ from clark_agent.run_log import (
     RunLog,
     RunLogError,
     SqliteStore,
+    cancel,
     diff,
     fold,
     fork,
@@ -63,6 +65,7 @@ from clark_agent.run_log import (
 )
 from clark_agent.run_log.chunking import cut, joined
 from clark_agent.run_log.records import (
+    RUN_LOG_VERSION,
     Answered,
     Asked,
     ContextEdited,
@@ -73,6 +76,7 @@ from clark_agent.run_log.records import (
     SteeringAccepted,
     ToolEnded,
     ToolStarted,
+    ToolWithdrawn,
 )
 from clark_agent.run_log.writer import RunWriter
 from clark_agent.stream import (
@@ -113,11 +117,13 @@ from tests.run_log.stories import (
     begin,
     carried,
     copy_of,
+    fill,
     long_config,
     root_of,
     told,
     undated,
 )
+from tests.run_log.waiting_stories import live
 from tests.strategies import images, provider_items, sources
 
 ALL = [*STORIES, *FAILURES]
@@ -609,7 +615,18 @@ async def test_every_kind_of_entry_occurs_and_can_be_read_back() -> None:
     taken_up = copy_of(store, loaded.run_id, 4)
     await resume(taken_up, loaded.run_id, begin("batches").config())
     seen.update(type(record.entry) for record in taken_up.load(loaded.run_id).records)
-    assert set(get_args(Entry)) - set(seen) == set()
+    _, _, waited, _ = await live("time_and_events")
+    seen.update(type(record.entry) for record in waited.order)
+    cancelled = MemoryStore()
+    fill(cancelled, loaded.run_id, loaded.records[:4])
+    cancel(cancelled, loaded.run_id, "enough")
+    with pytest.raises(RunAborted, match="enough"):
+        await resume(cancelled, loaded.run_id, begin("batches").config())
+    seen.update(type(record.entry) for record in cancelled.load(loaded.run_id).records)
+    # Only a run that is let go at the right moment has this one: see test_let_go.
+    withdrawn = Record(RUN_LOG_VERSION, 0, "r", 0, ToolWithdrawn(tool_call_id="t"))
+    assert decode_json(encode_json(withdrawn), Record) == withdrawn
+    assert set(get_args(Entry)) - set(seen) == {ToolWithdrawn}
 
 
 async def test_the_log_of_a_long_run_is_not_large(tmp_path: Path) -> None:

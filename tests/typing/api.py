@@ -1,9 +1,12 @@
 """The public API as a user's type checker sees it. Never run."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, assert_type
+from datetime import UTC, datetime
+from typing import Any, Literal, assert_type
 
 from msgspec import Struct
+from temporalio.client import Client
+from temporalio.worker import Worker
 
 from clark_agent import (
     AfterToolCallContext,
@@ -46,6 +49,7 @@ from clark_agent import (
     StreamErrorKind,
     StreamEvent,
     StreamRequest,
+    Suspend,
     SystemMessage,
     TextContent,
     TokenBudget,
@@ -55,6 +59,7 @@ from clark_agent import (
     ToolRegistry,
     ToolResult,
     ToolResultBudget,
+    ToolSuspended,
     TransformContext,
     TypedTool,
     UniqueToolCallIds,
@@ -73,12 +78,48 @@ from clark_agent import (
     tool,
 )
 from clark_agent.budget import Spent
+from clark_agent.cancellation import LET_GO
+from clark_agent.durable import dbos
+from clark_agent.durable.temporal import (
+    ClarkPlugin,
+    RunHandle,
+    handle,
+    remote_agent_tool,
+    start,
+)
+from clark_agent.errors import AlreadyDecided, RequestError, RequestExpired, RunLetGo
 from clark_agent.events import public_event, public_events
 from clark_agent.history import repair_history
 from clark_agent.messages import Transcript, decode_message
 from clark_agent.plugins.base import BeforeToolDecision
 from clark_agent.prices import price_of
 from clark_agent.rate_limit import LimitedStream, RateLimit, limited
+from clark_agent.run_log import (
+    Allow,
+    Deny,
+    FollowedEvent,
+    GiveArguments,
+    GiveResult,
+    MemoryStore,
+    RunLog,
+    RunStore,
+    RunSummary,
+    RunTail,
+    SqliteStore,
+    WaitingRequest,
+    advance,
+    cancel,
+    decide,
+    deliver,
+    follow,
+    follow_up,
+    ready_runs,
+    resume,
+    sse,
+    steer,
+    waiting_for,
+)
+from clark_agent.run_log.postgres import PostgresStore
 from clark_agent.steering import SteeringStatus
 from clark_agent.stream import (
     AnnotationChunk,
@@ -98,9 +139,12 @@ from clark_agent.testing import (
     fold_events,
     say,
 )
+from clark_agent.toolkit import SUSPEND, ApprovalGate, ask_user_tool
 from clark_agent.tools import FinishTool
 from clark_agent.transports import Anthropic, OpenAIChat
 from clark_agent.types import Annotation
+from clark_agent.waiting import Decision
+from clark_agent.waiting import Verdict as Decided
 
 # --- tools ------------------------------------------------------------------------------------
 
@@ -405,3 +449,154 @@ async def use_agents() -> None:
     talk = shop_agent.conversation(deps=Shop())
     assert_type((await talk.send("x")).output, Verdict)
     Agent(script, tools=[shop_agent.as_tool("Sells.", name="shop")], deps_type=Shop)
+
+
+# --- runs that wait ---------------------------------------------------------------------------
+
+
+class Manager:
+    name = "manager"
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Suspend | Block | None:
+        if ctx.tool_call.name == "rm":
+            return Block("no")
+        return Suspend({"may": ctx.args}, expires_in=3600, assignee="managers")
+
+
+class Later:
+    async def on_before_tool_call(self, ctx: BeforeToolCallContext) -> BeforeToolDecision | None:
+        return Suspend(until=datetime.now(UTC), event="paid")
+
+
+@tool(idempotent=True)
+def pay(ctx: ToolContext, amount: float) -> str:
+    assert_type(ctx.idempotency_key, str)
+    raise ToolSuspended({"amount": amount}, until=1_700_000_000_000, assignee="ada")
+
+
+class Transfer(TypedTool):
+    name = "transfer"
+
+    def run(self, amount: float) -> str:
+        return f"{amount}"
+
+    async def did_it_happen(self, key: str) -> ToolResult | None:
+        return ToolResult.text(key)
+
+
+class Post(AgentTool):
+    name = "post"
+
+    def did_it_happen(self, key: str) -> ToolResult | None:
+        return None
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text("posted")
+
+
+def who(ctx: BeforeToolCallContext) -> str | None:
+    return None if ctx.identity is None else ctx.identity.conversation_id
+
+
+store: RunStore = MemoryStore()
+waiter = Agent(
+    script,
+    tools=[pay, Transfer(), Post(), ask_user_tool(SUSPEND, timeout=60, assignee="ada")],
+    plugins=[Manager(), Later(), ApprovalGate(SUSPEND, tools=["pay"], assignee=who)],
+    run_log=RunLog(store, mail_every=1, live=True),
+)
+
+
+def judge(request: WaitingRequest) -> Decision:
+    assert_type(request.needs, Literal["permission", "result"])
+    assert_type(request.expires_at, int | None)
+    if request.needs == "result":
+        return GiveResult("a text") if request.event is None else GiveResult({"any": ["JSON"]})
+    return GiveArguments({"amount": 3}) if request.assignee else Deny("too much")
+
+
+def say_how(decided: Decided) -> str:
+    match decided:
+        case Deny(reason):
+            return reason or ""
+        case Allow() | GiveArguments() | GiveResult():
+            return "a person"
+        case _:
+            return "time or an event"
+
+
+async def wait_for_people() -> None:
+    result = await waiter.run("x", signal=CancellationToken())
+    assert_type(result.waiting, tuple[WaitingRequest, ...])
+    assert_type(waiting_for(store, assignee="ada", limit=3), list[WaitingRequest])
+    for request in waiting_for(SqliteStore("runs.db"), "run-1"):
+        try:
+            left = await decide(store, request.run_id, request.request_id, judge(request), by="ada")
+            assert_type(left, tuple[WaitingRequest, ...])
+        except AlreadyDecided as error:
+            assert_type(error.by, str | None)
+        except RequestExpired as error:
+            assert_type(error.at, int)
+        except RequestError as error:
+            assert_type(error.request_id, str)
+    assert_type(ready_runs(store), list[str])
+    assert_type(await resume(store, "run-1", waiter.config), RunResult)
+    stop = CancellationToken()
+    stop.cancel(LET_GO)
+    try:
+        assert_type(await advance(store, "run-1", waiter, "x", stop), RunResult[str])
+        await advance(
+            store, "run-2", shop_agent, [UserMessage("x")], deps=Shop(), retry_failed=True
+        )
+        await advance(RunLog(store), "run-3", waiter)
+    except RunLetGo as error:
+        assert_type(error.messages, tuple[AgentMessage, ...])
+    assert_type(steer(store, "run-1", "Faster.", "now", id="m-1"), bool)
+    postgres = PostgresStore("postgresql://db/shop")
+    queue = dbos.connect(RunLog(postgres, live=True), queue="agents")
+    assert_type(queue, dbos.RunQueue)
+    assert_type(queue.submit("run-1", waiter, "x", tenant="acme"), bool)
+    assert_type(await queue.result("run-1", waiter), RunResult[str])
+    worker = dbos.install(postgres, [waiter, shop_agent], deps={"shop": Shop()}, per_tenant=2)
+    assert_type(worker, dbos.Worker)
+    worker.stop(grace=5.0)
+    assert_type(follow_up(store, "run-1", UserMessage("And?")), bool)
+    assert_type(cancel(store, "run-1", "the user has left"), bool)
+    assert_type(deliver(store, "run-1", "paid", {"amount": 3}, id="p-1"), bool)
+    assert_type(waiter.conversation().suspended_run_id, str | None)
+    assert_type(store.runs(outcome="suspended"), Sequence[RunSummary])
+    assert_type(store.tail("run-1", after=3), RunTail)
+    async for followed in follow(store, "run-1", after="12.3", until_suspended=True):
+        assert_type(followed, FollowedEvent)
+        assert_type(followed.event, events.AgentEvent)
+        assert_type(followed.id, str | None)
+    async for frame in sse(store, "run-1", after=None, public=False, heartbeat=5):
+        assert_type(frame, bytes)
+
+
+# --- Temporal -------------------------------------------------------------------------------------
+
+
+async def in_temporal(client: Client, verdicts: Agent[list[int]], shop: Agent[str, Shop]) -> None:
+    store = SqliteStore("runs.db")
+
+    def deps(run_id: str) -> Shop:
+        return Shop()
+
+    plugin = ClarkPlugin(store, agents=[verdicts, shop], deps=deps)
+    Worker(client, task_queue="agents", plugins=[plugin])
+    run = await start(client, verdicts, "x", id="run-1", task_queue="agents", heartbeat=5)
+    assert_type(run, RunHandle[list[int]])
+    assert_type(await run.result(), RunResult[list[int]])
+    assert_type(await handle(client, shop, "run-2", store=store).result(), RunResult[str])
+    assert_type(await run.steer("Faster.", "now", id="m-1"), bool)
+    assert_type(await run.follow_up(UserMessage("And?")), bool)
+    assert_type(await run.cancel("the user has left"), bool)
+    assert_type(await run.deliver("paid", {"amount": 3}, id="p-1"), bool)
+    for request in await run.waiting():
+        await run.decide(request.request_id, Allow(), by="ada")
+    async for followed in run.events(after="3.1"):
+        assert_type(followed, FollowedEvent)
+    assert_type(await run.problem(), str | None)
+    remote = remote_agent_tool("gpu", "Computes.", verdicts, task_queue="gpu", expires_in=60)
+    Agent("openai:gpt-5.1", name="chief", tools=[remote])

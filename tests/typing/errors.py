@@ -8,13 +8,28 @@ from clark_agent import (
     ChannelSteering,
     LoopConfig,
     RunContext,
+    Suspend,
     ToolContext,
     ToolRegistry,
+    ToolSuspended,
     UserMessage,
     agent_tool,
     tool,
 )
+from clark_agent.run_log import (
+    Allow,
+    Deny,
+    MemoryStore,
+    RunLog,
+    advance,
+    decide,
+    deliver,
+    steer,
+    waiting_for,
+)
 from clark_agent.testing import ScriptedStream
+from clark_agent.toolkit import SUSPEND, ApprovalGate
+from clark_agent.waiting import Decision, Expired
 
 
 @tool
@@ -94,3 +109,27 @@ Agent(stream, tools=[balance], output=int, deps_type=Shop)  # E: misc
 Agent(stream, system_prompt=prompt, deps_type=Shop)  # E: arg-type
 Agent(stream, temperature="hot")  # E: call-overload
 Agent(5)  # E: call-overload
+
+
+Suspend(expires_in="an hour")  # E: arg-type
+Suspend(until=1.5)  # E: arg-type
+Suspend(assignee=["ada"])  # E: arg-type
+Suspend(who="ada")  # E: call-arg
+ToolSuspended("why", 3600)  # E: call-arg
+Deny(reason=5)  # E: arg-type
+ApprovalGate(SUSPEND, assignee=5)  # E: arg-type
+decision: Decision = Expired(1)  # E: assignment
+
+store = MemoryStore()
+RunLog(store, mail_every="often")  # E: arg-type
+
+
+async def wait_for_people() -> None:
+    await decide(store, "run-1", "request-1", True)  # E: arg-type
+    await decide(store, "run-1", "request-1", Expired(1))  # E: arg-type
+    await decide(store, "run-1", "request-1", Allow(), "ada")  # E: call-arg
+    await advance(store, "run-1", agent.config)  # E: arg-type
+    await advance(store, "run-1", agent, 5)  # E: arg-type
+    steer(store, "run-1", "Faster.", "soon")  # E: arg-type
+    deliver(store, "run-1")  # E: call-arg
+    waiting_for(store, assignee=agent)  # E: arg-type

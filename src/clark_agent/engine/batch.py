@@ -16,13 +16,14 @@ One call, and its shared state with its siblings, is `clark_agent.engine.call`:
     waiting ─→ checked by hooks ─→ ended
     interrupted   started by another process: run again if idempotent, else answered "uncertain"
     recalled      ended by another process: its result is kept
+    suspended     waits for a decision: the batch ends with placeholders, and the run is suspended
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,10 +31,20 @@ from msgspec import Struct
 
 from clark_agent.config import ExecutionMode
 from clark_agent.engine import runtime_results as results
-from clark_agent.engine.call import Call, CallState, Siblings, close_call, end_call, run_call
-from clark_agent.engine.prepare import accept, prepare
-from clark_agent.engine.resumption import EarlierResults
+from clark_agent.engine.call import (
+    Call,
+    CallState,
+    Siblings,
+    ask_if_it_happened,
+    check_again,
+    close_call,
+    end_call,
+    run_call,
+)
+from clark_agent.engine.prepare import accept, continue_agent, prepare
+from clark_agent.engine.resumption import AfterAnswer, AfterBatch
 from clark_agent.engine.run import Run
+from clark_agent.engine.suspension import Wait, continue_call, hold
 from clark_agent.engine.turn import ModelAnswer
 from clark_agent.errors import HookError
 from clark_agent.events import AgentEvent, ToolExecutionStart
@@ -64,6 +75,8 @@ class BatchOutcome(Struct, frozen=True):
     """Whether all results that count vote to end the run."""
     output: Any = NO_OUTPUT
     """The run's answer, if the batch ends it with one."""
+    waits: tuple[Wait, ...] = ()
+    """What calls wait for. Their results are placeholders."""
 
 
 class Batch:
@@ -72,24 +85,28 @@ class Batch:
     _over_cap: Sequence[Call] = ()
     _exit_request: BaseException | None = None
     """A KeyboardInterrupt or SystemExit from one of the calls."""
+    _earlier: AfterAnswer | AfterBatch | None = None
+    """What another process has done in the batch, until it is restored."""
 
     def __init__(
         self,
         run: Run,
         message: AssistantMessage,
         wanted: Sequence[ToolCall],
-        earlier: EarlierResults | None = None,
-        arguments: Mapping[int, Any] | None = None,
     ) -> None:
-        """``earlier`` has the calls that another process has started or finished."""
         self._run = run
         self._message = message
         self._wanted = wanted
-        self._earlier = earlier
-        self._rewritten = arguments or {}
         # As the model named them, for a batch that is settled before it is run.
         self._calls = self._ready = self._make_calls(wanted)
         self._siblings = Siblings(run)
+
+    @classmethod
+    def resumed(cls, run: Run, earlier: AfterAnswer | AfterBatch) -> Batch:
+        """The batch that another process has begun."""
+        batch = cls(run, earlier.message, earlier.message.tool_calls)
+        batch._earlier = earlier
+        return batch
 
     def _make_calls(self, wanted: Sequence[ToolCall]) -> list[Call]:
         find = self._run.registry.find
@@ -105,8 +122,8 @@ class Batch:
         run = self._run
         run.interrupts.check()
         self._normalize()
-        if self._earlier:
-            self._restore(self._earlier)
+        if self._earlier is not None:
+            await self._restore(self._earlier)
         if self._message.stop_reason is _MAX_TOKENS:
             for call in self._calls:
                 call.answer(results.cut_off())
@@ -129,19 +146,28 @@ class Batch:
         """
         self._siblings.stop()
         await self._tasks_done()
-        if self._earlier:  # interrupted before `execute` has restored them
+        if self._earlier is not None:  # interrupted before `execute` has restored it
             with suppress(HookError):
                 self._normalize()
-            self._restore(self._earlier)
+            self._recall(self._earlier)
         for call in (*self._ready, *self._over_cap):
+            if call.wait is not None and not self._run.interrupts.is_let_go:
+                is_known = call.state is _ENDED
+                call.withdraw()
+                call.state = CallState.WAITING
+                if is_known:  # listeners have seen its end, and the journal has not
+                    close_call(self._run, call)
             if call.state is not _ENDED:
+                if self._run.interrupts.is_let_go:
+                    await check_again(self._run, self._message, call)
                 await emit(close_call(self._run, call))
         return self._outcome(votes=False)
 
     def recall_vote(self) -> BatchOutcome:
         """The vote of a batch that another process ended. Its results are in the transcript."""
         self._normalize()
-        self._restore(self._earlier or {})
+        assert self._earlier is not None
+        self._recall(self._earlier)
         if self._run.config.max_tool_calls_per_turn is not None:
             self._apply_cap(self._run.config.max_tool_calls_per_turn)
         ends_run = self._ends_run()
@@ -166,24 +192,46 @@ class Batch:
         for call, given in zip(self._calls, wanted, strict=True):
             call.repaired_name = None if call.call.name == given.name else call.call.name
 
-    def _restore(self, earlier: EarlierResults) -> None:
-        """Restore the results of calls that another process has run. None is run twice, unless its
-        tool is idempotent.
+    async def _restore(self, earlier: AfterAnswer | AfterBatch) -> None:
+        """Restore the calls that another process has run, started or suspended.
+
+        None is run twice, unless its tool is idempotent. An agent continues where it was. A tool
+        that knows whether a call has happened is asked.
         """
-        for position, result in earlier.items():
+        self._recall(earlier, ask=True)
+        for call in self._calls:
+            if call.state is not _INTERRUPTED or call.result is not None or call.was_checked:
+                continue
+            assert call.tool is not None
+            if not call.tool.idempotent:
+                await ask_if_it_happened(self._run, call)
+
+    def _recall(self, earlier: AfterAnswer | AfterBatch, *, ask: bool = False) -> None:
+        """Restore what the log has. With ``ask``, tools are asked about calls that had started."""
+        self._earlier = None
+        for position, result in earlier.calls.items():
             call = self._calls[position]
             tool = call.tool
+            arguments = earlier.arguments.get(position, call.call.arguments)
             if result is not None:
                 call.result, call.state = result, _RECALLED
                 self._siblings.failed = self._siblings.failed or call.fails_siblings
                 if tool is not None and tool.is_final_answer:
-                    arguments = self._rewritten.get(position, call.call.arguments)
                     call.has_run = accept(tool, call, arguments) is None
             else:
                 call.state = _INTERRUPTED
-                if tool is None or not tool.idempotent:
+                if tool is not None and tool.runs_agent and self._run.continues_agent(call.call.id):
+                    continue_agent(call, tool, arguments)
+                elif tool is None or not (tool.idempotent or ask):
                     call.answer(results.uncertain())
-        self._earlier = None
+        for position, wait in earlier.waits.items():
+            call = self._calls[position]
+            if wait.asked:
+                continue_call(self._run, call, wait)
+            elif call.tool is not None:  # it waits for its child runs
+                call.state = _INTERRUPTED
+                arguments = earlier.arguments.get(position, call.call.arguments)
+                continue_agent(call, call.tool, arguments)
 
     def _apply_cap(self, cap: int) -> None:
         """Separate the calls that may run from those over the cap, and answer the latter."""
@@ -209,6 +257,7 @@ class Batch:
     async def _one_by_one(self, answer: ModelAnswer) -> None:
         run, siblings = self._run, self._siblings
         previous: Call | None = None
+        is_waiting = False
         for call in self._ready:
             if previous is not None:
                 await run.pace.pause_if_due()
@@ -217,6 +266,9 @@ class Batch:
             if siblings.failed or run.interrupts.can_intervene:
                 self._hold_back(call)
             if call.result is None:
+                if is_waiting:
+                    hold(run, call)
+                    continue
                 await prepare(run, answer, call)
                 if call.result is None:
                     tool_call = call.call
@@ -224,11 +276,14 @@ class Batch:
                         ToolExecutionStart(tool_call.id, tool_call.name, tool_call.arguments)
                     )
                     await run_call(run, siblings, call, alone=True)
+            if call.wait is not None:
+                is_waiting = True
+                continue
             await end_call(run, siblings, self._message, call)
             if siblings.failure is not None:
                 raise siblings.failure
             previous = call
-        if self._over_cap:
+        if self._over_cap or is_waiting:
             await self._end_all()
         if siblings.stopped:
             run.interrupts.check()
@@ -239,6 +294,8 @@ class Batch:
         A result from another process is kept.
         """
         if call.state is _RECALLED or (call.state is _INTERRUPTED and call.result is not None):
+            return
+        if call.wait is not None or (call.earlier is not None and call.result is not None):
             return
         if not self._siblings.hold_back_if_due(call) and self._siblings.failed:
             call.answer(results.after_failed_sibling())
@@ -259,7 +316,7 @@ class Batch:
         for call in self._ready:
             if call.result is None:
                 to_run.append(call)
-            else:
+            elif call.wait is None:  # a call that waits ends last: it may still be withdrawn
                 await end_call(run, siblings, self._message, call)
         if len(to_run) == 1:
             await run_call(run, siblings, to_run[0], alone=True)
@@ -291,7 +348,8 @@ class Batch:
         siblings = self._siblings
         try:
             await run_call(self._run, siblings, call)
-            await end_call(self._run, siblings, self._message, call)
+            if call.wait is None:
+                await end_call(self._run, siblings, self._message, call)
         except (KeyboardInterrupt, SystemExit) as stop:
             # Raised from this task it would stop the event loop with the run still open. The run's
             # own task raises it once everything is closed.
@@ -304,12 +362,34 @@ class Batch:
             siblings.stop_useless()
 
     async def _end_all(self) -> None:
-        """End all calls that have not ended, and the run if one of their tools requires it."""
+        """End all calls that have not ended, and the run if one of their tools requires it. Those
+        that wait end last.
+        """
+        waiting: list[Call] = []
         for call in (*self._ready, *self._over_cap):
             if call.state is not _ENDED:
+                if call.wait is not None:
+                    waiting.append(call)
+                else:
+                    await end_call(self._run, self._siblings, self._message, call)
+        if waiting:
+            self._withdraw_useless(waiting)
+            for call in waiting:
                 await end_call(self._run, self._siblings, self._message, call)
         if self._siblings.failure is not None:
             raise self._siblings.failure
+
+    def _withdraw_useless(self, waiting: Iterable[Call]) -> None:
+        """Do not ask about calls that must not run any more, because another call has failed."""
+        if self._siblings.failed or any(call.fails_siblings for call in self._ready):
+            for call in waiting:
+                wait = call.wait
+                if wait is not None and wait.reason != "result":
+                    call.wait, call.state = None, CallState.WAITING
+                    has_run = wait.has_run
+                    call.answer(
+                        results.stopped("sibling") if has_run else results.after_failed_sibling()
+                    )
 
     async def _tasks_done(self) -> None:
         """Wait for the tasks of the batch. Each of them ends within the grace."""
@@ -325,9 +405,12 @@ class Batch:
         calls = [*self._ready, *self._over_cap] if self._over_cap else self._ready
         now_ms = self._run.clock.now_ms
         messages: list[ToolResultMessage] = []
+        waits: tuple[Wait, ...] = ()
         for call in calls:
             wanted, result = call.call, call.result
             assert result is not None
+            if call.wait is not None:
+                waits = (*waits, call.wait)
             messages.append(
                 ToolResultMessage(
                     wanted.id,
@@ -340,6 +423,8 @@ class Batch:
                 )
             )
         recorded = self._siblings.is_recorded
+        if waits:
+            return BatchOutcome(messages, calls, recorded, waits=waits)
         if votes and self._ends_run():
             return BatchOutcome(messages, calls, recorded, True, self._output())
         return BatchOutcome(messages, calls, recorded)

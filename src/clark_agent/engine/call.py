@@ -4,8 +4,10 @@
     run_call   the tool, which can be stopped
     end_call   the hooks after the call, then the event of its end
 
-Whatever happens, a call gets exactly one result. This file knows one call and, through `Siblings`,
-the shared state of its batch; it does not know the order of the calls.
+Whatever happens, a call gets exactly one result. That of a call that waits (see
+`clark_agent.engine.suspension`) is a placeholder, which hooks and journal do not see. This file
+knows one call and, through `Siblings`, the shared state of its batch; it does not know the order of
+the calls.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from enum import Enum, auto
 from inspect import isawaitable
 from types import CoroutineType
@@ -27,17 +30,20 @@ from clark_agent.engine import runtime_results as results
 from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.runtime_results import Made, RuntimeResult
 from clark_agent.engine.supervised import as_coroutine
+from clark_agent.engine.suspension import Wait, suspend_after_run
 from clark_agent.engine.tool_task import ToolLeftBehindError, ToolTask
 from clark_agent.errors import (
     HookError,
     LoopError,
     ModelRetry,
     RunAborted,
+    RunLetGo,
     RunLogError,
     RunStoppedByTool,
     ToolAborted,
     ToolContractError,
     ToolFatal,
+    ToolSuspended,
 )
 from clark_agent.events import ToolExecutionEnd, note_exception
 from clark_agent.intake import accept_result, is_plain_result
@@ -51,9 +57,20 @@ from clark_agent.types import AssistantMessage, ToolCall
 
 if TYPE_CHECKING:
     from clark_agent.engine.interrupts import Why
+    from clark_agent.engine.resumption import EarlierWait
     from clark_agent.engine.run import Run
 
-__all__ = ["Call", "CallAnswered", "CallState", "Siblings", "close_call", "end_call", "run_call"]
+__all__ = [
+    "Call",
+    "CallAnswered",
+    "CallState",
+    "Siblings",
+    "ask_if_it_happened",
+    "check_again",
+    "close_call",
+    "end_call",
+    "run_call",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +86,8 @@ class CallState(Enum):
     """Another process has run it, and its result is in the log."""
     UNRECORDED = auto()
     """Its child run could not be logged, so the log must not record its end."""
+    SUSPENDED = auto()
+    """It waits, and its result is a placeholder."""
     CHECKED = auto()
     """The hooks after the call have seen the result."""
     ENDED = auto()
@@ -78,7 +97,7 @@ class CallState(Enum):
 _WAITING, _CHECKED = CallState.WAITING, CallState.CHECKED
 _ENDED = CallState.ENDED
 # Hooks and journal already have these results, or must not get them.
-_NOT_OURS = (CallState.RECALLED, CallState.UNRECORDED)
+_NOT_OURS = (CallState.RECALLED, CallState.UNRECORDED, CallState.SUSPENDED)
 # Hooks have seen these results, or must not see them.
 _SEEN = (_CHECKED, *_NOT_OURS)
 _INTERVENED = ("steered", "out_of_time")
@@ -90,6 +109,17 @@ class CallAnswered(Exception):
     def __init__(self, result: ToolResult, why: RuntimeResult) -> None:
         super().__init__(why.kind, why.reason)
         self.made: Made = (result, why)
+
+
+# How a call can end whatever became of the runs that it has started.
+_OVER_THOSE_BELOW = (
+    asyncio.CancelledError,
+    CallAnswered,
+    ToolAborted,
+    ToolFatal,
+    ToolLeftBehindError,
+    ToolSuspended,
+)
 
 
 class Call(Struct, eq=False):
@@ -125,8 +155,18 @@ class Call(Struct, eq=False):
     """The exception of the tool, or of its check of the arguments."""
     returned_at: tuple[int, int] | None = None
     """The position of the journal when the tool returned, if that does not follow from the rest."""
+    is_announced: bool = False
+    """Whether the journal has that the tool starts, and it has not started yet."""
     has_run: bool = False
     """Whether the tool ran and returned the result, which hooks may have changed."""
+    wait: Wait | None = None
+    """What it waits for."""
+    earlier: EarlierWait | None = None
+    """What was asked about it and decided, before this process took the run up."""
+    allowed: tuple[str, ...] = ()
+    """The ids of requests that given arguments answer."""
+    was_checked: bool = False
+    """Whether another process has started it, so that the hooks before the call have seen it."""
 
     def answer(self, made: Made) -> None:
         """Set a result that the runtime made."""
@@ -134,9 +174,21 @@ class Call(Struct, eq=False):
 
     def hold_back(self, why: Literal["steered", "out_of_time"]) -> None:
         """Do not run it: the user steered, or time ran out."""
-        begun = self.state is CallState.INTERRUPTED
-        self.answer(results.uncertain() if begun else results.held_back(why))
+        if self.state is not CallState.INTERRUPTED:
+            self.answer(results.held_back(why))
+        else:  # an agent that waited was not cut off
+            self.answer(results.uncertain() if self.earlier is None else results.stopped(why))
         self.stopped = why
+
+    def suspend(self, wait: Wait, result: ToolResult) -> None:
+        """Let it wait, with a placeholder as its result."""
+        self.wait, self.result, self.state = wait, result, CallState.SUSPENDED
+
+    def withdraw(self) -> None:
+        """Do not wait any more: the run is over."""
+        has_run = self.wait is not None and self.wait.has_run
+        self.wait = None
+        self.answer(results.withdrawn() if has_run else results.aborted())
 
     def decided(self, plugin: str, decision: str, **more: Any) -> None:
         """Record the decision of a plugin about the call."""
@@ -216,7 +268,7 @@ class Siblings:
     def end_run(self, failure: LoopError, cause: BaseException) -> None:
         """End the run with this failure. The first one counts."""
         if self.failure is None:
-            failure.__cause__ = cause
+            failure.__cause__ = None if cause is failure else cause
             self.failure = failure
 
     def comes_too_late(self, call: Call) -> bool:
@@ -259,13 +311,15 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
         return
     waiting = run.journal.tool_started(call)
     if waiting is not FINISHED:
+        call.is_announced = True
         await waiting
         if siblings.comes_too_late(call):
             return
+        call.is_announced = False
     wanted, tool = call.call, call.tool
     assert tool is not None
     context = ToolContext(tool_call_id=wanted.id, tool_name=wanted.name, run=run)
-    context.position = call.position
+    context.position, context.turn = call.position, run.turns
     task: ToolTask | None = None
     cancelled: asyncio.CancelledError | None = None
     timeout = run.config.tool_timeout if tool.timeout is None else tool.timeout
@@ -298,7 +352,11 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
             result = accept_result(result, f"the tool {tool.name!r}")
         call.result, call.has_run = result, True
     except (Exception, asyncio.CancelledError) as error:
-        _give_error(run, siblings, call, error, task)
+        below = context.failure_below
+        if below is None or isinstance(error, _OVER_THOSE_BELOW):
+            _give_error(run, siblings, call, error, task)
+        else:  # the tool may have wrapped it
+            _give_error(run, siblings, call, below, task)
         cancelled = error if isinstance(error, asyncio.CancelledError) else None
     except BaseException:  # KeyboardInterrupt, SystemExit
         call.answer(results.stopped("aborted"))
@@ -366,6 +424,8 @@ def _give_error(
             if is_left:
                 logger.warning("the thread of the tool %r was left behind", name)
             call.answer(results.stopped(why, _timeout(run, call.tool), still_running=is_left))
+        case ToolSuspended():
+            suspend_after_run(run, call, error)
         case ToolAborted():
             call.raised, call.raised_text = "aborted", message_of(error)
             siblings.end_run(RunAborted(f"the tool {name!r} aborted it: {call.raised_text}"), error)
@@ -374,8 +434,10 @@ def _give_error(
             call.raised, call.raised_text = "fatal", message_of(error)
             siblings.end_run(RunStoppedByTool(name, call.raised_text), error)
             call.result = ToolResult.error(f"The tool ended the run: {call.raised_text}")
-        case RunLogError():  # of a child run, which is not logged any more
-            siblings.end_run(RunLogError(f"in the tool {name!r}: {error}"), error)
+        case RunLogError() | RunLetGo():  # of a child run, which is not logged any more
+            is_log = isinstance(error, RunLogError)
+            ending = RunLogError(f"in the tool {name!r}: {error}") if is_log else error
+            siblings.end_run(ending, error)
             call.result = ToolResult.error(f"The run was stopped: {error}")
             call.state, siblings.is_recorded = CallState.UNRECORDED, False
         case HookError(__cause__=Exception() as cause) if call.tool.is_final_answer:
@@ -396,6 +458,27 @@ def _give_error(
             call.result = ToolResult.error(describe(error))
 
 
+async def ask_if_it_happened(run: Run, call: Call) -> None:
+    """Give an interrupted call its result: the tool's, if it knows that the call has happened."""
+    tool = call.tool
+    assert tool is not None
+    key = f"{run.identify().run_id}/{run.turns}/{call.position}"
+    try:
+        async with asyncio.timeout(_timeout(run, tool)):
+            answer: Any = tool.did_it_happen(key)
+            if isawaitable(answer):
+                answer = await answer
+        if answer is not None:
+            answer = accept_result(answer, f"did_it_happen of the tool {tool.name!r}")
+    except Exception:
+        logger.exception("the tool %r could not say whether a call has happened", tool.name)
+        answer = None
+    if answer is None:
+        call.answer(results.uncertain())
+    else:
+        call.result, call.has_run = answer, True
+
+
 # --- the end of a call --------------------------------------------------------------------------
 
 
@@ -411,7 +494,8 @@ def end_call(
 async def _check_and_end(
     run: Run, siblings: Siblings, asked_by: AssistantMessage, call: Call
 ) -> None:
-    if not siblings.is_over(call):
+    has_result = call.by_runtime is None  # which must not be lost if the run is let go
+    if not siblings.is_over(call) or (has_result and run.interrupts.is_let_go):
         await _ask_hooks(run, asked_by, call)
     await run.emit(close_call(run, call))
 
@@ -449,6 +533,21 @@ async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
     call.state = _CHECKED
 
 
+async def check_again(run: Run, asked_by: AssistantMessage, call: Call) -> None:
+    """Pass a result to the hooks once more whose check was interrupted, because the run was let go:
+    the process that continues the run needs it. They have the grace of the run for that.
+    """
+    is_real = call.result is not None and call.by_runtime is None and call.state not in _SEEN
+    if not (is_real and run.hooks.after_tool_call):
+        return
+    if call.given is not None:
+        call.result, call.given = call.given, None
+        call.decisions = [each for each in call.decisions if each["decision"] != "change"]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(run.grace):
+            await _ask_hooks(run, asked_by, call)
+
+
 def _changed(result: ToolResult, decision: object) -> ToolResult:
     """The result after an after-hook: first its own result, then the flags."""
     if decision is None:
@@ -470,13 +569,15 @@ def _changed(result: ToolResult, decision: object) -> ToolResult:
 def close_call(run: Run, call: Call) -> ToolExecutionEnd:
     """Set the final result of the call, and return the event of its end."""
     if call.result is None:
-        begun = call.state is CallState.INTERRUPTED
-        call.answer(results.uncertain() if begun else results.aborted())
+        if call.state is not CallState.INTERRUPTED:
+            call.answer(results.aborted())
+        else:  # an agent that waited was not cut off
+            call.answer(results.uncertain() if call.earlier is None else results.withdrawn())
     elif run.hooks.after_tool_call and call.by_runtime is None and call.state not in _SEEN:
         call.answer(results.unchecked())
     result = call.result
     assert result is not None
-    if call.decisions:
+    if call.decisions and call.wait is None:
         call.given = call.given or result
         call.result = result = _with_decisions(result, call.decisions)
     if call.state not in _NOT_OURS:

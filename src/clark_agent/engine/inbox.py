@@ -20,6 +20,8 @@ class Inbox:
     """The messages in ``pending`` that another process has accepted and not delivered."""
     _left_follow_ups: Sequence[SteeringReceipt] = ()
     """The same for ``follow_ups``."""
+    _delivering: Sequence[SteeringReceipt] = ()
+    """Those of ``_left`` that were taken for a turn."""
     _are_follow_ups = False
     """Whether ``pending`` has follow-ups, and no steering."""
 
@@ -62,6 +64,16 @@ class Inbox:
         self.pending += [receipt.message for receipt in self._left]
         self.follow_ups += [receipt.message for receipt in self._left_follow_ups]
 
+    def receive(self, receipt: SteeringReceipt) -> None:
+        """Add a message from the mailbox of the run, as if another process had accepted it."""
+        if receipt.is_follow_up:
+            self._left_follow_ups = [*self._left_follow_ups, receipt]
+            self.follow_ups.append(receipt.message)
+        else:
+            self._left = [*self._left, receipt]
+            self.pending.append(receipt.message)
+        self._journal.accepted(receipt)
+
     def collect(
         self, source: Hook, messages: Sequence[AgentMessage], into: list[AgentMessage]
     ) -> None:
@@ -92,19 +104,20 @@ class Inbox:
         messages, self.pending = self.pending, []
         usual = "follow_up" if self._are_follow_ups else "steering"
         purposes = [self._purposes.pop(id(message), usual) for message in messages]
-        return messages, purposes, [*self._left, *self._taken()]
+        self._delivering, self._left = self._left, ()
+        return messages, purposes, [*self._delivering, *self._taken()]
 
     def delivered(self, turn: int) -> None:
         """Settle the taken messages: they are in the transcript, before the answer of this turn."""
         self._are_follow_ups = False
-        self._left = ()
+        self._delivering = ()
         for channel in self._channels:
             channel.delivered(turn)
 
     def promote(self, follow_ups: list[AgentMessage]) -> None:
         """Let follow-ups wait for the next turn."""
-        self.pending = follow_ups
-        self._are_follow_ups = True
+        self._are_follow_ups = not self.pending
+        self.pending = [*self.pending, *follow_ups]
         self._left = [*self._left, *self._left_follow_ups]
         self._left_follow_ups = ()
         for channel in self._channels:
@@ -125,12 +138,15 @@ class Inbox:
         waiting = [receipt.message for channel in self._channels for receipt in channel.waiting()]
         return (*self.pending, *self.follow_ups, *waiting)
 
-    def close(self) -> tuple[AgentMessage, ...]:
-        """Take no more messages. Return those that were accepted and never delivered."""
+    def close(self, *, is_kept: bool = False) -> tuple[AgentMessage, ...]:
+        """Take no more messages. Return those that were accepted and never delivered.
+
+        With ``is_kept`` there are none: the log has them, and the run gets them when it is resumed.
+        """
         left = [*self.pending, *self.follow_ups]
         for channel in self._channels:
-            left += channel.close()
-        return tuple(left)
+            left += channel.close(is_kept=is_kept)
+        return () if is_kept else tuple(left)
 
     def _taken(self) -> list[SteeringReceipt]:
         return [receipt for channel in self._channels for receipt in channel.taken]

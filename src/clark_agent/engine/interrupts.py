@@ -16,12 +16,12 @@ from typing import Literal, Self, TypeAlias
 
 from clark_agent._threads import call_in_loop
 from clark_agent.budget import Meter
-from clark_agent.cancellation import CancellationToken, Subscription
+from clark_agent.cancellation import LET_GO, CancellationToken, Subscription
 from clark_agent.clock import Timer, call_later
 from clark_agent.engine.inbox import Inbox
 from clark_agent.engine.journal import Journal
 from clark_agent.engine.spending import Spending
-from clark_agent.errors import RunAborted
+from clark_agent.errors import RunAborted, RunLetGo
 from clark_agent.steering import SteerWhen
 
 __all__ = ["Interrupts", "Intervention", "Why"]
@@ -60,6 +60,8 @@ class Interrupts:
         self._journal = journal
         self.can_intervene = inbox.can_interrupt or bool(spending.meters)
         """Whether anything but a cancellation can interrupt the run."""
+        self.may_intervene = self.can_intervene or journal.receives
+        """The same, or the journal may receive a message later."""
         if self.can_intervene:
             inbox.listen(self._wake)
             self.start_timers()
@@ -133,18 +135,25 @@ class Interrupts:
             return True
         return False
 
+    @property
+    def is_let_go(self) -> bool:
+        """Whether this process gives the run up without ending it."""
+        return self.is_fired and self.signal.reason == LET_GO
+
     def check(self) -> None:
         """Raise if the run was cancelled, even if the cancellation was swallowed."""
         if self.is_fired or self._cancelling() > self.expected:
             self.note_cancelled()
             if self.cancelled_from_outside:
                 raise asyncio.CancelledError
-            raise RunAborted(self.signal.reason)
+            raise RunLetGo() if self.is_let_go else RunAborted(self.signal.reason)
 
     def note_cancelled(self, noticed_by: int | None = None) -> None:
         """Record in the journal where the run was cancelled."""
         if not self._was_noted:
             self._was_noted = True
+            if self.is_let_go:
+                self._journal.let_go()
             self._journal.interrupted("cancelled", noticed_by)
 
     def __exit__(
@@ -175,7 +184,13 @@ class Interrupts:
     def restored(self) -> None:
         """Take waiting messages and spent time into account, after a resume."""
         self.can_intervene = self.can_intervene or self._inbox.can_interrupt
+        self.may_intervene = self.may_intervene or self.can_intervene
         self.start_timers()
+
+    def received(self) -> None:
+        """Take a message into account that has just arrived from another process."""
+        self.can_intervene = True
+        self._wake()
 
     def _wake(self) -> None:
         """Interrupt for an urgent message. Called on any thread."""

@@ -44,10 +44,22 @@ class Journal:
 
     keeps_progress = False
     """Whether it records the progress of calls."""
+    first: int | None = None
+    """The number of the first record that this process writes, if it records."""
+    receives = False
+    """Whether it passes messages from other processes to the run, which may cancel it."""
+
+    publish: Callable[[AgentEvent], None] | None = None
+    """Shows the deltas of answers to other processes, if it does that."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         """The clock of the run. Its readings may be recorded."""
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the run can be suspended, so that another process finds it."""
+        return False
 
     # --- the beginning and the end --------------------------------------------------------------
 
@@ -59,6 +71,14 @@ class Journal:
 
     def ended(self, run: Run, outcome: LoopOutcome, limit: BudgetLimit | None) -> None:
         """The run has ended; ``limit`` is the limit of the budget that it reached."""
+
+    def suspended(
+        self, run: Run, calls: Sequence[Call], results: Sequence[ToolResultMessage]
+    ) -> None:
+        """The run ends here for now. Some of the calls wait, and have placeholders as results."""
+
+    def let_go(self) -> None:
+        """This process gives the run up. Only results of tools are recorded from now on."""
 
     def closing(self) -> None:
         """The run is over. From now on a lost record does not raise."""
@@ -140,6 +160,9 @@ class Journal:
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """A call has its result."""
+
+    def call_suspended(self, call: Call) -> None:
+        """A call waits, and has a placeholder as its result."""
 
     def batch_ended(self, calls: Sequence[Call], results: Sequence[ToolResultMessage]) -> None:
         """The results of these calls enter the transcript."""

@@ -19,7 +19,7 @@ from clark_agent.engine.brackets import NEW, TURN
 from clark_agent.engine.goal import Goal
 from clark_agent.engine.resumption import Resumption
 from clark_agent.engine.run import Run
-from clark_agent.errors import ConfigError, LoopError, RunAborted, RunLogError
+from clark_agent.errors import ConfigError, LoopError, RunAborted, RunLetGo, RunLogError
 from clark_agent.events import AgentEnd, AgentEvent, AgentStart, RunIdentified, TurnEnd, TurnStart
 from clark_agent.output import NO_OUTPUT
 from clark_agent.result import LoopOutcome, RunResult
@@ -40,6 +40,8 @@ async def begin(
         journal.began(run, prompts)
     else:
         inbox.restore(resumption.waiting)
+        # First: the run may be cancelled at once, and must know what it has spent.
+        run.spending.restore(resumption.cost, resumption.costs_below, resumption.worked_ms)
         journal.resumed(run, resumption)
     inbox.note_waiting()
     run.transcript.add(prompts)
@@ -63,7 +65,8 @@ async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
     with run.interrupts:
         try:
             outcome = await work
-            if run.goal is not None and run.output is NO_OUTPUT:
+            is_over = outcome is not LoopOutcome.SUSPENDED
+            if run.goal is not None and run.output is NO_OUTPUT and is_over:
                 run.output = _without_output(run, run.goal, outcome)
             await _end(run)
             return await _result(run, outcome)
@@ -95,18 +98,21 @@ async def _end(run: Run) -> None:
 async def _result(run: Run, outcome: LoopOutcome) -> RunResult:
     spending = run.spending
     limit = spending.limit if outcome is LoopOutcome.OUT_OF_BUDGET else None
-    run.journal.ended(run, outcome, limit)
+    is_suspended = outcome is LoopOutcome.SUSPENDED  # the journal has that since it was decided
+    if not is_suspended:
+        run.journal.ended(run, outcome, limit)
     await run.journal.barrier()
     return RunResult(
         messages=tuple(run.transcript.added),
         outcome=outcome,
         usage=spending.usage,
-        undelivered=run.inbox.close(),
+        undelivered=run.inbox.close(is_kept=is_suspended),
         output=None if run.output is NO_OUTPUT else run.output,
         limit=limit,
         spent=spending.spent(),
         tree_usage=spending.tree_usage,
         bill=spending.bill(),
+        waiting=run.waiting,
     )
 
 
@@ -119,6 +125,8 @@ async def _fail(run: Run, error: BaseException) -> BaseException:
         run.inbox.close()
         return error  # nothing has happened
     failure = _failure(error, run)
+    if is_let_go := isinstance(failure, RunLetGo):
+        run.journal.let_go()
     is_cancelled = run.interrupts.is_cancelled()
     if isinstance(failure, RunAborted) and not isinstance(error, Exception):
         run.interrupts.note_cancelled()
@@ -134,12 +142,18 @@ async def _fail(run: Run, error: BaseException) -> BaseException:
     run.journal.failed(failure)
     is_cancelled = is_cancelled or run.interrupts.is_cancelled()
     await run.journal.settle(run.config.cancel_grace, is_cancelled=is_cancelled)
-    failure.undelivered = run.inbox.close()
+    failure.undelivered = run.inbox.close(is_kept=is_let_go and run.journal.can_wait)
     return _ending(closing.exit or error, failure, run)
 
 
 def _failure(error: BaseException, run: Run) -> LoopError:
     """The error that carries the state of the run."""
+    if isinstance(error, RunLogError | RunLetGo):
+        return error
+    if run.interrupts.is_let_go:
+        failure: LoopError = RunLetGo()
+        failure.__cause__ = error
+        return failure
     if isinstance(error, LoopError):
         return error
     if not isinstance(error, (Exception, GeneratorExit)):

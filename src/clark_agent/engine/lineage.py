@@ -10,6 +10,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.types import RunIdentity
 
 if TYPE_CHECKING:
+    from clark_agent.engine.resumption import Resumption
     from clark_agent.engine.run import Run
 
 __all__ = ["Lineage"]
@@ -23,7 +24,7 @@ _CHILDS_SHARE_OF_GRACE = 0.4
 class Lineage:
     """The place of a run in its tree."""
 
-    __slots__ = ("_config", "call_id", "given", "parent")
+    __slots__ = ("_config", "call_id", "call_place", "given", "parent", "resumption")
 
     def __init__(
         self,
@@ -31,6 +32,8 @@ class Lineage:
         config: LoopConfig,
         parent: Run | None = None,
         call_id: str | None = None,
+        resumption: Resumption | None = None,
+        call_place: tuple[int, int, int] | None = None,
     ) -> None:
         self._config = config
         self.given = identity
@@ -38,6 +41,14 @@ class Lineage:
         self.parent = parent
         self.call_id = call_id
         """The call of the parent that started the run."""
+        self.call_place = call_place
+        """The turn and the position of that call, and the number of the run in it."""
+        self.resumption = resumption
+        """What another process has left, if the run is resumed."""
+
+    def root(self) -> Lineage:
+        """The lineage of the outermost run."""
+        return self if self.parent is None else self.parent.lineage.root()
 
     def identify(self) -> RunIdentity:
         """The identity of the run, made if the host has not set one."""

@@ -18,10 +18,12 @@ from collections.abc import Awaitable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, assert_never
 
+from msgspec.structs import replace
+
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
-from clark_agent.engine.batch import Batch
+from clark_agent.engine.batch import Batch, BatchOutcome
 from clark_agent.engine.fallback import Deliver, FallbackDecision, Nudge, PlainTextFallback
 from clark_agent.engine.goal import REJECTED, Goal
 from clark_agent.engine.hooks import poll
@@ -38,7 +40,14 @@ from clark_agent.engine.resumption import (
 from clark_agent.engine.run import Run
 from clark_agent.engine.tool_refresh import check_waiting_calls, refresh_tools
 from clark_agent.engine.turn import ModelAnswer, ask_model
-from clark_agent.errors import EmptyOutcomeError, LoopError, ModelRetry, RunAborted, StreamError
+from clark_agent.errors import (
+    EmptyOutcomeError,
+    LoopError,
+    ModelRetry,
+    RunAborted,
+    StreamError,
+    failure_of,
+)
 from clark_agent.events import EventSink
 from clark_agent.output import NO_OUTPUT
 from clark_agent.plugins.base import ToolGateContext
@@ -100,11 +109,13 @@ async def start(
     sink: EventSink | None = None,
     parent: Run | None = None,
     call_id: str | None = None,
+    call_place: tuple[int, int, int] | None = None,
     resumption: Resumption | None = None,
     deps: Any = None,
+    can_wait: bool = True,
 ) -> RunResult:
     """Run the agent: with a second sink, as a child of another run, or from where another process
-    has stopped.
+    has stopped. Then the result, or the error, has the messages from before too.
     """
     messages = prompt_messages(prompts, config)
     token = signal or CancellationToken()
@@ -115,10 +126,21 @@ async def start(
         sink=sink,
         parent=parent,
         call_id=call_id,
+        call_place=call_place,
         resumption=resumption,
         deps=deps,
+        can_wait=can_wait,
     )
-    return await finish(run, _loop(run, messages, resumption))
+    if resumption is None:
+        return await finish(run, _loop(run, messages, None))
+    earlier = resumption.messages
+    try:
+        result = await finish(run, _loop(run, messages, resumption))
+    except BaseException as error:
+        if (failure := failure_of(error)) is not None:
+            failure.messages = (*earlier, *failure.messages)
+        raise
+    return replace(result, messages=(*earlier, *result.messages))
 
 
 class NextStep(Enum):
@@ -131,10 +153,12 @@ class NextStep(Enum):
     END = auto()
     """The run is over: no source of messages is polled any more. Only a message that another
     process has accepted and not delivered still gets a turn."""
+    SUSPEND = auto()
+    """Calls wait for a decision: the run ends for now."""
 
 
 # Globals of the module: cheaper than members of an enumeration, every turn.
-_ASK, _STOP, _END = NextStep.ASK, NextStep.STOP, NextStep.END
+_ASK, _STOP, _END, _SUSPEND = NextStep
 _FAILED = (StopReason.ABORTED, StopReason.ERROR)
 
 
@@ -153,6 +177,8 @@ async def _loop(
         earlier = resumption.messages
         ask_policy(run, lambda: fallback.restore(earlier))
         step = await _resume_at(run, resumption.where, fallback)
+        if step is _SUSPEND:
+            return LoopOutcome.SUSPENDED
     if step is not _END and hooks.steering:
         await poll(run, hooks.steering, inbox.pending)
     while True:
@@ -162,6 +188,8 @@ async def _loop(
             if run.is_capped and run.at_cap():
                 break
             step = await _turn(run, fallback)
+            if step is _SUSPEND:
+                return LoopOutcome.SUSPENDED
             if step is not _END and hooks.steering:
                 await poll(run, hooks.steering, inbox.pending)
         _check_empty_outcomes(run.config, fallback)
@@ -174,7 +202,7 @@ async def _loop(
             unfinished = step is _ASK or bool(inbox.pending) or bool(follow_ups)
             await _append_follow_ups(run, follow_ups)
             return _outcome(run, unfinished=unfinished)
-        if not follow_ups:
+        if not follow_ups and not inbox.pending:
             return _outcome(run, unfinished=False)
         inbox.promote(follow_ups)
         step = _ASK
@@ -191,15 +219,13 @@ async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> Nex
             return _ASK
         case FinalAnswer():  # only the end is missing
             return _END
-        case AfterBatch(
-            message, earlier, arguments
-        ):  # the results are in the transcript: only vote
-            outcome = Batch(run, message, message.tool_calls, earlier, arguments).recall_vote()
+        case AfterBatch():  # the results are in the transcript: only vote
+            outcome = Batch.resumed(run, where).recall_vote()
             run.output = outcome.output
             return _END if outcome.ends_run else _ASK
-        case AfterAnswer(message, offered, earlier, arguments):  # not all its calls have results
+        case AfterAnswer(message, offered):  # not all its calls have results
             if message.tool_calls:
-                run.batch = Batch(run, message, message.tool_calls, earlier, arguments)
+                run.batch = Batch.resumed(run, where)
             run.brackets.answer = message
             run.transcript.add_answer(message)  # the journal has it
             await run.brackets.announce([message])
@@ -259,6 +285,8 @@ async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) ->
         if fallback.stops:
             fallback.reset()
         results = outcome.results
+        if outcome.waits:
+            return await _suspend(run, outcome)
         run.journal.batch_ended(outcome.calls, results)  # if this fails, the batch is still open
         run.batch, run.brackets.results = None, results
         await _add(run, results)
@@ -275,6 +303,18 @@ async def _act_on(run: Run, answer: ModelAnswer, fallback: PlainTextFallback) ->
             step = await _after_output(run, run.goal, message)
     await run.brackets.end_turn()
     return step
+
+
+async def _suspend(run: Run, outcome: BatchOutcome) -> NextStep:
+    """End the turn, and the run for now. In the journal the batch stays open."""
+    run.interrupts.check()  # a run that is cancelled does not wait
+    results = outcome.results
+    run.journal.suspended(run, outcome.calls, results)
+    run.batch, run.brackets.results = None, results
+    run.waiting = tuple([request for wait in outcome.waits for request in wait.requests])
+    await _add(run, results)
+    await run.brackets.end_turn()
+    return _SUSPEND
 
 
 def _reported_failure(message: AssistantMessage) -> LoopError:

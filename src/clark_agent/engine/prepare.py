@@ -14,7 +14,14 @@ from clark_agent._finished import FINISHED
 from clark_agent._text import describe, message_of
 from clark_agent.engine.call import Call
 from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.resumption import EarlierWait
 from clark_agent.engine.run import Run
+from clark_agent.engine.suspension import (
+    allow_given,
+    given_arguments,
+    may_run,
+    suspend_before_run,
+)
 from clark_agent.engine.turn import ModelAnswer
 from clark_agent.errors import HookError, ToolValidationError
 from clark_agent.intake import accept_json, accept_result
@@ -23,6 +30,7 @@ from clark_agent.plugins.base import (
     BeforeToolCallContext,
     Block,
     Rewrite,
+    Suspend,
 )
 from clark_agent.plugins.hooks import Hook
 from clark_agent.protocol import (
@@ -35,7 +43,7 @@ from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.tools.repair import close_matches
 from clark_agent.types import detect_arg_parse_error
 
-__all__ = ["accept", "ask_policy", "prepare"]
+__all__ = ["accept", "ask_policy", "continue_agent", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +58,8 @@ def prepare(run: Run, answer: ModelAnswer, call: Call) -> Awaitable[None]:
     wanted, tool = call.call, call.tool
     if tool is None:
         call.result = ToolResult.error(_unknown_tool(wanted.name, run.registry.names))
+    elif call.earlier is not None:
+        return _prepare_again(run, answer, call, tool)
     elif answer.allowlist is not None and wanted.name not in answer.allowlist:
         return _refuse_hidden(run, answer, call, answer.allowlist)
     elif (malformed := detect_arg_parse_error(wanted.arguments)) is not None:
@@ -60,6 +70,28 @@ def prepare(run: Run, answer: ModelAnswer, call: Call) -> Awaitable[None]:
         if call.result is None and run.hooks.before_tool_call:
             return _ask_hooks(run, answer, call)
     return FINISHED
+
+
+def _prepare_again(run: Run, answer: ModelAnswer, call: Call, tool: AgentTool) -> Awaitable[None]:
+    """Make a call ready that has waited, with the arguments that were given, if any.
+
+    Hooks see it again, unless its tool continues an agent.
+    """
+    if call.was_checked:
+        return FINISHED
+    given = given_arguments(call)
+    call.result = accept(tool, call, call.call.arguments if given is None else given.args)
+    if call.result is None and given is not None:
+        allow_given(run, call)
+    if call.result is None and run.hooks.before_tool_call:
+        return _ask_hooks(run, answer, call)
+    return FINISHED
+
+
+def continue_agent(call: Call, tool: AgentTool, arguments: Any) -> None:
+    """Let a tool take up the run of the agent that it had started, with the same arguments."""
+    call.earlier, call.was_checked = EarlierWait(), True
+    call.result = accept(tool, call, arguments)
 
 
 _MOST_TOOLS_NAMED = 30
@@ -143,7 +175,16 @@ def ask_policy(run: Run, question: Callable[[], Any]) -> Any:
 
 async def _ask_hooks(run: Run, answer: ModelAnswer, call: Call) -> None:
     identity = run.identify()
+    suspended: list[tuple[str, Suspend]] = []
+    names: list[str] = []
     for hook in run.hooks.before_tool_call:
+        names.append(hook.name)
+        # Each of several plugins with one name needs its own permission.
+        count = names.count(hook.name)
+        asked_by = hook.name if count == 1 else f"{hook.name} #{count}"
+        was_allowed = call.earlier is not None and may_run(run, call, asked_by)
+        if was_allowed:
+            suspended.append((asked_by, Suspend()))
         context = BeforeToolCallContext(
             answer.message,
             call.call,
@@ -152,9 +193,13 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, call: Call) -> None:
             call.tool,
             identity,
             run.deps,
+            was_allowed,
         )
+        decision: Any = None
         try:
-            _apply(hook, await call_hook(run, hook, context), call)
+            decision = await call_hook(run, hook, context)
+            if not isinstance(decision, Suspend):
+                _apply(hook, decision, call)
         except Exception as error:
             logger.exception("the hook %r failed; the call is blocked", hook.name)
             call.decided(hook.name, "failed")
@@ -163,8 +208,14 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, call: Call) -> None:
                 f"The call was not run: the hook {hook.name!r} that checks it raised "
                 + describe(error)
             )
+        if isinstance(decision, Suspend):
+            suspended.append((asked_by, decision))
+            suspend_before_run(run, call, asked_by, decision)
         if call.result is not None:
             return
+    for name, wanted in suspended:  # a later hook may have changed what was allowed
+        if call.result is None:
+            suspend_before_run(run, call, name, wanted)
 
 
 def _apply(hook: Hook, decision: Any, call: Call) -> None:
@@ -186,5 +237,6 @@ def _apply(hook: Hook, decision: Any, call: Call) -> None:
             call.decided(hook.name, "answer")
         case _:
             raise TypeError(
-                f"on_before_tool_call must return Block, Rewrite, Answer or None; got {decision!r}"
+                "on_before_tool_call must return Block, Rewrite, Answer, Suspend or None; got "
+                f"{decision!r}"
             )

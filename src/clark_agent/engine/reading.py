@@ -69,11 +69,12 @@ class StreamFailure(Struct, frozen=True):
 async def read_answer(run: Run, request: StreamRequest) -> AssistantMessage | StreamFailure | None:
     """Call the model, and read its answer. None: the user steered, or time ran out."""
     reading = _Reading(run)
-    if run.interrupts.can_intervene:
-        if run.interrupts.due(SteerWhen.NOW) is not None:
-            return None
+    if run.interrupts.may_intervene:
+        if run.interrupts.can_intervene:
+            if run.interrupts.due(SteerWhen.NOW) is not None:
+                return None
+            run.journal.decided()  # from here on an interrupt arrives while the stream is read
         run.interrupts.handler = reading
-        run.journal.decided()  # from here on an interrupt arrives while the stream is read
     try:
         events = run.effects.ask_model(run.config.stream, request, run.signal)
         work = _read(run, events, reading)

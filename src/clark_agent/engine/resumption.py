@@ -2,27 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias
 
 from msgspec import Struct
 
+from clark_agent.config import LoopConfig
 from clark_agent.engine.spending import RunCost
+from clark_agent.errors import LoopError
 from clark_agent.plugins.base import EarlierCall
+from clark_agent.result import RunResult
 from clark_agent.steering import SteeringReceipt
 from clark_agent.tools.base import ToolResult
-from clark_agent.types import AgentMessage, AssistantMessage
+from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity
+from clark_agent.waiting import Deny, Expired, GiveResult, Verdict, WaitingRequest
 
 __all__ = [
     "NEW_TURN",
     "AfterAnswer",
     "AfterBatch",
+    "AskedEarlier",
+    "EarlierChild",
+    "EarlierChildren",
     "EarlierResults",
+    "EarlierWait",
     "FinalAnswer",
     "NewTurn",
     "Resumption",
     "Where",
 ]
+
+
+class AskedEarlier(Struct, frozen=True):
+    """A request about a call, and its verdict if it has one."""
+
+    request: WaitingRequest
+    verdict: Verdict | None = None
+    by: str | None = None
+
+
+class EarlierWait(Struct, frozen=True):
+    """A call that waits, or whose request was decided while no process worked on the run."""
+
+    asked: tuple[AskedEarlier, ...] = ()
+    """All requests about it, in order. Only the last can be open."""
+    child_run_ids: tuple[str, ...] = ()
+    """The runs that it waits for, if it does."""
+    decisions: tuple[dict[str, Any], ...] = ()
+    """Which plugins affected the call before, and how."""
+
+    @property
+    def needs_tool(self) -> bool:
+        """Whether the call will run its tool, as far as is known."""
+        if not self.asked:
+            return True
+        last = self.asked[-1]
+        is_decided = isinstance(last.verdict, (Deny, GiveResult, Expired))
+        return last.request.needs == "permission" and not is_decided
+
+
+class EarlierChildren(Protocol):
+    """The child runs that other processes have started."""
+
+    def can_continue(self, tool_call_id: str) -> bool:
+        """Whether the child runs of a call can be found. Old logs do not say in which turn they
+        were started.
+        """
+        ...
+
+    def find(
+        self, config: LoopConfig, turn: int, position: int, number: int
+    ) -> EarlierChild | None:
+        """The child run of this number, from 0, of the call in that place."""
+        ...
+
+
+class EarlierChild(Struct, frozen=True, kw_only=True):
+    """A child run of another process: where to continue it, or its result."""
+
+    prompts: tuple[AgentMessage, ...]
+    identity: RunIdentity
+    ended: RunResult | LoopError | None = None
+    """Its result or its error, if it has ended."""
+    resume: Callable[[], Awaitable[tuple[AgentContext, Resumption]]] | None = None
+    """Locks its log, and returns where to continue. Raises `clark_agent.errors.RunBusy`."""
+
 
 EarlierResults: TypeAlias = Mapping[int, ToolResult | None]
 """Calls by position: those with a result, and those (None) that started and have none."""
@@ -41,6 +105,8 @@ class AfterAnswer(Struct, frozen=True):
     calls: EarlierResults
     arguments: Mapping[int, Any] = {}
     """The arguments that calls ran with, where they differ from the model's."""
+    waits: Mapping[int, EarlierWait] = {}
+    """The calls that are suspended, by position."""
 
 
 class AfterBatch(Struct, frozen=True):
@@ -49,6 +115,7 @@ class AfterBatch(Struct, frozen=True):
     message: AssistantMessage
     calls: EarlierResults
     arguments: Mapping[int, Any] = {}
+    waits: Mapping[int, EarlierWait] = {}
 
 
 class FinalAnswer(Struct, frozen=True):
@@ -86,6 +153,8 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """Messages that were accepted and never delivered."""
     sourced: frozenset[str] = frozenset()
     """The names of the tools from a tool source."""
+    children: EarlierChildren
+    """The child runs that other processes have started."""
 
     @property
     def turns_before(self) -> int:

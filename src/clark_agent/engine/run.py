@@ -41,6 +41,7 @@ from clark_agent.types import (
     RunIdentity,
     StopReason,
 )
+from clark_agent.waiting import WaitingRequest
 
 if TYPE_CHECKING:
     from clark_agent.engine.batch import Batch
@@ -66,6 +67,7 @@ class Run:
     """
 
     __slots__ = (
+        "_may_wait",
         "answer",
         "batch",
         "brackets",
@@ -97,6 +99,7 @@ class Run:
         "system_prompt",
         "transcript",
         "turns",
+        "waiting",
     )
 
     def __init__(
@@ -108,8 +111,10 @@ class Run:
         sink: EventSink | None = None,
         parent: Run | None = None,
         call_id: str | None = None,
+        call_place: tuple[int, int, int] | None = None,
         resumption: Resumption | None = None,
         deps: Any = None,
+        can_wait: bool = True,
     ) -> None:
         self.config = config
         self.deps = deps
@@ -119,7 +124,6 @@ class Run:
         """The tools of this turn."""
         self.sourced: object = None
         """The newest tools of the tool source."""
-        self.signal = signal
         self.system_prompt = well_formed(config.system_prompt_for(context.system_prompt))
         self.loop = asyncio.get_running_loop()
         self.pace = current_pace()
@@ -127,7 +131,7 @@ class Run:
         self.pace.begin()
         self.effects: Effects = config.effects or (DIRECT if parent is None else parent.effects)
 
-        self.lineage = Lineage(context.identity, config, parent, call_id)
+        self.lineage = Lineage(context.identity, config, parent, call_id, resumption, call_place)
         self.grace = self.lineage.grace
         self.journals: Journals | None = config.run_log
         if self.journals is None and parent is not None:
@@ -138,6 +142,9 @@ class Run:
             else self._journal(self.journals, resumption)
         )
         self.clock = self.journal.clock
+        self._may_wait = can_wait
+        # Runs may share a token, and a message to one run must not cancel the others.
+        self.signal = signal = signal.child() if self.journal.receives else signal
 
         self.transcript = Transcript(accept_messages(context.messages), config.token_estimator)
         self.spending: Spending = Spending(
@@ -174,6 +181,8 @@ class Run:
         """The output that the run must return."""
         self.output: Any = NO_OUTPUT
         """The output that it returns."""
+        self.waiting: tuple[WaitingRequest, ...] = ()
+        """What it waits for, once it is suspended."""
         self.purposes: set[str] = set()
         """Why messages were added that neither the model nor a tool gave."""
 
@@ -189,8 +198,9 @@ class Run:
 
     def _emitter(self, sink: EventSink | None) -> Emitter:
         config, audience = self.config, self.config.audience
-        if sink is not None or self.hooks is not config.hooks:
-            audience = Audience(config.event_sink, self.hooks.event_observer, sink)
+        publish = self.journal.publish
+        if sink is not None or publish is not None or self.hooks is not config.hooks:
+            audience = Audience(config.event_sink, self.hooks.event_observer, sink, publish)
         eager = self.loop.get_task_factory() is not None
         return Emitter(audience, config.hook_timeout, self.grace, eager=eager)
 
@@ -233,6 +243,16 @@ class Run:
             self.deps,
         )
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether it may be suspended: it has a log, and so have the runs above."""
+        return self._may_wait and self.journal.can_wait
+
+    def continues_agent(self, call_id: str) -> bool:
+        """Whether a tool that another process has started can take up the agent that it ran."""
+        resumption = self.lineage.resumption
+        return resumption is not None and resumption.children.can_continue(call_id)
+
     def host_context(self) -> RunContext[Any]:
         """What output validators get."""
         return RunContext(self.deps, self.identify(), self.messages)
@@ -247,7 +267,6 @@ class Run:
         """Restore the state that other processes have left."""
         self.turns = resumption.turns
         self.purposes.update(resumption.purposes)
-        self.spending.restore(resumption.cost, resumption.costs_below, resumption.worked_ms)
         self.interrupts.restored()
         if self.goal is not None:
             self.goal.restore(resumption)

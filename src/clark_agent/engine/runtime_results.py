@@ -11,6 +11,7 @@ from clark_agent.tools.base import ToolResult
 __all__ = [
     "Made",
     "RuntimeResult",
+    "WaitReason",
     "aborted",
     "after_failed_sibling",
     "cut_off",
@@ -18,8 +19,10 @@ __all__ = [
     "not_alone",
     "over_cap",
     "stopped",
+    "suspended",
     "uncertain",
     "unchecked",
+    "withdrawn",
 ]
 
 
@@ -104,6 +107,37 @@ def over_cap(total: int, counted: int, cap: int) -> Made:
     )
     why = RuntimeResult("not_executed", "max_tool_calls_per_turn")
     return ToolResult.error(text, details=details), why
+
+
+WaitReason: TypeAlias = Literal["permission", "result", "child", "held"]
+"""What a call waits for: to be allowed, its result, the runs that it started, or the call before
+it.
+"""
+
+_SUSPENDED = {
+    "permission": "The call has not run: it waits for a decision.",
+    "result": "The call waits for its result.",
+    "child": "The call waits for the agent that it started, which waits for a decision.",
+    "held": "The call has not run: an earlier call of the batch waits for a decision.",
+}
+
+
+def suspended(reason: WaitReason, run_id: str, request_id: str | None = None) -> ToolResult:
+    """The placeholder in the transcript for a call that waits. It is not recorded."""
+    details = {
+        "kind": "suspended",
+        "run_id": run_id,
+        "request_id": request_id,
+        "reason": reason,
+    }
+    return ToolResult.text(_SUSPENDED[reason], details=details)
+
+
+def withdrawn() -> Made:
+    """For a call that waited for its result when the run was stopped."""
+    text = "The call had run and was waiting for its result when the run was stopped."
+    details = {"kind": "tool_call_stopped", "reason": "aborted", "still_running": False}
+    return ToolResult.error(text, details=details), RuntimeResult("stopped", "aborted")
 
 
 def uncertain() -> Made:

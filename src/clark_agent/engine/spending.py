@@ -113,10 +113,10 @@ class Spending:
 
     def restore(self, own: RunCost, below: Iterable[RunCost], worked_ms: int) -> None:
         """Count what other processes have spent on the run. The runs above know it already."""
-        for turns, usage, model in (own, *below):
-            for meter in self.meters:
+        shared = () if self._above is None else self._above.meters
+        for meter in [meter for meter in self.meters if meter not in shared]:
+            for turns, usage, model in (own, *below):
                 meter.restore(turns, usage, model)
-        for meter in self.meters:
             meter.restore_time(worked_ms)
         _, usage, model = own
         self._earlier = () if usage == _NOTHING else (ModelUsage(model, usage),)

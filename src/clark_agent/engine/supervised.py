@@ -10,16 +10,19 @@ what happens when that task is cancelled:
 
 ``asyncio.timeout`` and ``TaskGroup`` inside the coroutine cancel the task too, and undo that as
 soon as it reaches them. Therefore only a cancellation that is still there when the grace is over
-counts, and the next one has its own grace.
+counts, and the next one has its own grace. Before Python 3.13 a ``TaskGroup`` does not undo one
+that it makes at its end; that is done here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import CoroutineType
 from typing import Any, Final, NoReturn
+from weakref import WeakSet
 
 __all__ = ["UNSTARTED", "Supervised", "as_coroutine", "is_cancelled", "left_behind", "step"]
 
@@ -31,6 +34,9 @@ UNSTARTED: Final = object()
 _left_behind: set[asyncio.Task[Any]] = set()
 _innermost: dict[asyncio.Task[Any], Supervised] = {}
 """The innermost of the nested objects that a task awaits."""
+_UNDO_FOR_GROUPS: Final = sys.version_info < (3, 13)
+_END_OF_GROUP: Final = asyncio.TaskGroup.__aexit__
+_undone: WeakSet[asyncio.TaskGroup] = WeakSet()
 
 
 def is_cancelled() -> bool:
@@ -112,6 +118,8 @@ class Supervised:
                 except BaseException as error:
                     if isinstance(error, asyncio.CancelledError):
                         self.is_interrupted = True
+                        if _UNDO_FOR_GROUPS:
+                            self._undo_for_group()
                     if self._leave and isinstance(error, asyncio.CancelledError):
                         if _is_task_like(awaited):
                             awaited.add_done_callback(_retrieve)
@@ -156,6 +164,19 @@ class Supervised:
         if task is None or before is None:
             return False
         return task.cancelling() > before + self._cancels
+
+    def _undo_for_group(self) -> None:
+        """Undo the cancellation if a `TaskGroup` made it whose end the coroutine waits for."""
+        waiting: Any = self._coroutine
+        while isinstance(inner := getattr(waiting, "cr_await", None), CoroutineType):
+            waiting = inner
+        if getattr(waiting, "cr_code", None) is not _END_OF_GROUP.__code__:
+            return
+        group = waiting.cr_frame.f_locals["self"]
+        if group._parent_cancel_requested and group not in _undone:
+            _undone.add(group)
+            if self._task is not None and self._is_cancelled_from_outside():
+                self._task.uncancel()
 
     def _time_grace(self) -> None:
         """Start the grace of a cancellation, or end that of one that was undone."""

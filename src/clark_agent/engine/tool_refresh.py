@@ -48,7 +48,8 @@ def check_waiting_calls(run: Run, resumption: Resumption) -> None:
     if not isinstance(where, AfterAnswer):
         return
     for position, call in enumerate(where.message.tool_calls):
-        is_waiting = position not in where.calls
+        wait = where.waits.get(position)
+        is_waiting = position not in where.calls and (wait is None or wait.needs_tool)
         if is_waiting and call.name in resumption.sourced and call.name not in run.registry:
             raise ConfigError(
                 f"a call in the log waits for the tool {call.name!r}, which the tool source does "

@@ -2,7 +2,8 @@
 
 It starts when the tool first waits for something: a tool that never waits needs none of this.
 
-1. The call's token is cancelled. A tool that waits on it, or runs in a thread, may end by itself.
+1. The call's token is cancelled. A tool that waits on it, or runs in a thread, may end by itself;
+   any tool may if the run is let go, since a result is better than a call that is uncertain.
 2. Then, and for any other tool at once, the cancellation is raised inside the coroutine.
 3. A tool that has not ended when the grace is over is left behind: it continues in its own task,
    the run does not wait for it, and the result says that it may still be running.
@@ -14,6 +15,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, NoReturn
 
+from clark_agent.cancellation import LET_GO
 from clark_agent.engine.supervised import Supervised
 from clark_agent.tools.base import ToolContext
 
@@ -65,7 +67,7 @@ class ToolTask(Supervised):
             self._context.signal.cancel(why)
         if self._in_thread:
             self._later(self._grace, self._end_of_grace)
-        elif self._context.is_watched:
+        elif self._context.is_watched or self._context.signal.reason == LET_GO:
             self._later(self._grace / 2, self._interrupt)
         else:
             self._interrupt()

@@ -27,6 +27,7 @@ from clark_agent.messages.transcript import MessageView
 from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolCall, Usage
+from clark_agent.waiting import Suspend
 
 __all__ = [
     "AfterToolCall",
@@ -46,6 +47,7 @@ __all__ = [
     "RestoreContext",
     "Rewrite",
     "SteeringSource",
+    "Suspend",
     "ToolGate",
     "ToolGateClass",
     "ToolGateContext",
@@ -75,6 +77,8 @@ class BeforeToolCallContext(Struct, Generic[DepsT_co], frozen=True):
     """The identity of the run. A run whose context has none is a fresh root."""
     deps: DepsT_co = None  # type: ignore[assignment]
     """The dependencies of the run."""
+    was_allowed: bool = False
+    """Whether this plugin has suspended the run for exactly this call, and it was allowed."""
 
 
 class Block(Struct, frozen=True):
@@ -96,7 +100,7 @@ class Answer(Struct, frozen=True):
     result: ToolResult
 
 
-BeforeToolDecision: TypeAlias = Block | Rewrite | Answer
+BeforeToolDecision: TypeAlias = Block | Rewrite | Answer | Suspend
 
 
 class AfterToolCallContext(Struct, Generic[DepsT_co], frozen=True, dict=True):
@@ -209,7 +213,7 @@ class BeforeToolCall(Protocol):
     def on_before_tool_call(
         self, ctx: BeforeToolCallContext, /
     ) -> MaybeAsync[BeforeToolDecision | None]:
-        """Allow (None), block, rewrite or answer a call."""
+        """Allow (None), block, rewrite or answer a call, or suspend the run until it is decided."""
         ...
 
 
@@ -318,8 +322,10 @@ class SteeringChannel(Protocol):
         """Settle the taken follow-ups: they are in the transcript, and no turn follows."""
         ...
 
-    def close(self) -> list[AgentMessage]:
-        """Stop listening. Return the accepted messages that will not be delivered."""
+    def close(self, *, is_kept: bool = False) -> list[AgentMessage]:
+        """Stop listening. Return the accepted messages that will not be delivered; ``is_kept`` if
+        the run gets them when it is resumed.
+        """
         ...
 
     def detached(self) -> SteeringChannel:

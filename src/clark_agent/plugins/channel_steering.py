@@ -97,22 +97,24 @@ class ChannelSteering:
         """Settle the taken follow-ups: they are in the transcript, and no turn follows."""
         _settle(self._follow_ups, SteeringStatus.DELIVERED)
 
-    def close(self) -> list[AgentMessage]:
+    def close(self, *, is_kept: bool = False) -> list[AgentMessage]:
         """Stop listening. Messages that were taken and not delivered expire.
 
-        The last listener also lets all queued messages expire, and returns them.
+        The last listener also lets all queued messages expire, and returns them. With ``is_kept``,
+        they are delivered when the run is resumed.
         """
+        status = SteeringStatus.KEPT if is_kept else SteeringStatus.EXPIRED
         self._channel.watchers.pop(self, None)
         if self._channel.listeners.pop(self, None) is None:
             return []  # already closed, or its run never started
         self._channel.ended = True
-        _settle(self._steering, SteeringStatus.EXPIRED)
-        _settle(self._follow_ups, SteeringStatus.EXPIRED)
+        _settle(self._steering, status)
+        _settle(self._follow_ups, status)
         if self._channel.listeners:
             return []
         left: list[SteeringReceipt] = []
         messages = _take(self._channel.steering, left) + _take(self._channel.follow_ups, left)
-        _settle(left, SteeringStatus.EXPIRED)
+        _settle(left, status)
         return messages
 
 

@@ -8,9 +8,8 @@ has changed, and the first difference shows what.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,13 +23,13 @@ from clark_agent.engine.loop import start
 from clark_agent.errors import DecodeError, LoopError
 from clark_agent.events import EventSink
 from clark_agent.messages.wire import decode_json
-from clark_agent.replay.script import Script
+from clark_agent.replay.script import Script, parts_of
 from clark_agent.result import RunResult
 from clark_agent.run_log.diff import Difference, first_difference
 from clark_agent.run_log.fold import fold
 from clark_agent.run_log.jsonl import JsonlStore, read_log
 from clark_agent.run_log.memory import MemoryStore
-from clark_agent.run_log.records import Record, RunEnded, RunFailed, RunResumed
+from clark_agent.run_log.records import Record, RunEnded, RunFailed
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.run_log.writer import RunLog, store_of
 
@@ -79,20 +78,16 @@ async def replay(
     fold(loaded)  # raises for a damaged log
     copy = MemoryStore()
     outcome: RunResult | LoopError | None = None
-    for part in _parts(loaded.records):
+    left: str | None = None
+    for part in parts_of(loaded.records):
         script = Script(loaded.records, part, store, copy)
         outcome = await _replay_part(script, config, sink, deps)
-        copy.cut(run_id, part.stop)  # if the process died, the end of the replay has no counterpart
-    drift = _drift(store, copy)
+        script.finish()
+        left = left or script.first_left
+    drift = _drift(store, copy, left)
     if isinstance(outcome, LoopError):
         return ReplayReport(run_id, drift, error=outcome)
     return ReplayReport(run_id, drift, outcome)
-
-
-def _parts(records: Sequence[Record]) -> list[range]:
-    """Return the records of each process that worked on the run."""
-    begins = [n for n, record in enumerate(records) if isinstance(record.entry, RunResumed)]
-    return [range(begin, end) for begin, end in pairwise([0, *begins, len(records)])]
 
 
 async def _replay_part(
@@ -107,6 +102,7 @@ async def _replay_part(
             script.signal,
             sink=sink,
             call_id=script.began.tool_call_id,
+            call_place=script.began.call_place,
             resumption=resumption,
             deps=deps,
         )
@@ -114,9 +110,11 @@ async def _replay_part(
         return error
 
 
-def _drift(store: RunStore, copy: RunStore) -> Difference | None:
-    """Return the first difference between replayed and recorded runs, outermost run first."""
-    for summary in sorted(copy.runs(), key=lambda run: run.depth):
+def _drift(store: RunStore, copy: RunStore, left: str | None) -> Difference | None:
+    """Return the first difference between replayed and recorded runs: of the run that ``left`` its
+    log first, then outermost run first.
+    """
+    for summary in sorted(copy.runs(), key=lambda run: (run.run_id != left, run.depth)):
         first = store.load(summary.run_id).records
         again = copy.load(summary.run_id).records
         if not isinstance(first[-1].entry, (RunEnded, RunFailed)):

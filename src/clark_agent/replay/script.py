@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -24,9 +25,16 @@ from clark_agent.config import LoopConfig
 from clark_agent.effects import Child, Effects
 from clark_agent.engine.arguments import prompt_messages
 from clark_agent.engine.call import CallAnswered, Siblings
-from clark_agent.engine.resumption import Resumption
+from clark_agent.engine.resumption import EarlierChild, Resumption
 from clark_agent.engine.run import Run
-from clark_agent.errors import ToolAborted, ToolExecutionError, ToolFatal
+from clark_agent.engine.suspension import ChildSuspended
+from clark_agent.errors import (
+    RunNotFound,
+    ToolAborted,
+    ToolExecutionError,
+    ToolFatal,
+    ToolSuspended,
+)
 from clark_agent.output import CheckedFinish
 from clark_agent.plugins.base import (
     HOOK_OF,
@@ -34,6 +42,7 @@ from clark_agent.plugins.base import (
     BeforeToolDecision,
     Block,
     Rewrite,
+    Suspend,
     channels_among,
     plugin_name,
 )
@@ -47,27 +56,33 @@ from clark_agent.replay.stand_ins import (
 from clark_agent.result import RunResult
 from clark_agent.run_log.chunking import joined
 from clark_agent.run_log.fold import fold
-from clark_agent.run_log.fork import usage_of
+from clark_agent.run_log.fork import runs_below_at, usage_of
+from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.records import (
     Answered,
     Asked,
+    CallSuspended,
+    CancelReceived,
     Entry,
     Interrupt,
     Record,
+    RequestDecided,
     RunBegan,
     RunEnded,
     RunFailed,
     RunResumed,
+    RunSuspended,
     RuntimeResult,
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
     ToolsChanged,
     ToolStarted,
+    ToolWithdrawn,
 )
-from clark_agent.run_log.resume import continuation, spent_by
+from clark_agent.run_log.resume import LoggedChildren, continuation, receipt_of, spent_by
 from clark_agent.run_log.store import LoadedRun, RunStore
-from clark_agent.run_log.writer import RunWriter
+from clark_agent.run_log.writer import RunLog, RunWriter, is_kept_when_let_go
 from clark_agent.steering import SteeringHandle, SteerWhen
 from clark_agent.stream import (
     Chunk,
@@ -83,8 +98,9 @@ from clark_agent.sub_agents import ChildRun
 from clark_agent.tools import ToolRegistry
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, StopReason
+from clark_agent.waiting import WaitingRequest
 
-__all__ = ["Script"]
+__all__ = ["Script", "parts_of"]
 
 T = TypeVar("T")
 
@@ -97,7 +113,7 @@ class Script(Effects):
         records: Sequence[Record],
         part: range,
         store: RunStore,
-        copy: RunStore,
+        copy: MemoryStore,
         parent: Script | None = None,
     ) -> None:
         self.run: Run | None = None
@@ -115,6 +131,8 @@ class Script(Effects):
         self._is_reading = False
         """Whether deltas are being read. Input during an answer is repeated after them."""
         self._has_left = False
+        self.first_left: str | None = None
+        """The run below that was the first to leave its log."""
         self._is_held = False
         """Whether the next steering or interrupt waits for child runs."""
         self._is_over = False
@@ -125,6 +143,8 @@ class Script(Effects):
         """Whether a call notices that by itself, and stops the others."""
         self._waits_to_be_stopped = False
         """For a child run: whether it is at the point where its parent stopped it."""
+        self._is_cancelled_by_mail = False
+        """Whether a message cancelled it, and not its parent."""
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         """The futures that wait until a record is next, by its number."""
         self._parent = parent
@@ -140,9 +160,12 @@ class Script(Effects):
         self._store = store
         self._copy = copy
         self._children: dict[str, list[str]] | None = None
+        self._placed: dict[tuple[int, int], list[tuple[str, Sequence[Record]]]] | None = None
         self._handle: SteeringHandle | None = None
         self._clock = ScriptedClock(records, part)
         places = [n for n, r in enumerate(records) if isinstance(r.entry, Answered)]
+        self._places = places
+        """Where all answers are, in order."""
         self._answers = [n for n in places if n in part]
         self._given = 0
         """How many answers were requested from the model."""
@@ -153,16 +176,20 @@ class Script(Effects):
         """Whether a tool of the newest batch has ended the run."""
         last = records[part.stop - 1].entry
         self._failure = last if isinstance(last, RunFailed) else None
+        self._taken_up: dict[str, Script] = {}
+        """The child runs of another process that are about to continue."""
+        self._started: list[Script] = []
+        """All child runs of this part."""
         self._is_old = records[part.start].v == 1
         """Whether the log is of version 1, which does not record where the run was stopped."""
-        self._is_killed = not isinstance(last, (RunEnded, RunFailed))
+        self._is_killed = not isinstance(last, (RunEnded, RunFailed, RunSuspended))
         self._is_stuck = False
         """Whether a call is running that has no end in the log. It is unknown what the process did
         with its result before it died.
         """
         self._tail = part.stop
         """From here on there are only accepted messages."""
-        while self._is_killed and isinstance(records[self._tail - 1].entry, SteeringAccepted):
+        while self._is_killed and isinstance(records[self._tail - 1].entry, _RECEIVED):
             self._tail -= 1
         self._is_stopped = self._is_killed or any(
             each.why == "cancelled" for n in part for each in records[n].interrupts
@@ -176,8 +203,24 @@ class Script(Effects):
         if start == 0:
             return AgentContext(began.system_prompt, began.history, began.identity), None
         before = LoadedRun(began.identity.run_id, tuple(self._records[:start]))
-        spent = usage_of(self._store, began.identity.run_id, self._below_at(start))
-        return continuation(fold(before), spent, self._log)
+        spent = usage_of(self._store, began.identity.run_id, start)
+        return continuation(fold(before), spent, self._log, children=self)
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.began.identity.run_id
+
+    def finish(self) -> None:
+        """Make the copies of this part as long as the originals: if the process died, the end of
+        the replay has no counterpart, and decisions are made between the parts.
+        """
+        for child in self._started:
+            child.finish()
+        with suppress(RunNotFound):
+            run_id, stop = self.began.identity.run_id, self._part.stop
+            self._copy.cut(run_id, stop)
+            self._copy.extend(run_id, self._records[stop : _next_part(self._records, stop)])
 
     def config(self, config: LoopConfig) -> LoopConfig:
         """Return the config with everything outside replaced by the script."""
@@ -195,7 +238,7 @@ class Script(Effects):
             source = RecordedSource(self, self.began.tool_source or plugin_name(source))
         return config.replace(
             tool_source=source,
-            tools=ToolRegistry([UntimedTool(tool) for tool in tools]),
+            tools=ToolRegistry([UntimedTool(tool, self) for tool in tools]),
             plugins=[
                 channels.get(id(plugin)) or self._decided(plugin) for plugin in config.plugins
             ],
@@ -233,7 +276,7 @@ class Script(Effects):
 
     def refusal(self, name: str, args: Any) -> str | None:
         """Return a tool's error for these arguments in the newest answer, if it rejected them."""
-        message = self._entry(self._answers[self._given - 1], Answered).message
+        message = self._entry(self._places[self._answered - 1], Answered).message
         for position, wanted in enumerate(message.tool_calls):
             known = self._calls.get((self._answered, position))
             ended = self._end_of_call(position)
@@ -265,12 +308,13 @@ class Script(Effects):
                 self._answered += 1
                 self._raised = False
             case ToolStarted(tool_name=name, tool_call_id=call_id) if name in self._agents:
-                if self._started_by(call_id):
+                place = (self._turn, entry.position)
+                if self._started_by(call_id) or self._parts_at(place):
                     self._expected.add(call_id)
             case ToolEnded(raised=raised, tool_call_id=call_id):
                 self._raised = self._raised or raised is not None
                 self._expected.discard(call_id)
-            case RunEnded() | RunFailed():
+            case RunEnded() | RunFailed() | RunSuspended():
                 self._is_over = True
             case _:
                 pass
@@ -346,8 +390,17 @@ class Script(Effects):
         await self._never()
 
     def _leave(self) -> None:
+        """Leave the log. So do the runs above: they would wait for a run that is no longer as it
+        was.
+        """
+        if self._has_left:
+            return
+        is_over = self._next is None  # a process that died has no records of closing its runs
         self._has_left, self._is_held = True, False
         self._let_go()
+        if self._parent is not None and not is_over:
+            self._parent.first_left = self._parent.first_left or self.first_left or self.run_id
+            self._parent._leave()
 
     def _let_go(self) -> None:
         """Release all waits, here and in child runs."""
@@ -369,7 +422,7 @@ class Script(Effects):
 
         Accepted messages right before it do not count: they wait for this themselves.
         """
-        while index > self._at and isinstance(self._records[index - 1].entry, SteeringAccepted):
+        while index > self._at and isinstance(self._records[index - 1].entry, _RECEIVED):
             index -= 1
         if self._at < index and not self._is_free:
             await self._wait_for(index)
@@ -411,7 +464,7 @@ class Script(Effects):
             self._is_held = bool(self._expected) or any(c._must_continue for c in self._below)
             if self._is_held:
                 return False
-            if isinstance(cue, SteeringAccepted):
+            if not isinstance(cue, Interrupt):
                 self._send(cue)
             else:
                 self._interrupted += 1
@@ -419,7 +472,7 @@ class Script(Effects):
                 self._stop(cue.why)
         return self._was_stopped and not was_stopped
 
-    def _due(self) -> SteeringAccepted | Interrupt | None:
+    def _due(self) -> SteeringAccepted | CancelReceived | Interrupt | None:
         """Return what is due after the newest step: a message to send, or an interrupt."""
         if self._has_left or self._is_reading or self.run is None or self.writer is None:
             return None
@@ -430,7 +483,7 @@ class Script(Effects):
         if self._interrupted < len(record.interrupts) and not self._was_stopped:
             interrupt = record.interrupts[self._interrupted]
             return interrupt if interrupt.steps <= behind else None
-        if not isinstance(record.entry, SteeringAccepted):
+        if not isinstance(record.entry, _RECEIVED):
             return None
         is_last = self._is_stuck and self._at >= self._tail
         is_last = is_last and record.events <= self.writer.noted.events
@@ -451,15 +504,22 @@ class Script(Effects):
             asyncio.get_running_loop().call_soon(self._clock.ring)
             return
         self._was_stopped = True
-        if self._parent is not None and not self._parent._is_free:
+        by_parent = self._parent is not None and not self._is_cancelled_by_mail
+        if by_parent and self._parent is not None and not self._parent._is_free:
             self._waits_to_be_stopped = True  # the run above stops it
             self._parent._moved()
         elif not run.signal.cancelled:
             run.signal.cancel(None if self._failure is None else self._failure.reason)
 
-    def _send(self, accepted: SteeringAccepted) -> None:
+    def _send(self, accepted: SteeringAccepted | CancelReceived) -> None:
         at, handle = self._at, self._handle
-        if handle is not None and accepted.when == "follow_up":
+        assert self.writer is not None
+        if isinstance(accepted, CancelReceived):
+            self._is_cancelled_by_mail = True
+            self.writer.cancel_received(accepted)  # an interrupt stops the run
+        elif accepted.mail is not None:
+            self.writer.receive(receipt_of(accepted))
+        elif handle is not None and accepted.when == "follow_up":
             _ = handle.follow_up(accepted.message)
         elif handle is not None:
             _ = handle.steer(accepted.message, SteerWhen(accepted.when))
@@ -529,6 +589,13 @@ class Script(Effects):
 
     def decision(self, plugin: str, position: int) -> BeforeToolDecision | None:
         """Return a plugin's recorded decision about a call."""
+        request = self._suspended(position)
+        if (
+            request is not None
+            and request.needs == "permission"
+            and request.asked_by.partition(" #")[0] == plugin
+        ):
+            return _suspension(request)
         ended = self._end_of_call(position)
         if ended is None:  # the log ends earlier
             return None
@@ -552,6 +619,21 @@ class Script(Effects):
         _wake(self._waiting.pop(_STEP, ()))
         self._act()
 
+    def happened(self, position: int) -> ToolResult | None:
+        """Return what a tool knew about a call of another process."""
+        ended = self._end_of_call(position)
+        return None if ended is None or ended.by_runtime else ended.given or ended.result
+
+    def _suspended_at(self, position: int) -> int | None:
+        """Return the index of the record that suspends a call in this part, if one does."""
+        call = self._calls.get((self._answered, position))
+        found = [] if call is None else [n for n in call.suspended if n in self._part]
+        return found[-1] if found else None
+
+    def _suspended(self, position: int) -> WaitingRequest | None:
+        index = self._suspended_at(position)
+        return None if index is None else self._entry(index, CallSuspended).request
+
     def _end_of_call(self, position: int) -> ToolEnded | None:
         call = self._calls.get((self._answered, position))
         if call is None or call.end is None or call.end >= self._part.stop:
@@ -568,11 +650,14 @@ class Script(Effects):
                 await self._reach(index)
                 await ctx.update(self._entry(index, ToolProgress).partial)
         end = known.end if known.end in self._part else None
-        if end is None:
+        waits_at = self._suspended_at(ctx.position)
+        if end is None and waits_at is None:
             self._is_stuck = True
             self._act()
         if tool.runs_agent:
             return await self._run_agent(tool, args, ctx, end)
+        if waits_at is not None:
+            raise await self._suspension(waits_at, ctx)
         if end is None:  # the log ends earlier
             await self._never()
             return ToolResult.error("the log has no end of the call")
@@ -582,6 +667,21 @@ class Script(Effects):
             return await tool.execute(args, ctx)
         return recorded
 
+    async def _suspension(self, index: int, ctx: ToolContext) -> ToolSuspended:
+        """Wait until the call was suspended. Return what its tool raised."""
+        try:
+            await self._reach(index)
+            await self._released()
+        except asyncio.CancelledError:
+            if self._is_cancelled_itself(ctx):
+                self._leave()
+                raise
+            await self._reach(index)  # it was stopped when it had raised this
+        entry = self._entry(index, CallSuspended)
+        if entry.request is None:
+            return ChildSuspended(entry.child_run_ids, ())
+        return _suspension_of_tool(entry.request)
+
     async def _run_agent(
         self, tool: AgentTool, given: Any, ctx: ToolContext, end: int | None
     ) -> ToolResult:
@@ -590,15 +690,29 @@ class Script(Effects):
         why = None if ended is None else ended.by_runtime
         if why is not None and why.kind == "stopped" and why.reason == "timeout":
             return await self._run_too_long(tool, given, ctx, ended)
-        if end is None and not self._started_by(ctx.tool_call_id):
+        if end is None and not self._has_run_below(ctx):
             await self._never()  # the log ends before that of the agent begins
+        if end is not None and why is not None and not self._has_run_below(ctx):
+            return await self._end(end, ctx)  # it was stopped before that of the agent began
         if self._takes_agents_results and ended is not None:
             if self._started_by(ctx.tool_call_id):
                 with suppress(Exception):
                     await tool.execute(given, ctx)  # for the log of the run below
             return await self._end(end or 0, ctx)
-        own = await tool.execute(given, ctx)
+        try:
+            own = await tool.execute(given, ctx)
+        except ToolSuspended as suspended:
+            waits_at = self._suspended_at(ctx.position)
+            await self._reach(self._part.stop if waits_at is None else waits_at)
+            await self._released()
+            if isinstance(suspended, ChildSuspended) and waits_at is not None:
+                # The run may have drawn the ids of its children at another record: a store that
+                # writes in the background lets several calls start before the first of them runs.
+                recorded = self._entry(waits_at, CallSuspended).child_run_ids
+                raise ChildSuspended(recorded, suspended.waiting) from None
+            raise
         await self._reach(self._part.stop if end is None else end)
+        await self._released()
         was_stopped = _why_stopped(why) is not None and ctx.signal.cancelled
         if ended is not None and was_stopped and not self._has_left:
             raise _by_runtime(ended)  # it was stopped before it had its result
@@ -673,14 +787,20 @@ class Script(Effects):
         """Replay the run that a call started, with the recorded prompts if they are equal."""
         assert isinstance(child, ChildRun)
         tool_call_id = child.tool_call_id
+        if child.resumption is not None:
+            assert child.context.identity is not None
+            taken_up = self._taken_up.pop(child.context.identity.run_id)
+            return replace(
+                child,
+                config=taken_up.config(child.config),
+                signal=taken_up.follow(child.signal),
+            ).start()
         known = self._started_by(tool_call_id)
         if not known:
             text = f"the log has no run that the call {tool_call_id!r} started"
             raise ToolExecutionError(text)
         records = self._store.load(known.pop(0)).records
-        script = Script(records, range(len(records)), self._store, self._copy, self)
-        self._below.append(script)
-        self._expected.discard(tool_call_id)  # from here on the run itself is waited for
+        script = self._play(records, parts_of(records)[0], tool_call_id)
         prompts, recorded = prompt_messages(child.prompts, child.config), script.began.prompts
         if [_undated(message) for message in recorded] == [_undated(m) for m in prompts]:
             prompts = recorded
@@ -692,6 +812,107 @@ class Script(Effects):
             config=script.config(child.config),
             signal=script.follow(child.signal),
         ).start()
+
+    def _play(self, records: Sequence[Record], part: range, tool_call_id: str | None) -> Script:
+        """Return the script of a part of a child run, which is about to begin."""
+        script = Script(records, part, self._store, self._copy, self)
+        self._below.append(script)
+        self._started.append(script)
+        if tool_call_id is not None:
+            self._expected.discard(tool_call_id)  # from here on the run itself is waited for
+        return script
+
+    # --- child runs of another process ----------------------------------------------------------
+
+    def can_continue(self, tool_call_id: str) -> bool:
+        """Return whether the child runs of a call can be found."""
+        return self._logged_children().can_continue(tool_call_id)
+
+    def find(
+        self, config: LoopConfig, turn: int, position: int, number: int
+    ) -> EarlierChild | None:
+        """Return a child run that began before this part: its part in this one, or its end."""
+        found: list[tuple[RunBegan, Sequence[Record]]] = []
+        for _, records in self._earlier_runs_at((turn, position)):
+            entry = records[0].entry
+            if isinstance(entry, RunBegan) and entry.call_place == (turn, position, number):
+                found.append((entry, records))
+        if not found:
+            return None
+        began, records = found[-1]
+        run_id = began.identity.run_id
+        part = self._part_of(records)
+        if part is not None:
+
+            async def resume() -> tuple[AgentContext, Resumption]:
+                script = self._play(records, part, began.tool_call_id)
+                self._taken_up[run_id] = script
+                context, resumption = script.beginning()
+                assert resumption is not None
+                return context, resumption
+
+            return EarlierChild(prompts=began.prompts, identity=began.identity, resume=resume)
+        if self._had_ended(records):
+            return self._logged_children().find(config, turn, position, number)
+
+        async def wait() -> tuple[AgentContext, Resumption]:
+            await self._never()  # the log ends before the run was taken up
+            raise RunNotFound(run_id)
+
+        return EarlierChild(prompts=began.prompts, identity=began.identity, resume=wait)
+
+    def _logged_children(self) -> LoggedChildren:
+        return LoggedChildren(RunLog(self._store), self.began.identity.run_id)
+
+    @property
+    def _turn(self) -> int:
+        return 0 if self.run is None else self.run.turns
+
+    def _runs_at(self, place: tuple[int, int]) -> list[tuple[str, Sequence[Record]]]:
+        """Return the child runs of a call, oldest first, with their records."""
+        if self._placed is None:
+            self._placed = {}
+            for summary in reversed(self._store.runs(parent_run_id=self.began.identity.run_id)):
+                records = self._store.load(summary.run_id).records
+                began = records[0].entry
+                if isinstance(began, RunBegan) and began.call_place is not None:
+                    found = self._placed.setdefault(began.call_place[:2], [])
+                    found.append((summary.run_id, records))
+        return self._placed.get(place, [])
+
+    def _parts_at(self, place: tuple[int, int]) -> list[range]:
+        """Return the parts of earlier child runs of a call that are played in this one."""
+        parts = [self._part_of(records) for _, records in self._runs_at(place)]
+        return [part for part in parts if part is not None]
+
+    def _part_of(self, records: Sequence[Record]) -> range | None:
+        """Return the part of a child run that belongs to this one, unless it began here."""
+        first = self._records[self._part.start].seq
+        for part in parts_of(records)[1:]:
+            entry = records[part.start].entry
+            if isinstance(entry, RunResumed) and entry.within == first:
+                return part
+        return None
+
+    def _has_run_below(self, ctx: ToolContext) -> bool:
+        """Return whether a call starts or continues a run in this part, or has its end."""
+        place = (ctx.turn, ctx.position)
+        if self._started_by(ctx.tool_call_id) or self._parts_at(place):
+            return True
+        runs = self._earlier_runs_at(place)
+        return any(self._had_ended(records) for _, records in runs)
+
+    def _had_ended(self, records: Sequence[Record]) -> bool:
+        """Return whether a child run had ended before this part, and not in a later one."""
+        first = self._records[self._part.start].seq
+        resumed = [r.entry.within for r in records if isinstance(r.entry, RunResumed)]
+        is_later = any(within is not None and within > first for within in resumed)
+        return isinstance(records[-1].entry, (RunEnded, RunFailed)) and not is_later
+
+    def _earlier_runs_at(self, place: tuple[int, int]) -> list[tuple[str, Sequence[Record]]]:
+        """Return the child runs of a call that began before this part."""
+        before = self._below_at(self._part.start)
+        return [run for run in self._runs_at(place) if run[0] in before]
 
     def follow(self, signal: CancellationToken) -> CancellationToken:
         """Return a token that is cancelled with the call, with the reason in the log."""
@@ -719,8 +940,7 @@ class Script(Effects):
 
     def _runs_below(self) -> dict[str, list[str]]:
         """Return the runs that this part started, by call."""
-        runs = self._store.runs(parent_run_id=self.began.identity.run_id)
-        ours = self._below_at(self._part.stop) - self._below_at(self._part.start)
+        runs, ours = self._store.runs(parent_run_id=self.began.identity.run_id), self._ours()
         found: dict[str, list[str]] = {}
         for summary in reversed(runs):
             began = self._store.load(summary.run_id).records[0].entry
@@ -730,17 +950,69 @@ class Script(Effects):
                 found.setdefault(began.tool_call_id, []).append(summary.run_id)
         return found
 
+    def _ours(self) -> frozenset[str]:
+        """Return the direct child runs that began in this part."""
+        return self._below_at(self._part.stop) - self._below_at(self._part.start)
+
     def _below_at(self, index: int) -> frozenset[str]:
         """Return the direct child runs that existed when a process resumed at this record."""
         if index == 0:
             return frozenset()
-        runs = self._store.runs(parent_run_id=self.began.identity.run_id)
+        index = _next_part(self._records, index)
+        run_id = self.began.identity.run_id
         if index == len(self._records):
-            return frozenset([run.run_id for run in runs])
-        record = self._records[index]
-        if record.v == 1:  # which does not record it
-            return frozenset([run.run_id for run in runs if run.began_at < record.at])
-        return frozenset(self._entry(index, RunResumed).below)
+            return frozenset([run.run_id for run in self._store.runs(parent_run_id=run_id)])
+        return runs_below_at(self._store, run_id, self._records[index])
+
+
+def parts_of(records: Sequence[Record]) -> list[range]:
+    """Return the records of each process that worked on the run.
+
+    Two kinds of records belong to none: decisions, which are made while no process works; and what
+    tools still returned after their process had given the run up. Which of them ended first, and
+    between which events, is chance.
+    """
+    begins = [n for n, record in enumerate(records) if isinstance(record.entry, RunResumed)]
+    parts: list[range] = []
+    for begin, end in pairwise([0, *begins, len(records)]):
+        while isinstance(records[end - 1].entry, RequestDecided):
+            end -= 1
+        parts.append(range(begin, _let_go_at(records, begin, end)))
+    return parts
+
+
+def _let_go_at(records: Sequence[Record], begin: int, end: int) -> int:
+    """Return where a process gave the run up; the end if it did not."""
+    for index in range(begin + 1, end):
+        if any(interrupt.why == "cancelled" for interrupt in records[index].interrupts):
+            rest = [records[n].entry for n in range(index, end)]
+            return index if all(map(is_kept_when_let_go, rest)) else end
+    return end
+
+
+def _next_part(records: Sequence[Record], index: int) -> int:
+    """Return the index of the next part."""
+    while index < len(records) and not isinstance(records[index].entry, RunResumed):
+        index += 1
+    return index
+
+
+def _suspension(request: WaitingRequest) -> Suspend:
+    """Return the decision of a hook, as it was recorded."""
+    expires, asked = request.expires_at, request.asked_at
+    seconds = None if expires is None else (expires - asked) / 1000
+    return Suspend(request.request, seconds, request.until, request.event, request.assignee)
+
+
+def _suspension_of_tool(request: WaitingRequest) -> ToolSuspended:
+    again = _suspension(request)
+    return ToolSuspended(
+        again.request,
+        expires_in=again.expires_in,
+        until=again.until,
+        event=again.event,
+        assignee=again.assignee,
+    )
 
 
 def _calls_of(run: Run) -> Siblings | None:
@@ -755,6 +1027,7 @@ def _wake(waiting: Iterable[asyncio.Future[None]]) -> None:
             waiter.set_result(None)
 
 
+_RECEIVED = (SteeringAccepted, CancelReceived)
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 _STOPPED = ("aborted", "steered", "out_of_time")
 
@@ -803,6 +1076,7 @@ class _Call(Struct):
 
     has_started: bool = False
     progress: list[int] = []
+    suspended: list[int] = []
     end: int | None = None
 
 
@@ -815,7 +1089,11 @@ def _calls(records: Sequence[Record]) -> dict[tuple[int, int], _Call]:
             case Answered():
                 answers += 1
             case ToolStarted(position=position):
-                calls[answers, position] = _Call(has_started=True)
+                calls.setdefault((answers, position), _Call()).has_started = True
+            case ToolWithdrawn(position=position):
+                calls.setdefault((answers, position), _Call()).has_started = False
+            case CallSuspended(position=position):
+                calls.setdefault((answers, position), _Call()).suspended.append(index)
             case ToolProgress(position=position):
                 calls.setdefault((answers, position), _Call()).progress.append(index)
             case ToolEnded(position=position):

@@ -21,7 +21,7 @@ from clark_agent.plugins.base import (
     plugin_name,
 )
 from clark_agent.run_log.fold import changed_tools
-from clark_agent.run_log.records import BatchEnded, Entry, Record
+from clark_agent.run_log.records import BatchEnded, Entry, Record, RunSuspended
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import Continuation, RunLog, RunWriter
 from clark_agent.tool_source import ToolSourceContext
@@ -72,7 +72,7 @@ class ScriptedClock:
         if at < self._part.stop:
             record = self._records[at]
             self._readings = [*record.now]
-            if isinstance(record.entry, BatchEnded):
+            if isinstance(record.entry, (BatchEnded, RunSuspended)):
                 time = record.entry.time  # if it is one number, it is repeated
                 self._readings += time if isinstance(time, tuple) else (time,)
             self._readings.reverse()
@@ -112,7 +112,7 @@ class ScriptedLog(RunLog):
     """A log that keeps the script informed of the replay's position."""
 
     def __init__(self, script: Script, store: RunStore, **settings: Any) -> None:
-        super().__init__(store, **settings)
+        super().__init__(store, mail_every=None, **settings)
         self._script = script
 
     def journal(
@@ -134,6 +134,10 @@ class ScriptedWriter(RunWriter):
 
     script: Script
 
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.receives = True  # from the script
+
     def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
         self.script.run, self.script.writer = run, self
         super().began(run, prompts)
@@ -143,11 +147,14 @@ class ScriptedWriter(RunWriter):
         super().resumed(run, resumption)
 
     def barrier(self) -> Awaitable[None]:
-        return self.script.begun(super().barrier())
+        kept = super().barrier()
+        return kept if self._is_closing else self.script.begun(kept)
 
     def write(self, entry: Entry, **more: Any) -> None:
+        before, _ = self.place
         super().write(entry, **more)
-        self.script.written(entry)
+        if self.place[0] > before:  # what is left out when a run is let go is not in the log either
+            self.script.written(entry)
 
     def emitting(self, emit: Emit) -> Emit:
         counted, script = super().emitting(emit), self.script
@@ -170,18 +177,35 @@ class ScriptedWriter(RunWriter):
 
 
 class UntimedTool(AgentTool):
-    """Wraps a tool of the config without its timeout: the script decides when it ends."""
+    """Wraps a tool of the config without its timeout: the script decides when it ends, and what
+    has happened.
+    """
 
-    def __init__(self, tool: AgentTool) -> None:
+    def __init__(self, tool: AgentTool, script: Script) -> None:
         self._tool = tool
+        self._script = script
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("_tool", "__class__", "runs_in_thread", "timeout"):
+        if name in _OF_THE_SCRIPT:
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "_tool"), name)
 
     runs_in_thread = False
     timeout = None
+
+    def did_it_happen(self, key: str) -> ToolResult | None:
+        """Return the recorded answer."""
+        return self._script.happened(int(key.rpartition("/")[2]))
+
+
+_OF_THE_SCRIPT = (
+    "_script",
+    "_tool",
+    "__class__",
+    "did_it_happen",
+    "runs_in_thread",
+    "timeout",
+)
 
 
 class RecordedSource:

@@ -2,24 +2,37 @@
 
 `RunLog` is the setting, with a store: `JsonlStore`, `SqliteStore` or `MemoryStore`. `resume`
 continues a run, `fork` starts another from its middle, `diff` compares two, `usage_tree` adds up
-their cost, and `fold` returns the state that the records describe. `clark_agent.replay` runs a
-logged run again.
+their cost, and `fold` returns the state that the records describe. `follow` and `sse` return the
+events of a run in any process, from any position; `steer`, `follow_up`, `cancel` and `deliver` send
+it messages. `clark_agent.replay` runs a logged run again.
 """
 
 from clark_agent.errors import (
+    AlreadyDecided,
+    DecisionNotApplicable,
     LogDamaged,
+    RequestExpired,
+    RequestNotFound,
     RunBusy,
     RunExists,
+    RunLetGo,
     RunLogError,
     RunNotFound,
     RunStoreError,
+    RunTakenOver,
 )
+from clark_agent.run_log.advance import advance
 from clark_agent.run_log.diff import Difference, diff
 from clark_agent.run_log.fold import FoldedRun, fold
+from clark_agent.run_log.follow import FollowedEvent, follow, sse
 from clark_agent.run_log.fork import RunUsage, fork, usage_tree
 from clark_agent.run_log.jsonl import JsonlStore
+from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.mailbox import cancel, deliver, follow_up, steer
 from clark_agent.run_log.memory import MemoryStore
 from clark_agent.run_log.reader import LogReader
+from clark_agent.run_log.recorded import recorded_end
+from clark_agent.run_log.requests import decide, ready_runs, waiting_for
 from clark_agent.run_log.resume import resume
 from clark_agent.run_log.sqlite import SqliteStore
 from clark_agent.run_log.store import (
@@ -28,34 +41,61 @@ from clark_agent.run_log.store import (
     RunAppender,
     RunStore,
     RunSummary,
+    RunTail,
 )
 from clark_agent.run_log.writer import Durability, OnFailure, RunLog
+from clark_agent.waiting import Allow, Deny, GiveArguments, GiveResult, WaitingRequest
 
 __all__ = [
+    "Allow",
+    "AlreadyDecided",
+    "DecisionNotApplicable",
+    "Deny",
     "Difference",
     "Durability",
     "FoldedRun",
+    "FollowedEvent",
+    "GiveArguments",
+    "GiveResult",
     "JsonlStore",
     "LoadedRun",
     "LogDamaged",
     "LogProblem",
     "LogReader",
+    "Mail",
     "MemoryStore",
     "OnFailure",
+    "RequestExpired",
+    "RequestNotFound",
     "RunAppender",
     "RunBusy",
     "RunExists",
+    "RunLetGo",
     "RunLog",
     "RunLogError",
     "RunNotFound",
     "RunStore",
     "RunStoreError",
     "RunSummary",
+    "RunTail",
+    "RunTakenOver",
     "RunUsage",
     "SqliteStore",
+    "WaitingRequest",
+    "advance",
+    "cancel",
+    "decide",
+    "deliver",
     "diff",
     "fold",
+    "follow",
+    "follow_up",
     "fork",
+    "ready_runs",
+    "recorded_end",
     "resume",
+    "sse",
+    "steer",
     "usage_tree",
+    "waiting_for",
 ]

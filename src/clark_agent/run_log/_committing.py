@@ -22,7 +22,7 @@ from typing import Protocol, TypeAlias
 
 from clark_agent.run_log._database import Connections
 
-__all__ = ["Committer", "Waiter", "Writer"]
+__all__ = ["Committer", "Outcome", "Waiter", "Writer", "running_loop", "settle"]
 
 
 class Waiter:
@@ -125,7 +125,7 @@ class Committer:
         """Schedule a commit: at the end of this iteration of the event loop if possible, otherwise
         by the thread.
         """
-        loop = _running_loop()
+        loop = running_loop()
         if loop is None:
             self.wake(writer)
             return
@@ -159,7 +159,7 @@ class Committer:
             lock.release()
         if outcomes is None:
             return False
-        _settle(outcomes)
+        settle(outcomes)
         self._commits += 1
         if self._commits >= _CHECKPOINT:
             self._commits = 0
@@ -219,15 +219,15 @@ class Committer:
                         writer.put_back()
                     taken = []
             outcomes = [writer.end(error) for writer, _ in taken]
-        _settle(outcomes)
+        settle(outcomes)
         for writer in writers if not taken else ():
             self._commit([writer])
 
 
-_Outcome: TypeAlias = tuple[Sequence[Waiter], Exception | None]
+Outcome: TypeAlias = tuple[Sequence[Waiter], Exception | None]
 
 
-def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> list[_Outcome] | None:
+def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> list[Outcome] | None:
     """Commit at once. If that is not possible, undo everything and return None."""
     taken: list[tuple[Writer, bool]] = []
     try:
@@ -243,7 +243,7 @@ def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> lis
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if is_committed:
-            _settle([writer.end(None) for writer, _ in taken])
+            settle([writer.end(None) for writer, _ in taken])
         else:
             for writer, _ in taken:
                 writer.put_back()
@@ -263,7 +263,7 @@ def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Or
     return [writer for writer in found if not isinstance(writer, _Order)], orders
 
 
-def _settle(outcomes: Iterable[_Outcome]) -> None:
+def settle(outcomes: Iterable[Outcome]) -> None:
     """Notify the waiters, with one call for each event loop."""
     loops: dict[asyncio.AbstractEventLoop, list[tuple[Waiter, Exception | None]]] = {}
     for waiters, error in outcomes:
@@ -271,7 +271,7 @@ def _settle(outcomes: Iterable[_Outcome]) -> None:
             loops.setdefault(waiter.loop, []).append((waiter, error))
     if not loops:
         return
-    here = _running_loop()
+    here = running_loop()
     for loop, settled in loops.items():
         if loop is here:
             _notify(settled)
@@ -285,7 +285,8 @@ def _notify(settled: Iterable[tuple[Waiter, Exception | None]]) -> None:
         waiter.settle(error)
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of this thread, if it runs one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

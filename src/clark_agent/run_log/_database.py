@@ -27,7 +27,7 @@ _PATIENCE = 30.0
 _APPLICATION = 0x434C524B  # "CLRK", the application id of the file
 _PAGE = 4096  # a commit writes two: larger pages slow down small commits, smaller ones large
 
-_VERSION = 2
+_VERSION = 3
 
 _RUNS = """
     CREATE TABLE runs (
@@ -65,6 +65,20 @@ _VIEW = """
         SELECT run_id, id & 4294967295 AS seq, at, kind, data
         FROM records JOIN runs ON runs.n = id >> 32;
 """
+_WAITING = """
+    CREATE TABLE IF NOT EXISTS mails (  -- the mailboxes of the runs
+        n INTEGER NOT NULL,             -- of the run
+        place INTEGER NOT NULL,         -- in the mailbox, from 1
+        id TEXT NOT NULL,
+        data TEXT NOT NULL,
+        PRIMARY KEY (n, place)
+    ) WITHOUT ROWID;
+    CREATE UNIQUE INDEX IF NOT EXISTS mails_by_id ON mails (n, id);
+    CREATE INDEX IF NOT EXISTS ends_suspended ON ends (n) WHERE outcome = 'suspended';
+"""
+"""What version 3 has added. A process with an older version of this package may set the version
+back while it has the database open: then these exist already.
+"""
 _FROM_1 = f"""
     DROP VIEW entries;
     DROP INDEX runs_by_time;
@@ -82,8 +96,9 @@ _FROM_1 = f"""
         );
     DROP TABLE old_runs;
     {_VIEW}
+    {_WAITING}
 """
-_MIGRATIONS = {0: _RUNS + _RECORDS + _VIEW, 1: _FROM_1}
+_MIGRATIONS = {0: _RUNS + _RECORDS + _VIEW + _WAITING, 1: _FROM_1, 2: _WAITING}
 """The script that migrates each version to the newest; 0 is an empty database."""
 
 _making = Lock()

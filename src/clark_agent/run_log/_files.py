@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -11,7 +12,17 @@ from weakref import WeakSet
 
 from clark_agent import _private_files
 
-__all__ = ["LockFile", "create_file", "open_file", "sync_file", "sync_folder", "try_lock"]
+__all__ = [
+    "LockFile",
+    "create_file",
+    "is_at",
+    "lock_within",
+    "open_file",
+    "sync_file",
+    "sync_folder",
+    "try_lock",
+    "try_share",
+]
 
 _FLAGS = os.O_RDWR | os.O_APPEND
 
@@ -57,6 +68,10 @@ if sys.platform == "win32":
             return False
         return True
 
+    def try_share(file: FileIO) -> bool:
+        """Return True: here, a lock cannot be shared."""
+        return True
+
     def sync_file(file: FileIO) -> None:
         """Flush the file to the disk."""
         os.fsync(file.fileno())
@@ -81,6 +96,15 @@ else:
         _locked.add(file)
         return True
 
+    def try_share(file: FileIO) -> bool:
+        """Lock the file in the same way, together with others that share the lock."""
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        _locked.add(file)
+        return True
+
     def sync_file(file: FileIO) -> None:
         """Flush the file to the disk. On macOS, fsync leaves the data in the drive's cache."""
         if sys.platform == "darwin":
@@ -95,6 +119,17 @@ else:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def lock_within(file: FileIO, seconds: float) -> bool:
+    """Lock the file. Wait for others that have locked it, at most this long."""
+    until, pause = time.monotonic() + seconds, 0.0005
+    while not try_lock(file):
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.02)
+    return True
 
 
 class LockFile:
@@ -116,7 +151,7 @@ class LockFile:
                 if not try_lock(file):
                     file.close()
                     return None
-                if _is_at(path, file):
+                if is_at(path, file):
                     return cls(path, file)
             except BaseException:
                 file.close()
@@ -141,7 +176,7 @@ class LockFile:
         return True
 
 
-def _is_at(path: str, file: FileIO) -> bool:
+def is_at(path: str | Path, file: FileIO) -> bool:
     """Return whether the open file still has that name."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file.fileno()))

@@ -7,7 +7,7 @@ raised. Only this module derives them, from the texts that the runtime used then
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
@@ -29,37 +29,52 @@ from clark_agent.run_log.records import (
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import AgentMessage, StopReason, SystemMessage, ToolResultMessage
 
-__all__ = ["upgraded"]
+__all__ = ["Upgrade", "upgraded"]
 
 
-def upgraded(records: Sequence[Record]) -> list[Record]:
-    """Add the fields that version 1 lacks to its records; newer records are unchanged."""
-    began = records[0].entry if records else None
-    warns = isinstance(began, RunBegan) and "graceful_turn_limit" in began.plugins
-    follow_ups: set[int] = set()
-    made: list[Record] = []
-    before: Entry | None = None
-    is_stopped = False
-    for record in records:
+class Upgrade:
+    """Adds the fields that version 1 lacks to the records of one log, which it gets in order. Newer
+    records are unchanged.
+    """
+
+    def __init__(self) -> None:
+        self._warns = False
+        self._follow_ups: set[int] = set()
+        self._before: Entry | None = None
+        self._is_first = True
+        self._is_stopped = False
+
+    def take(self, record: Record) -> Record:
+        """Return the next record with these fields."""
         entry = record.entry
+        if self._is_first:
+            began = entry
+            self._warns = isinstance(began, RunBegan) and "graceful_turn_limit" in began.plugins
+            self._is_first = False
         if isinstance(entry, SteeringAccepted) and entry.when == "follow_up":
-            follow_ups.add(entry.number)
-        if record.v == 1:
-            is_follow_up = bool(follow_ups.intersection(getattr(entry, "steering", ())))
-            entry = _upgraded(entry, "wrap_up" if warns else "budget", is_follow_up=is_follow_up)
-            record = record if entry is record.entry else replace(record, entry=entry)
-            match entry:
-                case Answered() | RunBegan():
-                    is_stopped = False
-                case ToolEnded(raised=str()):
-                    is_stopped = True  # by the tool itself
-                case _:
-                    if not is_stopped and before is not None and _is_cancelled(before, entry):
-                        is_stopped = True
-                        record = replace(record, interrupts=(Interrupt(0, "cancelled"),))
-            before = entry
-        made.append(record)
-    return made
+            self._follow_ups.add(entry.number)
+        if record.v != 1:
+            return record
+        is_follow_up = bool(self._follow_ups.intersection(getattr(entry, "steering", ())))
+        warning = "wrap_up" if self._warns else "budget"
+        entry = _upgraded(entry, warning, is_follow_up=is_follow_up)
+        record = record if entry is record.entry else replace(record, entry=entry)
+        before, self._before = self._before, entry
+        match entry:
+            case Answered() | RunBegan():
+                self._is_stopped = False
+            case ToolEnded(raised=str()):
+                self._is_stopped = True  # by the tool itself
+            case _:
+                if not self._is_stopped and before is not None and _is_cancelled(before, entry):
+                    self._is_stopped = True
+                    record = replace(record, interrupts=(Interrupt(0, "cancelled"),))
+        return record
+
+
+def upgraded(records: Iterable[Record]) -> list[Record]:
+    """Add the fields that version 1 lacks to the records of a log."""
+    return list(map(Upgrade().take, records))
 
 
 def _is_cancelled(before: Entry, entry: Entry) -> bool:

@@ -13,13 +13,17 @@ from clark_agent import _differences
 from clark_agent.run_log.records import (
     Answered,
     Asked,
+    CallSuspended,
+    CancelReceived,
     ContextEdited,
     MessagesAdded,
     Record,
+    RequestDecided,
     RunBegan,
     RunEnded,
     RunFailed,
     RunResumed,
+    RunSuspended,
     SteeringAccepted,
     ToolEnded,
     ToolsChanged,
@@ -29,6 +33,7 @@ from clark_agent.run_log.records import (
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, encode_entry, store_of
 from clark_agent.types import TextContent
+from clark_agent.waiting import WaitingRequest
 
 __all__ = ["Difference", "diff", "first_difference"]
 
@@ -134,6 +139,17 @@ def _describe(record: Record | None) -> str:
             return f"tools were added ({', '.join(added)}) and removed ({', '.join(removed)})"
         case ToolsGated(plugin=plugin, allow=allow):
             return f"{plugin} allowed {'all tools' if allow is None else ', '.join(allow)}"
+        case CallSuspended(request=None):
+            return "a call waits for the run that it started"
+        case CallSuspended(request=WaitingRequest(asked_by=by, tool_name=name)):
+            return f"a call of {name} waits, asked by {by}"
+        case RequestDecided(decision=decision, by=by):
+            who = "" if by is None else f" by {by}"
+            return f"a request was decided{who}: {decision.__struct_config__.tag}"
+        case CancelReceived(reason=reason):
+            return f"the run was cancelled from outside: {_shown(reason)}"
+        case RunSuspended():
+            return "the run was suspended"
         case RunEnded(outcome=outcome):
             return f"the run ended ({outcome})"
         case RunFailed(text=text):
@@ -143,7 +159,19 @@ def _describe(record: Record | None) -> str:
 
 
 _OF_A_RUN = frozenset(
-    {"timestamp", "time", "digest", "identity", "tool_call_id", "request", "host_notes"}
+    {
+        "timestamp",
+        "time",
+        "digest",
+        "identity",
+        "tool_call_id",
+        "request",
+        "host_notes",
+        "request_id",
+        "child_run_ids",
+        "mail",
+        "at",
+    }
 )
 
 
@@ -156,6 +184,8 @@ def _plain(record: Record | None, *, of_one_run: bool) -> Any:
     entry = record.entry
     if of_one_run and isinstance(entry, RunBegan):
         entry = replace(entry, model=None, provider=None)  # a replay calls no transport
+    if isinstance(entry, RunFailed):
+        entry = replace(entry, fields={})  # they say the same as its text, and older logs lack them
     plain = msgspec.json.decode(encode_entry(entry))
     return plain if of_one_run else _without(plain)
 

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.errors import DecodeError, LogDamaged
+from clark_agent.engine.resumption import AskedEarlier, EarlierWait
+from clark_agent.engine.runtime_results import suspended as suspended_result
+from clark_agent.errors import LogDamaged
 from clark_agent.plugins.base import EarlierCall
+from clark_agent.run_log.reader import error_of
 from clark_agent.run_log.records import (
     Answered,
     Asked,
     BatchEnded,
+    CallSuspended,
+    CancelReceived,
     ContextEdited,
     MessagesAdded,
     Record,
+    RequestDecided,
     RunBegan,
     RunEnded,
     RunFailed,
     RunResumed,
+    RunSuspended,
     SteeringAccepted,
     ToolEnded,
     ToolsChanged,
     ToolStarted,
+    ToolWithdrawn,
 )
 from clark_agent.run_log.store import LoadedRun
 from clark_agent.tools.base import ToolResult
@@ -36,8 +44,9 @@ from clark_agent.types import (
     ToolResultMessage,
     Usage,
 )
+from clark_agent.waiting import WaitingRequest
 
-__all__ = ["FoldedRun", "fold"]
+__all__ = ["BROKEN_OFF", "FoldedRun", "fold", "fold_in", "result_message"]
 
 
 class FoldedRun(Struct):
@@ -87,9 +96,30 @@ class FoldedRun(Struct):
     """The steering messages that were accepted and never delivered, by number."""
     last_number: int = 0
     """The number of the last accepted message."""
-    ending: RunEnded | RunFailed | None = None
+    mails: set[str] = set()
+    """The ids of the messages in its mailbox that it has taken."""
+    cancelled: CancelReceived | None = None
+    """The message that cancels the run, until its end is recorded."""
+    waits: dict[int, EarlierWait] = {}
+    """The calls that wait, or whose request was decided and not acted on yet, by position."""
+    placeholders: int = 0
+    """How many results at the end of the transcript are those of a batch that waits."""
+    ending: RunEnded | RunFailed | RunSuspended | None = None
     turn_ends: list[int] = []
     """The length of ``messages`` at the end of each turn."""
+
+    @property
+    def open_requests(self) -> tuple[WaitingRequest, ...]:
+        """The requests that have no decision yet; not those of child runs."""
+        newest = [wait.asked[-1] for _, wait in sorted(self.waits.items()) if wait.asked]
+        return tuple([asked.request for asked in newest if asked.verdict is None])
+
+    def drop_placeholders(self) -> None:
+        """Remove the results of a batch that waits from the transcript."""
+        if self.placeholders:
+            del self.transcript[-self.placeholders :]
+            del self.messages[-self.placeholders :]
+            self.placeholders = 0
 
     @property
     def context(self) -> AgentContext:
@@ -105,30 +135,31 @@ def fold(loaded: LoadedRun) -> FoldedRun:
     """
     run_id, records = loaded.run_id, loaded.records
     for problem in loaded.problems:
-        if problem.is_newer:
-            text = f"the log of run {run_id!r} cannot be read: {problem.reason}"
-            raise DecodeError(text, path=problem.where)
-        raise LogDamaged(run_id, problem.seq, problem.reason, path=problem.where)
+        raise error_of(run_id, problem)
     if not records or not isinstance(records[0].entry, RunBegan):
         raise LogDamaged(run_id, 0, "its first record is missing", path="record 0")
     began = records[0].entry
     run = FoldedRun(
         began=began,
-        last=records[-1],
+        last=records[0],
         transcript=[*began.history, *began.prompts],
         messages=list(began.prompts),
     )
-    before = records[0].at
     for record in records[1:]:
-        if not isinstance(record.entry, RunResumed):  # no process worked on it until then
-            run.worked_ms += max(0, record.at - before)
-        before = record.at
-        try:
-            _take(run, record)
-        except _OutOfPlace as error:
-            place = f"record {record.seq}"
-            raise LogDamaged(run_id, record.seq, str(error), path=place) from None
+        fold_in(run, record)
     return run
+
+
+def fold_in(run: FoldedRun, record: Record) -> None:
+    """Add the next record to the state."""
+    if not isinstance(record.entry, _WITHOUT_WORK):  # no process worked on it until then
+        run.worked_ms += max(0, record.at - run.last.at)
+    run.last = record
+    try:
+        _take(run, record)
+    except _OutOfPlace as error:
+        place = f"record {record.seq}"
+        raise LogDamaged(record.run, record.seq, str(error), path=place) from None
 
 
 class _OutOfPlace(Exception):
@@ -148,6 +179,11 @@ def _take(run: FoldedRun, record: Record) -> None:
         case SteeringAccepted() as accepted:
             run.waiting[accepted.number] = accepted
             run.last_number = max(run.last_number, accepted.number)
+            if accepted.mail is not None:
+                run.mails.add(accepted.mail)
+        case CancelReceived() as cancelled:
+            run.mails.add(cancelled.mail)
+            run.cancelled = cancelled
         case ContextEdited(is_lasting=True) as edited:
             for edit in reversed(edited.edits):
                 run.transcript[edit.start : edit.start + edit.removed] = edit.inserted
@@ -164,21 +200,36 @@ def _take(run: FoldedRun, record: Record) -> None:
         case Answered() as answered:
             _answered(run, answered)
         case ToolStarted() as started:
+            run.waits.pop(started.position, None)
             run.calls[started.position] = None
             if started.arguments is not None:
                 run.arguments[started.position] = started.arguments
+        case ToolWithdrawn(position=position):
+            run.calls.pop(position, None)
+            run.arguments.pop(position, None)
         case ToolEnded() as ended:
+            run.waits.pop(ended.position, None)
             run.calls[ended.position] = ended.result
             if ended.tool_name is not None:
                 run.names[ended.position] = ended.tool_name
             _outcome(run, ended)
+        case CallSuspended() as suspended:
+            _call_suspended(run, suspended)
+        case RequestDecided() as decided:
+            run.waits = {n: _decided(wait, decided) for n, wait in run.waits.items()}
+            if decided.mail is not None:
+                run.mails.add(decided.mail)
+        case RunSuspended() as ending:
+            run.ending = ending
+            _suspended(run, ending)
         case BatchEnded() as batch:
             _batch_ended(run, batch)
         case RunEnded() | RunFailed() as ending:
-            run.ending = ending
+            run.ending, run.cancelled = ending, None
             _end_turn(run)
         case RunResumed() as resumed:
             run.ending = None
+            run.drop_placeholders()
             del run.turn_ends[resumed.turn :]
         case _:
             pass
@@ -219,37 +270,99 @@ def _append(run: FoldedRun, messages: Iterable[AgentMessage]) -> None:
 def _answered(run: FoldedRun, answered: Answered) -> None:
     if answered.message.usage is not None:
         run.usage += answered.message.usage
-    if answered.discarded in _BROKEN_OFF:
+    if answered.discarded in BROKEN_OFF:
         run.turns = run.asked
     if answered.discarded is None:
         run.turns = run.asked
         run.answer, run.ended, run.was_delivered = answered.message, None, False
-        run.calls, run.names, run.arguments = {}, {}, {}
+        run.calls, run.names, run.arguments, run.waits = {}, {}, {}, {}
         run.transcript.append(answered.message)
         run.messages.append(answered.message)
 
 
+def _call_suspended(run: FoldedRun, suspended: CallSuspended) -> None:
+    position = suspended.position
+    run.calls.pop(position, None)  # it may have started, and then it waits for its result
+    if suspended.tool_name is not None:
+        run.names[position] = suspended.tool_name
+    asked: tuple[AskedEarlier, ...] = ()
+    if suspended.request is not None:
+        before = run.waits.get(position, _NEVER_ASKED).asked
+        asked = (*before, AskedEarlier(suspended.request))
+    run.waits[position] = EarlierWait(asked, suspended.child_run_ids, suspended.decisions)
+
+
+_NEVER_ASKED = EarlierWait()
+
+
+def _decided(wait: EarlierWait, decided: RequestDecided) -> EarlierWait:
+    """Return what a call waits for after a decision. The first decision of a request counts."""
+    asked = [
+        replace(each, verdict=decided.decision, by=decided.by)
+        if each.request.request_id == decided.request_id and each.verdict is None
+        else each
+        for each in wait.asked
+    ]
+    return replace(wait, asked=tuple(asked))
+
+
+def _suspended(run: FoldedRun, suspended: RunSuspended) -> None:
+    """Add the results of the batch, with placeholders for the calls that wait."""
+    run_id = run.began.identity.run_id
+    waiting = {n: _placeholder(run_id, wait) for n, wait in run.waits.items()}
+    held = suspended_result("held", run_id)
+    calls = {
+        n: run.calls.get(n) or waiting.get(n, held)
+        for n in range(len(run.answer.tool_calls if run.answer is not None else ()))
+    }
+    results = _results(run, suspended.time, suspended.positions, calls)
+    run.transcript.extend(results)
+    run.messages.extend(results)
+    run.placeholders = len(results)
+
+
+def _placeholder(run_id: str, wait: EarlierWait) -> ToolResult:
+    if not wait.asked:
+        return suspended_result("child", run_id)
+    request = wait.asked[-1].request
+    return suspended_result(request.needs, run_id, request.request_id)
+
+
 def _batch_ended(run: FoldedRun, batch: BatchEnded) -> None:
-    if run.answer is None:
-        raise _OutOfPlace("a batch of calls ended that the model did not request")
-    calls = run.answer.tool_calls
-    positions = tuple(range(len(calls))) if batch.positions is None else batch.positions
-    times = batch.time if isinstance(batch.time, tuple) else (batch.time,) * len(calls)
-    if sorted(positions) != list(range(len(calls))) or len(times) != len(calls):
-        raise _OutOfPlace("a batch ended with other calls than the model requested")
-    results: list[AgentMessage] = []
-    for position, time in zip(positions, times, strict=True):
-        result = run.calls.get(position)
-        if result is None:
-            raise _OutOfPlace(f"a batch ended in which call {position} has no result")
-        name = run.names.get(position)
-        results.append(result_message(calls[position], result, time, name))
+    results = _results(run, batch.time, batch.positions, run.calls)
     answer, run.answer = run.answer, None
+    run.waits = {}
     _append(run, results)
     run.ended = answer
 
 
-_BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
+def _results(
+    run: FoldedRun,
+    time: int | tuple[int, ...],
+    positions: tuple[int, ...] | None,
+    results: Mapping[int, ToolResult | None],
+) -> list[AgentMessage]:
+    """Return the messages for the results of a batch."""
+    if run.answer is None:
+        raise _OutOfPlace("a batch of calls ended that the model did not request")
+    calls = run.answer.tool_calls
+    positions = tuple(range(len(calls))) if positions is None else positions
+    times = time if isinstance(time, tuple) else (time,) * len(calls)
+    if sorted(positions) != list(range(len(calls))) or len(times) != len(calls):
+        raise _OutOfPlace("a batch ended with other calls than the model requested")
+    messages: list[AgentMessage] = []
+    for position, at in zip(positions, times, strict=True):
+        result = results.get(position)
+        if result is None:
+            raise _OutOfPlace(f"a batch ended in which call {position} has no result")
+        messages.append(result_message(calls[position], result, at, run.names.get(position)))
+    return messages
+
+
+_WITHOUT_WORK = (RunResumed, RequestDecided)
+"""Records that are written after a time in which no process worked on the run."""
+BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
+"""Why an answer is discarded whose turn ends without another."""
 
 
 def result_message(

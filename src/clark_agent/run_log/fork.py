@@ -6,23 +6,18 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.errors import InvalidContinuationError
 from clark_agent.prices import ModelRef
 from clark_agent.run_log.fold import FoldedRun, fold
-from clark_agent.run_log.records import (
-    Answered,
-    Record,
-    RunEnded,
-    RunFailed,
-    RunResumed,
-    ToolStarted,
-)
+from clark_agent.run_log.reader import outcome_of
+from clark_agent.run_log.records import Answered, Record, RunResumed, ToolStarted
 from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
 from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
-__all__ = ["RunUsage", "fork", "usage_of", "usage_tree"]
+__all__ = ["RunUsage", "fork", "runs_below_at", "taken_up_at", "usage_of", "usage_tree"]
 
 
 def fork(
@@ -93,20 +88,32 @@ def usage_tree(store: RunStore | RunLog, run_id: str) -> RunUsage:
     return usage_of(store_of(store), run_id)
 
 
-def usage_of(store: RunStore, run_id: str, below: Container[str] | None = None) -> RunUsage:
-    """Like `usage_tree`. If ``below`` is given, count only the direct child runs with these ids."""
+def usage_of(store: RunStore, run_id: str, end: int | None = None) -> RunUsage:
+    """Like `usage_tree`. If ``end`` is given, it is the index of a ``run_resumed``: count what was
+    spent before that process took the run up.
+    """
     loaded = store.load(run_id)
+    below: Container[str] | None = None
+    first = 0
+    if end is not None:
+        resumed = loaded.records[end]
+        first, below = resumed.seq, runs_below_at(store, run_id, resumed)
+        loaded = replace(loaded, records=loaded.records[:end])
     folded = fold(loaded)
     entries = [record.entry for record in loaded.records]
     found = sorted(_children(store, loaded, folded), key=lambda run: run.began_at)
     counted = [run.run_id for run in found if below is None or run.run_id in below]
-    children = tuple([usage_of(store, child) for child in counted])
+    children = tuple(
+        [usage_of(store, child, taken_up_at(store, child, first)) for child in counted]
+        if end is not None
+        else [usage_of(store, child) for child in counted]
+    )
     total = folded.usage
     for child in children:
         total += child.tree_usage
     return RunUsage(
         run_id=run_id,
-        outcome=_outcome(folded.ending),
+        outcome=None if folded.ending is None else outcome_of(folded.ending),
         model=folded.began.model_ref,
         usage=folded.usage,
         tree_usage=total,
@@ -125,14 +132,28 @@ def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence
     return ()
 
 
+def taken_up_at(store: RunStore, run_id: str, first: int) -> int | None:
+    """Return the index of the record with which a child run was taken up, by a process whose first
+    record in the log of the parent has this number, or a later process; None if it was not.
+    """
+    for index, record in enumerate(store.load(run_id).records):
+        entry = record.entry
+        if isinstance(entry, RunResumed) and entry.within is not None and entry.within >= first:
+            return index
+    return None
+
+
+def runs_below_at(store: RunStore, run_id: str, resumed: Record) -> frozenset[str]:
+    """Return the direct child runs that existed when a process took the run up."""
+    if resumed.v == 1:  # which does not record it
+        runs = store.runs(parent_run_id=run_id)
+        return frozenset([run.run_id for run in runs if run.began_at < resumed.at])
+    assert isinstance(resumed.entry, RunResumed)
+    return frozenset(resumed.entry.below)
+
+
 def _has_below(record: Record) -> bool:
     return isinstance(record.entry, RunResumed) and bool(record.entry.below)
-
-
-def _outcome(ending: RunEnded | RunFailed | None) -> str | None:
-    if isinstance(ending, RunFailed):
-        return "failed"
-    return None if ending is None else ending.outcome
 
 
 def _lines(run: RunUsage, depth: int) -> list[str]:

@@ -1,6 +1,8 @@
 """JsonlStore: a folder with one file per run and one record per line, readable with any tool.
 
     folder/5f0c….jsonl      {"v":2,"seq":0,"run":"5f0c…","at":…,"entry":{"kind":"run_began",…},…}
+    folder/5f0c….mail       its mailbox, once something was posted: one message per line
+    folder/5f0c….live       only while a tail of the run is open: what is published to it
 
 - An interrupted write leaves the beginning of one record after the last line break, a torn end.
   `JsonlStore.load` reports it, and `JsonlStore.reopen` cuts it off. A record that lacks only its
@@ -16,6 +18,8 @@
 - The name of a file is the run's id with everything but small letters, digits, ``.``, ``_`` and
   ``-`` as ``%XX``, so that ids that differ only in case have different files everywhere. A long id
   is cut and gets a digest; the records contain it in full.
+- A tail looks at the size of the file, up to a hundred times a second while the run writes, and
+  five times a second otherwise. It reads what is new, up to the last line break.
 
 Listing the runs opens every file, and reads its first and its last line.
 """
@@ -24,10 +28,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Generator
+import time
+from collections.abc import Awaitable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +50,26 @@ from clark_agent.errors import (
     RunStoreError,
 )
 from clark_agent.messages.wire import decode_json
+from clark_agent.run_log import _live
 from clark_agent.run_log._files import create_file, open_file, sync_file, sync_folder, try_lock
-from clark_agent.run_log.reader import FAILED, LogReader, is_torn
+from clark_agent.run_log._live import LiveReader
+from clark_agent.run_log._mail_file import Seen, post_mail, read_mail
+from clark_agent.run_log._polling import Polling
+from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.reader import FAILED, SUSPENDED, LogReader, is_torn
 from clark_agent.run_log.records import Record
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 
 __all__ = ["JsonlStore"]
 
-_SUFFIX = ".jsonl"
+_SUFFIX, _MAIL, _LIVE = ".jsonl", ".mail", ".live"
 _LONGEST = 128
 _CHUNK = 1 << 14
 _LINE_BREAK = 0x0A  # finding a number in bytes is twenty times as fast as finding bytes
+_LONGEST_READ = 1 << 20
+_MAILBOXES = 1000
+_PATIENCE = 0.05
+"""How long a tail waits for the line break of a complete record."""
 _FIRST = (0, 1)
 """The possible numbers of the first record of a log."""
 
@@ -64,6 +79,10 @@ class JsonlStore:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder).absolute()
+        self._seen: dict[str, Seen] = {}
+        """How much of each mailbox was read, for the latest ones: runs read theirs again and again,
+        and most often there is nothing new.
+        """
 
     def path_of(self, run_id: str) -> Path:
         """Return the file of a run, whether or not it exists."""
@@ -126,9 +145,11 @@ class JsonlStore:
         *,
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
+        outcome: str | None = None,
         limit: int | None = None,
     ) -> list[RunSummary]:
-        """Return the runs, newest first; those of one conversation, or the children of one run.
+        """Return the runs, newest first; those of one conversation, the children of one run, or
+        those with one outcome.
 
         Files that are not logs are skipped.
         """
@@ -144,7 +165,41 @@ class JsonlStore:
                 continue
             found.append((head, path))
         found.sort(key=lambda pair: (pair[0].at, pair[0].run), reverse=True)
-        return [_summarize(head, path) for head, path in found[:limit]]
+        if outcome is None:
+            return [_summarize(head, path) for head, path in found[:limit]]
+        summaries = (_summarize(head, path) for head, path in found)
+        return list(islice((run for run in summaries if run.outcome == outcome), limit))
+
+    def tail(self, run_id: str, *, after: int = -1) -> JsonlTail:
+        """Return a reader of the records after this number, and of those to come. Raises
+        `RunNotFound`.
+        """
+        path = self.path_of(run_id)
+        _check_exists(path, run_id)
+        return JsonlTail(path, run_id, after)
+
+    def post(self, run_id: str, mail: Mail) -> bool:
+        """Put a message into the mailbox of a run. Return False if it has one with the same id.
+
+        Waits for other processes that post, up to half a minute. Raises `RunNotFound`.
+        """
+        path = self.path_of(run_id)
+        _check_exists(path, run_id)
+        return post_mail(path.with_suffix(_MAIL), run_id, mail)
+
+    def mail(self, run_id: str, *, after: int = 0) -> Sequence[Mail]:
+        """Return the messages in the mailbox of a run, without the first ``after`` of them."""
+        path = self.path_of(run_id).with_suffix(_MAIL)
+        found, seen = read_mail(path, run_id, after, self._seen.get(run_id))
+        if seen is not None:
+            self._seen[run_id] = seen
+            if len(self._seen) > _MAILBOXES:
+                self._seen.clear()
+        return found
+
+    def publish(self, run_id: str, data: bytes) -> None:
+        """Show something to the tails of the run that exist now."""
+        _live.publish(self.path_of(run_id).with_suffix(_LIVE), data)
 
 
 def read_log(run_id: str, data: bytes) -> LoadedRun:
@@ -240,7 +295,8 @@ def _summarize(head: _Head, path: Path) -> RunSummary:
         last = decode_json(line or b"", _Last)
         if rest:  # a complete record, or a torn end
             last = decode_json(rest, _Last)
-    outcome = {"run_ended": last.entry.outcome, "run_failed": FAILED}.get(last.entry.kind)
+    kind = last.entry.kind
+    outcome = last.entry.outcome if kind == "run_ended" else _OUTCOMES.get(kind)
     return RunSummary(
         run_id=head.run,
         parent_run_id=head.entry.identity.parent_run_id,
@@ -251,6 +307,20 @@ def _summarize(head: _Head, path: Path) -> RunSummary:
         records=last.seq - head.seq + 1,
         outcome=outcome,
     )
+
+
+_OUTCOMES = {"run_failed": FAILED, "run_suspended": SUSPENDED, "request_decided": SUSPENDED}
+
+
+def _check_exists(path: Path, run_id: str) -> None:
+    """Raise `RunNotFound` unless the file has a record, readable or not."""
+    with suppress(FileNotFoundError), FileIO(path) as file:
+        start = more = file.read(_CHUNK)
+        while b"\n" not in more and (more := file.read(len(start))):
+            start += more
+        if b"\n" in start or (start and not is_torn(start, run_id, _FIRST)):
+            return
+    raise RunNotFound(run_id)
 
 
 def _number_of(line: bytes, run_id: str, place: int) -> int:
@@ -291,6 +361,105 @@ def _read(file: FileIO, start: int, end: int) -> bytes:
             break
         data += more
     return data
+
+
+# --- following --------------------------------------------------------------------------------
+
+
+class JsonlTail:
+    """Reads a file as it grows."""
+
+    def __init__(self, path: Path, run_id: str, after: int) -> None:
+        self._path = path
+        self._run_id = run_id
+        self._after = after
+        self._reader = LogReader(run_id, "line {}, byte {}")
+        self._lines = self._at = 0
+        """How many lines were read, and where the next one begins."""
+        self._seen: int | None = None
+        """How large the file was when it was read last; None: there is more to read."""
+        self._rest = b""
+        """What came after the last line break then, if it was a complete record."""
+        self._rest_since = 0.0
+        self._is_in_line = False
+        """Whether the line break of the last record is missing."""
+        self._live = LiveReader(path.with_suffix(_LIVE))
+        self._polling = Polling(self._has_news)
+
+    def read(self) -> Sequence[Record]:
+        """Return the records since the last call, or the first of them. Raises `LogDamaged`."""
+        while True:
+            self._read_lines()
+            records = self._reader.drain()
+            if self._after >= 0:
+                records = [record for record in records if record.seq > self._after]
+            if records or self._seen is not None:
+                return records
+
+    def _read_lines(self) -> None:
+        """Pass the next lines to the reader."""
+        if self._reader.is_damaged():
+            return
+        try:
+            with FileIO(self._path) as file:
+                size = os.fstat(file.fileno()).st_size
+                end = min(size, self._at + _LONGEST_READ)
+                data = _read(file, self._at, end)
+                while end < size and _LINE_BREAK not in data:  # a long line
+                    start, end = end, min(size, end + len(data))
+                    data += _read(file, start, end)
+        except FileNotFoundError:
+            raise RunNotFound(self._run_id) from None
+        if size < self._at:
+            reason = "records that were read before are missing"
+            raise LogDamaged(self._run_id, self._reader.due[0], reason, path=f"byte {size}")
+        self._seen = size if end == size else None
+        if self._is_in_line and data:
+            self._is_in_line, data = False, data.removeprefix(b"\n")
+            self._at += 1
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._lines += 1
+            self._reader.take(line, self._lines, self._at)
+            self._at += len(line) + 1
+            if self._reader.is_damaged():
+                return
+        if self._seen is not None:
+            self._take_rest(rest)
+
+    def _take_rest(self, rest: bytes) -> None:
+        """Read a record without a line break, if it stays so: its writer may still be writing, or
+        cut it off.
+        """
+        if not rest or is_torn(rest, self._run_id, self._reader.due):
+            self._rest = b""
+        elif rest != self._rest:
+            self._rest, self._rest_since = rest, time.monotonic()
+        elif time.monotonic() >= self._rest_since + _PATIENCE:
+            self._reader.take(rest, self._lines + 1, self._at)
+            self._lines, self._at = self._lines + 1, self._at + len(rest)
+            self._rest, self._is_in_line = b"", True
+
+    def _has_news(self) -> bool:
+        try:
+            size = os.stat(self._path).st_size
+        except FileNotFoundError:
+            return True
+        if self._rest and time.monotonic() >= self._rest_since + _PATIENCE:
+            return True
+        return size != self._seen or self._live.has_more
+
+    def read_live(self) -> Sequence[bytes]:
+        """Return what was published since the last call, or a part of it."""
+        return self._live.read()
+
+    def wait(self, seconds: float) -> Awaitable[None]:
+        """Wait until there may be something new, at most this long."""
+        return self._polling.wait(seconds)
+
+    def close(self) -> None:
+        """Release the file of what is published."""
+        self._live.close()
 
 
 # --- writing ----------------------------------------------------------------------------------

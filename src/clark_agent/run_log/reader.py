@@ -12,17 +12,27 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Struct
 
-from clark_agent.errors import DecodeError
+from clark_agent.errors import DecodeError, LogDamaged
 from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._checksums import checksum_in, is_sealed
-from clark_agent.run_log._version_1 import upgraded
-from clark_agent.run_log.records import RUN_LOG_VERSION, Entry, Record, RunEnded, RunFailed
+from clark_agent.run_log._version_1 import Upgrade, upgraded
+from clark_agent.run_log.records import (
+    RUN_LOG_VERSION,
+    Entry,
+    Record,
+    RequestDecided,
+    RunEnded,
+    RunFailed,
+    RunSuspended,
+)
 from clark_agent.run_log.store import LoadedRun, LogProblem
 
-__all__ = ["FAILED", "LogReader", "is_torn", "outcome_of"]
+__all__ = ["FAILED", "SUSPENDED", "LogReader", "error_of", "is_torn", "outcome_of"]
 
 FAILED = "failed"
 """The outcome of a run that ended with an error."""
+SUSPENDED = "suspended"
+"""The outcome of a run that waits, until it is resumed."""
 _SHOWN = 200
 
 
@@ -32,9 +42,23 @@ class _Versioned(Struct):
 
 def outcome_of(entry: Entry) -> str | None:
     """Return the outcome of the run if this is the last entry of its log."""
-    if isinstance(entry, RunEnded):
-        return entry.outcome
-    return FAILED if isinstance(entry, RunFailed) else None
+    match entry:
+        case RunEnded(outcome=outcome):
+            return outcome
+        case RunFailed():
+            return FAILED
+        case RunSuspended() | RequestDecided():
+            return SUSPENDED
+        case _:
+            return None
+
+
+def error_of(run_id: str, problem: LogProblem) -> LogDamaged | DecodeError:
+    """Return what to raise for a problem: `LogDamaged`, or `DecodeError` for a newer version."""
+    if problem.is_newer:
+        text = f"the log of run {run_id!r} cannot be read: {problem.reason}"
+        return DecodeError(text, path=problem.where)
+    return LogDamaged(run_id, problem.seq, problem.reason, path=problem.where)
 
 
 class LogReader:
@@ -55,12 +79,28 @@ class LogReader:
         """The checksums that the next record may continue from: that of the last valid record, and
         those in the invalid ones after it.
         """
+        self._count = 0
+        """The number of records so far."""
+        self._last: int | None = None
+        """The number of the last record."""
+        self._sound = 0
+        """How many of the records come before the first problem, if there is one."""
         self._unchecked = 0
+        self._upgrade: Upgrade | None = None
         self._is_torn = False
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """The numbers that the next record may have."""
+        return self._due
+
+    def is_damaged(self) -> bool:
+        """Whether there is a problem."""
+        return bool(self._problems)
 
     def take(self, data: bytes, *place: int, number: int | None = None) -> None:
         """Read a row. ``number`` is its number in the store, if the store has its own numbers."""
-        due, is_newer = self._due, False
+        due, sound, is_newer = self._due, len(self._records), False
         fault: str | None
         try:
             record = self._decoded(data)
@@ -73,9 +113,12 @@ class LogReader:
             if record.run == self._run_id:
                 self._due = (record.seq + 1,)
                 self._records.append(record)
+                self._count, self._last = self._count + 1, record.seq
                 self._unchecked += record.crc is None
                 self._before = [0 if record.crc is None else int(record.crc, 16)]
         if fault is not None:
+            if not self._problems:
+                self._sound = sound
             self._report(fault, data, place, due[0], is_newer=is_newer)
 
     def _report(
@@ -97,8 +140,24 @@ class LogReader:
 
     def expect_end(self, last: int | None) -> None:
         """Report a problem if the last record does not have this number."""
-        if not self._records or self._records[-1].seq != last:
+        if self._last != last or last is None:
+            self._sound = self._sound if self._problems else len(self._records)
             self._report(f"the log must end with record {last}", b"", self._due, self._due[0])
+
+    def drain(self) -> list[Record]:
+        """Return the records since the last call, up to the first problem. If there are none before
+        it, raises its error.
+        """
+        records, self._records = self._records, []
+        if self._problems:
+            del records[self._sound :]
+            self._sound = 0
+            if not records:
+                raise error_of(self._run_id, self._problems[0])
+        if self._unchecked:
+            self._upgrade = self._upgrade or Upgrade()
+            records = list(map(self._upgrade.take, records))
+        return records
 
     def loaded(self) -> LoadedRun:
         """Return the result."""
@@ -128,7 +187,7 @@ class LogReader:
         self._check_version(record.v)
         if record.v > 1 and not is_right:
             raise DecodeError("it has no checksum")
-        if record.v <= 1 and (is_right or len(self._records) > self._unchecked):
+        if record.v <= 1 and (is_right or self._count > self._unchecked):
             raise DecodeError("it has version 1, but the records around it do not")
         return record
 

@@ -9,9 +9,14 @@
     asked           a turn, and the fingerprint of its request, or all of it
     answered        the answer of the provider and its pieces; or how it failed
     tool_started    written before the tool runs
+    tool_withdrawn  it did not run: its process let the run go just then
     tool_progress
     tool_ended      the result, and which plugins changed it
+    call_suspended  a call waits for a decision, or for the run that it started
     batch_ended     all calls of the message have results, and these are in the transcript
+    cancel_received a message from another process cancels the run
+    run_suspended   no process works on the run until its requests are decided
+    request_decided a request has its decision; written by whoever decides, while no process works
     run_resumed     another process continues from here
     run_ended, run_failed
 
@@ -35,27 +40,33 @@ from clark_agent.engine.runtime_results import RuntimeResult
 from clark_agent.prices import ModelRef
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, NonNegativeInt, RunIdentity, Usage
+from clark_agent.waiting import Verdict, WaitingRequest
 
 __all__ = [
     "RUN_LOG_VERSION",
     "Answered",
     "Asked",
     "BatchEnded",
+    "CallSuspended",
+    "CancelReceived",
     "ContextEdited",
     "Edit",
     "Entry",
     "MessagesAdded",
     "Purpose",
     "Record",
+    "RequestDecided",
     "RunBegan",
     "RunEnded",
     "RunFailed",
     "RunResumed",
+    "RunSuspended",
     "RuntimeResult",
     "SteeringAccepted",
     "ToolEnded",
     "ToolProgress",
     "ToolStarted",
+    "ToolWithdrawn",
     "ToolsChanged",
     "ToolsGated",
 ]
@@ -105,6 +116,10 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     plugins: tuple[str, ...] = ()
     tool_call_id: str | None = None
     """For a child run: the call of its parent that started it."""
+    call_place: tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt] | None = None
+    """The turn of its parent, the position of that call (ids of calls can repeat), and how many
+    runs the call had started before.
+    """
     host_notes: dict[str, Any] = {}
     """Data for the host's own use; see `clark_agent.run_log.writer.RunLog`."""
 
@@ -135,6 +150,8 @@ class SteeringAccepted(_Entry, frozen=True, kw_only=True, tag="steering_accepted
     message: AgentMessage
     when: str
     """A `clark_agent.steering.SteerWhen`, or ``follow_up``."""
+    mail: str | None = None
+    """The id of the message in the mailbox of the run, if it came from there."""
 
 
 class Edit(Struct, frozen=True, array_like=True):
@@ -221,6 +238,13 @@ class ToolStarted(_Entry, frozen=True, kw_only=True, tag="tool_started"):
     """The arguments that the tool gets, if repairs or hooks have changed those of the model."""
 
 
+class ToolWithdrawn(_Entry, frozen=True, kw_only=True, tag="tool_withdrawn"):
+    """A tool that was about to run did not: the run was let go first."""
+
+    position: NonNegativeInt = 0
+    tool_call_id: str
+
+
 class ToolProgress(_Entry, frozen=True, kw_only=True, tag="tool_progress"):
     """A tool reported progress."""
 
@@ -259,6 +283,52 @@ class BatchEnded(_Entry, frozen=True, tag="batch_ended"):
     """The calls they answer, in the order of the results; None for the order of the calls."""
 
 
+class CallSuspended(_Entry, frozen=True, kw_only=True, tag="call_suspended"):
+    """A call waits. Its placeholder in the transcript is not recorded."""
+
+    position: NonNegativeInt = 0
+    tool_call_id: str
+    tool_name: str | None = None
+    """The repaired name, if it differs from the one that the model wrote."""
+    request: WaitingRequest | None = None
+    """What it waits for; None if it waits for runs that it started."""
+    child_run_ids: tuple[str, ...] = ()
+    """The runs that it started and that wait."""
+    decisions: tuple[dict[str, Any], ...] = ()
+    """Which plugins affected the call before, and how."""
+
+
+class CancelReceived(_Entry, frozen=True, kw_only=True, tag="cancel_received"):
+    """A message in the mailbox of the run cancels it."""
+
+    mail: str
+    reason: str | None = None
+
+
+class RunSuspended(_Entry, frozen=True, kw_only=True, tag="run_suspended"):
+    """The calls of the batch that can run have run, and others wait.
+
+    The results of the batch, with placeholders for the calls that wait, are in the transcript until
+    the run is resumed.
+    """
+
+    time: int | tuple[int, ...]
+    positions: tuple[NonNegativeInt, ...] | None = None
+    """As in ``batch_ended``."""
+    usage: Usage = Usage()
+    tree_usage: Usage = Usage()
+
+
+class RequestDecided(_Entry, frozen=True, kw_only=True, tag="request_decided"):
+    """A request has its decision. The first one counts."""
+
+    request_id: str
+    decision: Verdict
+    by: str | None = None
+    mail: str | None = None
+    """The id of the message in the mailbox of the run, if it came from there."""
+
+
 class RunResumed(_Entry, frozen=True, tag="run_resumed"):
     """Another process continues the run."""
 
@@ -267,6 +337,8 @@ class RunResumed(_Entry, frozen=True, tag="run_resumed"):
     """The ids of the direct child runs at that time. The log may not mention all of them: the
     process may have died before it recorded one.
     """
+    within: NonNegativeInt | None = None
+    """For a child run: the number of the first record that this process wrote for its parent."""
 
 
 class RunEnded(_Entry, frozen=True, kw_only=True, tag="run_ended"):
@@ -289,6 +361,8 @@ class RunFailed(_Entry, frozen=True, kw_only=True, tag="run_failed"):
     tree_usage: Usage = Usage()
     partial: AssistantMessage | None = None
     undelivered: tuple[AgentMessage, ...] = ()
+    fields: dict[str, Any] = {}
+    """The attributes that errors of this class have."""
 
 
 Entry: TypeAlias = (
@@ -301,9 +375,14 @@ Entry: TypeAlias = (
     | Asked
     | Answered
     | ToolStarted
+    | ToolWithdrawn
     | ToolProgress
     | ToolEnded
+    | CallSuspended
     | BatchEnded
+    | CancelReceived
+    | RunSuspended
+    | RequestDecided
     | RunResumed
     | RunEnded
     | RunFailed

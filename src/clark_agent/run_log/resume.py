@@ -8,52 +8,81 @@ from functools import partial
 from typing import Any
 
 from msgspec import to_builtins
-from msgspec.structs import replace
 
+from clark_agent.agent import Agent
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
+from clark_agent.engine.arguments import check_arguments
 from clark_agent.engine.loop import start
 from clark_agent.engine.resumption import (
     NEW_TURN,
     AfterAnswer,
     AfterBatch,
+    EarlierChild,
+    EarlierChildren,
     FinalAnswer,
     Resumption,
     Where,
 )
 from clark_agent.engine.spending import RunCost
-from clark_agent.errors import ConfigError, DecodeError, InvalidContinuationError, failure_of
+from clark_agent.errors import (
+    ConfigError,
+    DecodeError,
+    InvalidContinuationError,
+)
 from clark_agent.events import EventSink
 from clark_agent.result import RunResult
+from clark_agent.run_log._reading import in_background
 from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.fork import RunUsage, usage_tree
-from clark_agent.run_log.records import RunEnded, SteeringAccepted
-from clark_agent.run_log.store import RunAppender, RunStore
+from clark_agent.run_log.recorded import recorded_end, suspended_result
+from clark_agent.run_log.records import (
+    RunBegan,
+    RunEnded,
+    RunSuspended,
+    SteeringAccepted,
+)
+from clark_agent.run_log.requests import locked, open_requests, settle_requests
+from clark_agent.run_log.store import LoadedRun, RunAppender, RunStore
 from clark_agent.run_log.writer import Continuation, RunLog, store_of
 from clark_agent.steering import SteeringReceipt, SteerWhen
-from clark_agent.types import AgentContext, AgentMessage
+from clark_agent.types import AgentContext
 
-__all__ = ["resume"]
+__all__ = [
+    "LoggedChildren",
+    "config_with_log",
+    "continuation",
+    "resume",
+    "resume_folded",
+    "spent_by",
+]
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0
+"""How many seconds to wait for those who decide about a child run."""
 
 
 async def resume(
     store: RunStore | RunLog,
     run_id: str,
-    config: LoopConfig,
+    config: LoopConfig | Agent[Any, Any],
     signal: CancellationToken | None = None,
     *,
     sink: EventSink | None = None,
     trust_log: bool = False,
     deps: Any = None,
 ) -> RunResult:
-    """Continue a run where its log ends, and run it to its end.
+    """Continue a run where its log ends, and run it to its end. ``config`` may be an `Agent`.
 
     Calls with a result are not run again. A call that had started and has no result gets a result
-    that says so, unless its tool is ``idempotent``: then it is run again. Calls that had not
-    started are run. Messages that were accepted and not delivered are delivered. The log is
-    continued.
+    that says so, unless its tool is ``idempotent``: then it is run again; or the tool knows what
+    has happened (`AgentTool.did_it_happen`). A tool that runs an agent continues that agent's run.
+    Calls that had not started are run. Messages that were accepted and not delivered are delivered.
+    The log is continued.
+
+    A suspended run goes on when all its requests, and those of its child runs, are decided or
+    expired. Before that, nothing happens: the result is ``suspended`` with the same ``waiting``.
 
     The config decides where and how the run continues: model, tools, plugins and limits come from
     it, never from the log; ``deps`` are not in the log either. The conversation (system prompt,
@@ -72,41 +101,63 @@ async def resume(
     config lacks a tool that a pending call needs, or has other notes. In these cases nothing has
     changed.
     """
-    store = store_of(store)
-    config, run_log = _with_log(config, store)
-    loaded = store.load(run_id)
+    if isinstance(config, Agent):
+        config.check_deps(deps)
+        config = config.config
+    check_arguments(AgentContext(), config, signal)
+    config, run_log = config_with_log(config, store)
+    loaded = await in_background(run_log.store, lambda: run_log.store.load(run_id))
     folded = fold(loaded)
-    _check_origin(folded, run_id, run_log, trust_log=trust_log)
     if isinstance(folded.ending, RunEnded):
+        _check_origin(folded, run_id, run_log, trust_log=trust_log)
         raise InvalidContinuationError(
             f"there is nothing to resume: the run {run_id!r} has ended ({folded.ending.outcome})"
         )
-    _check_tools(folded, config)
+    return await resume_folded(
+        loaded, folded, config, signal, sink=sink, trust_log=trust_log, deps=deps
+    )
+
+
+async def resume_folded(
+    loaded: LoadedRun,
+    folded: FoldedRun,
+    config: LoopConfig,
+    signal: CancellationToken | None,
+    *,
+    sink: EventSink | None,
+    trust_log: bool,
+    deps: Any,
+) -> RunResult:
+    """Continue a run that was read and has not ended. Raises `RunBusy` if it has changed since."""
+    run_id, run_log = loaded.run_id, config.run_log
+    assert isinstance(run_log, RunLog)
+    store = run_log.store
+    _check_origin(folded, run_id, run_log, trust_log=trust_log)
     if loaded.unchecked:
         logger.warning("the log of run %s has no checksums; damage to it is not noticed", run_id)
     # From here on this process alone continues the run, and the log has not changed since it was
     # read.
     appender = store.reopen(run_id, after=folded.last.seq)
-    earlier: tuple[AgentMessage, ...] = ()
     try:
-        context, resumption = continuation(folded, usage_tree(store, run_id), run_log, appender)
-        earlier = resumption.messages
-        result = await start(
-            (), context, config, signal, sink=sink, resumption=resumption, deps=deps
-        )
-    except BaseException as error:
-        if (failure := failure_of(error)) is not None:
-            failure.messages = (*earlier, *failure.messages)
-        raise
+        await appender.barrier()
+        now_ms = config.clock.now_ms()
+        await settle_requests(store, folded, appender, now_ms)
+        waiting = await in_background(store, lambda: open_requests(store, folded, now_ms))
+        spent = await in_background(store, lambda: usage_tree(store, run_id))
+        if waiting and isinstance(folded.ending, RunSuspended):
+            return suspended_result(folded, spent, config, waiting)
+        _check_tools(folded, config)
+        context, resumption = continuation(folded, spent, run_log, appender)
+        return await start((), context, config, signal, sink=sink, resumption=resumption, deps=deps)
     finally:
         appender.close()
-    return replace(result, messages=(*earlier, *result.messages))
 
 
-def _with_log(config: LoopConfig, store: RunStore) -> tuple[LoopConfig, RunLog]:
-    run_log = config.run_log
+def config_with_log(config: LoopConfig, given: RunStore | RunLog) -> tuple[LoopConfig, RunLog]:
+    """Return the config with a log in this store."""
+    store, run_log = store_of(given), config.run_log
     if run_log is None:
-        run_log = RunLog(store)
+        run_log = given if isinstance(given, RunLog) else RunLog(store)
         return config.replace(run_log=run_log), run_log
     if not isinstance(run_log, RunLog) or run_log.store is not store:
         raise ConfigError("run_log of the config must use the store that the run is resumed from")
@@ -145,6 +196,8 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
     for position, call in enumerate(calls):
         if call.name not in folded.began.tools:
             continue  # the tool did not exist, or came from a tool source
+        if (wait := folded.waits.get(position)) is not None and not wait.needs_tool:
+            continue
         if folded.calls.get(position) is None and config.registry.find(call.name) is None:
             raise ConfigError(
                 f"a call in the log waits for the tool {call.name!r} (record "
@@ -153,14 +206,19 @@ def _check_tools(folded: FoldedRun, config: LoopConfig) -> None:
 
 
 def continuation(
-    folded: FoldedRun, spent: RunUsage, run_log: RunLog, appender: RunAppender | None = None
+    folded: FoldedRun,
+    spent: RunUsage,
+    run_log: RunLog,
+    appender: RunAppender | None = None,
+    children: EarlierChildren | None = None,
 ) -> tuple[AgentContext, Resumption]:
     """Return the context and the state to continue a run with. Its newest answer is announced
     again, so the context ends before it.
     """
+    folded.drop_placeholders()
     where = _where(folded)
     is_again = isinstance(where, AfterAnswer)
-    waiting = {number: _receipt(sent) for number, sent in folded.waiting.items()}
+    waiting = {number: receipt_of(sent) for number, sent in folded.waiting.items()}
     after = Continuation(
         folded.last,
         waiting,
@@ -168,6 +226,8 @@ def continuation(
         tuple([child.run_id for child in spent.children]),
         folded.sourced,
         appender,
+        frozenset(folded.mails),
+        folded.cancelled,
     )
     began = folded.began
     resumption = Resumption(
@@ -183,6 +243,7 @@ def continuation(
         worked_ms=folded.worked_ms,
         waiting=tuple(waiting.values()),
         sourced=frozenset(folded.sourced),
+        children=children or LoggedChildren(run_log, began.identity.run_id),
     )
     messages = folded.transcript[:-1] if is_again else folded.transcript
     return AgentContext(began.system_prompt, tuple(messages), began.identity), resumption
@@ -198,15 +259,80 @@ def _where(folded: FoldedRun) -> Where:
         return NEW_TURN
     offered = frozenset(folded.offered)
     everything = offered.issuperset([*folded.began.tools, *folded.sourced])
-    return AfterAnswer(answer, None if everything else offered, folded.calls, folded.arguments)
+    return AfterAnswer(
+        answer, None if everything else offered, folded.calls, folded.arguments, folded.waits
+    )
 
 
-def _receipt(sent: SteeringAccepted) -> SteeringReceipt:
+def receipt_of(sent: SteeringAccepted) -> SteeringReceipt:
+    """Return the receipt of a message that was accepted."""
     is_follow_up = sent.when == "follow_up"
     when = SteerWhen.AFTER_BATCH if is_follow_up else SteerWhen(sent.when)
-    receipt = SteeringReceipt(sent.message, when)
+    receipt = SteeringReceipt(sent.message, when, mail=sent.mail)
     receipt.is_follow_up = is_follow_up
     return receipt
+
+
+class LoggedChildren:
+    """The child runs of a run, as their logs have them. They are read when they are needed."""
+
+    def __init__(self, run_log: RunLog, run_id: str) -> None:
+        self._run_log = run_log
+        self._run_id = run_id
+        self._found: dict[int, list[RunBegan]] = {}
+
+    def can_continue(self, tool_call_id: str) -> bool:
+        """Return whether no child run of the call lacks its place."""
+        return not any(
+            began.call_place is None and began.tool_call_id == tool_call_id
+            for began in self._children(self._run_log.store)
+        )
+
+    def find(
+        self, config: LoopConfig, turn: int, position: int, number: int
+    ) -> EarlierChild | None:
+        """Return the child run of this number, from 0, of the call in that place."""
+        run_log = config.run_log if isinstance(config.run_log, RunLog) else self._run_log
+        store = run_log.store
+        place = (turn, position, number)
+        found = [began for began in self._children(store) if began.call_place == place]
+        if not found:
+            return None
+        began = found[-1]
+        run_id = began.identity.run_id
+        _, ended = recorded_end(store, run_id, config)
+        return EarlierChild(
+            prompts=began.prompts,
+            identity=began.identity,
+            ended=ended,
+            resume=None if ended is not None else partial(_resumption, run_log, run_id, config),
+        )
+
+    def _children(self, store: RunStore) -> list[RunBegan]:
+        """Return the beginnings of the child runs, oldest first."""
+        found = self._found.get(id(store))
+        if found is None:
+            summaries = store.runs(parent_run_id=self._run_id)
+            entries = [store.load(run.run_id).records[0].entry for run in reversed(summaries)]
+            found = [entry for entry in entries if isinstance(entry, RunBegan)]
+            self._found[id(store)] = found
+        return found
+
+
+async def _resumption(
+    run_log: RunLog, run_id: str, config: LoopConfig
+) -> tuple[AgentContext, Resumption]:
+    """Lock the log of a child run, and return where to continue it."""
+    store = run_log.store
+    # Whoever has made the last decision may still hold the log.
+    folded, appender = await locked(store, run_id, lambda: fold(store.load(run_id)), _PATIENCE)
+    try:
+        await settle_requests(store, folded, appender, config.clock.now_ms())
+        spent = await in_background(store, lambda: usage_tree(store, run_id))
+        return continuation(folded, spent, run_log, appender)
+    except BaseException:
+        appender.close()
+        raise
 
 
 def spent_by(run: RunUsage) -> Iterator[RunCost]:

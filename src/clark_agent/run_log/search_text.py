@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from clark_agent.run_log.records import (
     Answered,
     Entry,
@@ -11,7 +13,15 @@ from clark_agent.run_log.records import (
     ToolEnded,
 )
 
-__all__ = ["text_of"]
+__all__ = ["SearchHit", "text_of"]
+
+
+class SearchHit(Struct, frozen=True):
+    """A record that contains the words, with some of the text around them."""
+
+    run_id: str
+    seq: int
+    snippet: str
 
 
 def text_of(entry: Entry) -> str:

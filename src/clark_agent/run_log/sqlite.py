@@ -23,6 +23,9 @@
 - Texts are indexed by a search, not when they are written: indexing would cost every commit more
   than the commit itself, and twice the space, although most runs are never searched. To index
   earlier, call `SqliteStore.update_index` from a thread.
+- A tail asks for the number of the last record, up to a hundred times a second while the run
+  writes, and five times a second otherwise. What is published to tails is in a small file beside
+  the database, which exists only while a tail of the run is open.
 - A new database, and the files beside it, are accessible only to their owner (0600).
 
 Any tool may read the tables; the view ``entries`` has the records with the ids of their runs.
@@ -45,6 +48,7 @@ from msgspec import Struct
 
 from clark_agent._finished import FINISHED
 from clark_agent._private_files import make_folder
+from clark_agent._text import well_formed
 from clark_agent.errors import (
     ConfigError,
     DecodeError,
@@ -54,12 +58,17 @@ from clark_agent.errors import (
     RunStoreError,
 )
 from clark_agent.messages.wire import decode_json
+from clark_agent.run_log import _live
 from clark_agent.run_log._committing import Committer, Waiter
 from clark_agent.run_log._database import Connections
 from clark_agent.run_log._files import LockFile
-from clark_agent.run_log.reader import LogReader, outcome_of
+from clark_agent.run_log._live import LiveReader
+from clark_agent.run_log._mail_file import encode_mail
+from clark_agent.run_log._polling import Polling
+from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.reader import SUSPENDED, LogReader, outcome_of
 from clark_agent.run_log.records import Entry, Record, RunBegan
-from clark_agent.run_log.search_text import text_of
+from clark_agent.run_log.search_text import SearchHit, text_of
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 from clark_agent.types import RunIdentity
 
@@ -72,14 +81,6 @@ _NUMBERS = 32
 _LAST = (1 << _NUMBERS) - 1
 _LARGEST = (1 << 63) - 1
 _BATCH = 500
-
-
-class SearchHit(Struct, frozen=True):
-    """A record that contains the words, with some of the text around them."""
-
-    run_id: str
-    seq: int
-    snippet: str
 
 
 class _Part(Struct, frozen=True):
@@ -151,16 +152,60 @@ class SqliteStore:
         *,
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
+        outcome: str | None = None,
         limit: int | None = None,
     ) -> list[RunSummary]:
-        """Return the runs, newest first; those of one conversation, or the children of one run."""
+        """Return the runs, newest first; those of one conversation, the children of one run, or
+        those with one outcome.
+        """
         wanted = {"conversation_id": conversation_id, "parent_run_id": parent_run_id}
+        tables, first = "runs CROSS JOIN ends", "TRUE"
+        if outcome == SUSPENDED:  # as a constant, so that its index is used
+            tables, first = "ends CROSS JOIN runs", f"outcome = '{SUSPENDED}'"
+        else:
+            wanted["outcome"] = outcome
         given = {column: value for column, value in wanted.items() if value is not None}
-        conditions = " AND ".join([f"{column} = ?" for column in given]) or "TRUE"
+        conditions = " AND ".join([first, *[f"{column} = ?" for column in given]])
         values = [*given.values(), -1 if limit is None else limit]
         with _store_errors(), self._connections.reading() as connection:
-            rows = connection.execute(_SUMMARIES.format(conditions), values).fetchall()
+            rows = connection.execute(_SUMMARIES.format(tables, conditions), values).fetchall()
             return [_summary(*row) for row in rows]
+
+    def tail(self, run_id: str, *, after: int = -1) -> SqliteTail:
+        """Return a reader of the records after this number, and of those to come. Raises
+        `RunNotFound`.
+        """
+        end = self._end_of(run_id)
+        if end is None:
+            raise RunNotFound(run_id)
+        return SqliteTail(self, run_id, end[0], after, self._live_path(run_id))
+
+    def post(self, run_id: str, mail: Mail) -> bool:
+        """Put a message into the mailbox of a run. Return False if it has one with the same id.
+
+        Waits for other writers, up to half a minute for each. Raises `RunNotFound`.
+        """
+        data = encode_mail(mail).decode()
+        with _store_errors(run_id), self._connections.writing() as connection:
+            end = _find_end(connection, run_id)
+            if end is not None:
+                values = {"n": end[0], "id": well_formed(mail.id), "data": data}
+                return connection.execute(_POST, values).rowcount > 0
+        raise RunNotFound(run_id)
+
+    def mail(self, run_id: str, *, after: int = 0) -> Sequence[Mail]:
+        """Return the messages in the mailbox of a run, without the first ``after`` of them."""
+        with _store_errors(run_id), self._connections.reading() as connection:
+            rows = connection.execute(_MAILS, (run_id, after)).fetchall()
+        try:
+            return [decode_json(data, Mail) for (data,) in rows]
+        except DecodeError as error:
+            reason = f"the mailbox of the run {run_id!r} is damaged: {error}"
+            raise RunStoreError(reason, run_id) from error
+
+    def publish(self, run_id: str, data: bytes) -> None:
+        """Show something to the tails of the run that exist now."""
+        _live.publish(self._live_path(run_id), data)
 
     def search(self, text: str, limit: int = 20) -> tuple[SearchHit, ...]:
         """Return the records whose visible text has all these words, best match first.
@@ -217,9 +262,11 @@ class SqliteStore:
         with _store_errors(run_id), self._connections.reading() as connection:
             return _find_end(connection, run_id)
 
+    def _live_path(self, run_id: str) -> Path:
+        return Path(f"{self._path}-live-{_digest(run_id)}")
+
     def _take_lock(self, run_id: str) -> LockFile | None:
-        digest = sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()
-        path = f"{self._path}-lock-{digest[:32]}"
+        path = f"{self._path}-lock-{_digest(run_id)}"
         try:
             return LockFile.take(path)
         except FileNotFoundError:
@@ -227,11 +274,25 @@ class SqliteStore:
             return LockFile.take(path)
 
 
+def _digest(run_id: str) -> str:
+    return sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 _SUMMARIES = """
     SELECT run_id, parent_run_id, depth, conversation_id, began_at, at, first_seq, seq, outcome
-    FROM runs CROSS JOIN ends USING (n) WHERE {}
+    FROM {} USING (n) WHERE {}
     ORDER BY began_at DESC, run_id DESC LIMIT ?
 """
+_POST = """
+    INSERT INTO mails (n, place, id, data)
+    SELECT :n, 1 + (SELECT count(*) FROM mails WHERE n = :n), :id, :data
+    WHERE NOT EXISTS (SELECT 1 FROM mails WHERE n = :n AND id = :id)
+"""
+_MAILS = """
+    SELECT CAST(data AS BLOB) FROM runs JOIN mails USING (n) WHERE run_id = ? AND place > ?
+    ORDER BY place
+"""
+_LAST_NUMBER = "SELECT seq FROM ends WHERE n = ?"
 _END = "SELECT runs.n, seq FROM runs LEFT JOIN ends USING (n) WHERE run_id = ?"
 _HAS_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'texts'"
 _MAKE_INDEX = """
@@ -327,6 +388,79 @@ def _text_in(data: bytes) -> str:
         return text_of(decode_json(data, Record).entry)
     except DecodeError:
         return ""
+
+
+class SqliteTail:
+    """Reads the records of a run as they are committed."""
+
+    def __init__(
+        self, store: SqliteStore, run_id: str, number: int, after: int, live: Path
+    ) -> None:
+        self._store = store
+        """A reference, so that the connections are closed after the last tail."""
+        self._connections = store._connections
+        self._run_id = run_id
+        self._number = number
+        self._after = after
+        self._reader = LogReader(run_id, "record {}")
+        self._next = 0
+        """The number of the next record to read."""
+        self._seen: int | None = -1
+        """The number of the last record when they were read last; None: there is more to read."""
+        self._live = LiveReader(live)
+        self._polling = Polling(self._has_news)
+
+    def read(self) -> Sequence[Record]:
+        """Return the records since the last call, or the first of them. Raises `LogDamaged`."""
+        while True:
+            self._read_rows()
+            records = self._reader.drain()
+            if self._after >= 0:
+                records = [record for record in records if record.seq > self._after]
+            if records or self._seen is not None:
+                return records
+
+    def _read_rows(self) -> None:
+        """Pass the next rows to the reader."""
+        if self._reader.is_damaged():
+            return
+        with _store_errors(self._run_id), self._connections.reading() as connection:
+            last = self._last_number(connection)
+            if last is not None and last < self._next:
+                self._seen = last
+                return
+            rows = _read_rows(connection, self._number, start=self._next, limit=_BATCH)
+        for key, data in rows:
+            self._next = (key & _LAST) + 1
+            self._reader.take(data, key & _LAST, number=key & _LAST)
+            if self._reader.is_damaged():
+                return
+        self._seen = None
+        if len(rows) < _BATCH:
+            self._seen = last
+            self._reader.expect_end(last)
+
+    def _last_number(self, connection: sqlite3.Connection) -> int | None:
+        row: tuple[int] | None = connection.execute(_LAST_NUMBER, (self._number,)).fetchone()
+        return None if row is None else row[0]
+
+    def _has_news(self) -> bool:
+        if self._live.has_more:
+            return True
+        with _store_errors(self._run_id), self._connections.reading() as connection:
+            return self._last_number(connection) != self._seen
+
+    def read_live(self) -> Sequence[bytes]:
+        """Return what was published since the last call, or a part of it."""
+        return self._live.read()
+
+    def wait(self, seconds: float) -> Awaitable[None]:
+        """Wait until there may be something new, at most this long."""
+        return self._polling.wait(seconds)
+
+    def close(self) -> None:
+        """Release the file of what is published."""
+        self._live.close()
 
 
 class _Appender:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.records import Record
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "RunAppender",
     "RunStore",
     "RunSummary",
+    "RunTail",
 ]
 
 
@@ -64,7 +66,9 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """The time of the newest record."""
     records: int
     outcome: str | None = None
-    """A `clark_agent.LoopOutcome`, ``failed``, or None while the run has not ended."""
+    """A `clark_agent.LoopOutcome`, ``failed``, or None while the run has not ended. It is
+    ``suspended`` until the run is resumed, whether or not its requests are decided.
+    """
 
 
 class RunAppender(Protocol):
@@ -103,12 +107,47 @@ class RunAppender(Protocol):
         ...
 
 
+class RunTail(Protocol):
+    """Reads one run as it grows. Only one task uses it at a time.
+
+    Contract: nothing here blocks for long. `read` costs what is new, not the length of the log.
+    """
+
+    def read(self) -> Sequence[Record]:
+        """Return the records since the last call, in order. If there are many, return the first of
+        them: call it until it returns none. Raises `LogDamaged`.
+        """
+        ...
+
+    def read_live(self) -> Sequence[bytes]:
+        """Return what `RunStore.publish` was called with since the last call, or a part of it."""
+        ...
+
+    def wait(self, seconds: float) -> Awaitable[None]:
+        """Wait until there may be something new, at most this long."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds. Closing twice is harmless."""
+        ...
+
+
 class RunStore(Protocol):
     """Keeps runs. Safe to use from several threads, event loops and processes at once.
 
     A run exists once its first records are written. Its last record shows its state. A store that
     cannot decide at once whether a run may be written (because its storage is remote) may raise the
     errors of `create` and `reopen` from the first `RunAppender.barrier`.
+
+    A store whose storage is remote may have more, as `clark_agent.run_log.postgres` does:
+
+    - ``is_remote = True``: reading may wait for a network, and is done in threads.
+    - ``has_mail(run_id)``: False if no message has come since the last call. Does not wait.
+    - ``runs_waiting(assignee)``: the outermost runs with open requests of an assignee.
+    - ``is_lost`` of an appender: True once another process has taken the run over. The run then
+      lets go. A commit raises `clark_agent.errors.RunTakenOver`.
+    - ``wakes(run_id)`` of an appender: called before a decision is committed, with the outermost
+      run, which may go on.
     """
 
     def create(self, run_id: str) -> RunAppender:
@@ -135,7 +174,37 @@ class RunStore(Protocol):
         *,
         conversation_id: str | None = None,
         parent_run_id: str | None = None,
+        outcome: str | None = None,
         limit: int | None = None,
     ) -> Sequence[RunSummary]:
-        """Return the runs, newest first; those of one conversation, or the children of one run."""
+        """Return the runs, newest first; those of one conversation, the children of one run, or
+        those with one outcome.
+        """
+        ...
+
+    def tail(self, run_id: str, *, after: int = -1) -> RunTail:
+        """Return a reader of the records after this number, and of those to come. Raises
+        `RunNotFound`.
+        """
+        ...
+
+    def post(self, run_id: str, mail: Mail) -> bool:
+        """Put a message into the mailbox of a run, whether or not a process works on the run.
+
+        Once this returns, the message survives the death of the process. Returns False, and keeps
+        nothing, if the mailbox has a message with the same id. Raises `RunNotFound`.
+        """
+        ...
+
+    def mail(self, run_id: str, *, after: int = 0) -> Sequence[Mail]:
+        """Return the messages in the mailbox of a run, without the first ``after`` of them, in the
+        order in which they were posted. Quick if there is nothing: runs call it several times a
+        second.
+        """
+        ...
+
+    def publish(self, run_id: str, data: bytes) -> None:
+        """Show something to the tails of the run that exist now, without keeping it: best effort.
+        Does not block and does not raise.
+        """
         ...

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from hashlib import blake2b
+from math import isfinite
 from operator import is_
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 from zlib import crc32
@@ -23,6 +24,7 @@ from msgspec import Struct
 from clark_agent._finished import FINISHED
 from clark_agent._text import message_of
 from clark_agent._threads import call_in_loop, is_running
+from clark_agent.cancellation import LET_GO
 from clark_agent.clock import Clock, Timer, call_later
 from clark_agent.engine.answer import EMPTY, OpenAnswer
 from clark_agent.engine.journal import Emit, Journal
@@ -32,19 +34,25 @@ from clark_agent.errors import (
     RunAborted,
     RunBusy,
     RunExists,
+    RunLetGo,
     RunLogError,
+    RunTakenOver,
 )
 from clark_agent.events import AgentEvent
 from clark_agent.messages.transcript import MessageView
-from clark_agent.messages.wire import to_json_value
+from clark_agent.messages.wire import encode_json, to_json_value
 from clark_agent.plugins.base import plugin_name
 from clark_agent.run_log._checksums import SEALED
+from clark_agent.run_log._reading import is_remote, may_have_mail
 from clark_agent.run_log.chunking import cut
+from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
     Asked,
     BatchEnded,
+    CallSuspended,
+    CancelReceived,
     ContextEdited,
     Edit,
     Entry,
@@ -56,15 +64,17 @@ from clark_agent.run_log.records import (
     RunEnded,
     RunFailed,
     RunResumed,
+    RunSuspended,
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
     ToolsChanged,
     ToolsGated,
     ToolStarted,
+    ToolWithdrawn,
 )
 from clark_agent.run_log.store import RunAppender, RunStore
-from clark_agent.steering import SteeringReceipt
+from clark_agent.steering import SteeringReceipt, SteerWhen
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.tools.base import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
@@ -80,11 +90,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Continuation",
     "Durability",
+    "LiveEvent",
     "LoggedClock",
     "OnFailure",
     "RunLog",
     "RunWriter",
     "encode_entry",
+    "is_kept_when_let_go",
     "store_of",
 ]
 
@@ -122,13 +134,32 @@ class RunLog:
         on_failure: OnFailure | Literal["fail", "drop"] = OnFailure.FAIL,
         full_requests: bool = False,
         notes: Mapping[str, Any] | None = None,
+        mail_every: float | None = 0.25,
+        live: bool = False,
     ) -> None:
-        methods = ("create", "reopen", "load", "runs")
-        if isinstance(store, type) or not all(callable(getattr(store, n, None)) for n in methods):
+        missing = [name for name in _METHODS if not callable(getattr(store, name, None))]
+        if isinstance(store, type) or len(missing) == len(_METHODS):
             raise ConfigError(f"RunLog needs a store, such as JsonlStore('runs'), not {store!r}")
+        if missing:
+            raise ConfigError(f"the store {store!r} has no method {', '.join(missing)}")
+        seconds: Any = mail_every
+        is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and isfinite(seconds) and seconds > 0):
+            raise ConfigError(
+                f"RunLog: mail_every must be more than 0 seconds or None, not {seconds!r}"
+            )
         self.store = store
+        self.mail_every = mail_every
+        """How often, in seconds, a run looks into its mailbox; None: never. See
+        `clark_agent.run_log.steer`.
+        """
         self.durability = _choice("durability", Durability, durability)
         self.on_failure = _choice("on_failure", OnFailure, on_failure)
+        self.live = live
+        """Whether those who follow a run get the deltas of its answers, and the progress of its
+        tools at once; see `clark_agent.run_log.follow`. Deltas are not recorded. Each costs a look
+        for followers, and each turn one more write.
+        """
         self.full_requests = full_requests
         """Whether to keep every request as a whole, not only its fingerprint. The log then grows
         with turns × history.
@@ -154,9 +185,24 @@ class RunLog:
         return RunWriter(self, run_id, clock, checks_calls=checks_calls, after=after)
 
 
+_CHOICES = tuple(SteerWhen)
+_METHODS = ("create", "reopen", "load", "runs", "tail", "post", "mail", "publish")
+
+
 def _is_taken(error: Exception | None) -> bool:
     """Return whether the log could be written, but another writer has it."""
     return isinstance(error, (RunExists, RunBusy))
+
+
+_T = TypeVar("_T")
+
+
+def _caught(call: Callable[[], _T]) -> _T | Exception:
+    """Return what it returns, or raises."""
+    try:
+        return call()
+    except Exception as error:
+        return error
 
 
 def _could_not(what: str, error: Exception | None) -> RunLogError:
@@ -244,6 +290,15 @@ class LoggedClock:
         return new
 
 
+class LiveEvent(Struct, frozen=True):
+    """What `RunStore.publish` gets: an event that is not recorded, and the number of the next
+    record.
+    """
+
+    seq: int
+    event: Any
+
+
 class Continuation(Struct, frozen=True):
     """The point where a log of another process is continued."""
 
@@ -259,6 +314,10 @@ class Continuation(Struct, frozen=True):
     """The tools of a tool source, as the log declares them."""
     appender: RunAppender | None = None
     """The appender of the log, if it is already open."""
+    mails: frozenset[str] = frozenset()
+    """The ids of the messages in the mailbox that the run has taken."""
+    cancelled: CancelReceived | None = None
+    """The message that cancels the run, if that is still to happen."""
 
 
 class RunWriter(Journal):
@@ -287,15 +346,29 @@ class RunWriter(Journal):
         """Whether the end of the run is recorded; then nothing follows."""
         self._is_closing = False
         """Whether the run is over, so that a failure of the log can no longer stop it."""
+        self._is_let_go = False
+        """Whether another process will continue the run."""
         self._appender: RunAppender | None = None
         last = None if after is None else after.last
-        self._seq = self._confirmed = self._first = 0 if last is None else last.seq + 1
+        self._seq = self._confirmed = self.first = 0 if last is None else last.seq + 1
         self._checksum = 0 if last is None or last.crc is None else int(last.crc, 16)
         self._is_broken = False
         self._is_closed = False
         self._is_writing = False
         """Whether a record is being written."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.receives = log.mail_every is not None
+        if log.live:
+            self.publish = self._publish
+        self._run: Run | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """The next look into the mailbox."""
+        self._read = 0
+        """How many messages of the mailbox were read."""
+        self._mails: set[str] = set()
+        """The ids of those that were taken."""
+        self._mail_failed = False
+        self._mail_task: asyncio.Task[None] | None = None
         self._accepted = 0
         self._steering: dict[SteeringReceipt, int] = {}
         self._edits: dict[str, tuple[Sequence[AgentMessage], Sequence[AgentMessage]]] = {}
@@ -309,10 +382,16 @@ class RunWriter(Journal):
         self._syncs_records = log.durability is Durability.RECORD
         self._fingerprint = _Fingerprint()
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether there is a log to resume from."""
+        return not self._is_broken
+
     # --- start and end --------------------------------------------------------------------------
 
     def began(self, run: Run, prompts: Sequence[AgentMessage]) -> None:
         """Open the log and record the start of the run."""
+        self._run = run
         self._open("be created", lambda: self.log.store.create(self.run_id), may_fail=True)
         self._own = run.config.registry.names
         self._tools = {tool.name: _declared(tool) for tool in run.registry.values()}
@@ -330,13 +409,15 @@ class RunWriter(Journal):
                 tool_source=None if config.source_hook is None else config.source_hook.name,
                 plugins=tuple([plugin_name(plugin) for plugin in run.hooks.plugins]),
                 tool_call_id=run.lineage.call_id,
+                call_place=run.lineage.call_place,
                 host_notes={} if identity.depth else self.log.notes,
             )
         )
+        self._schedule_mail()
 
     def resumed(self, run: Run, resumption: Resumption) -> None:
         """Record that the run of another process is continued."""
-        after = self._after
+        after, self._run = self._after, run
         assert after is not None
         self._open(
             "be continued",
@@ -347,11 +428,17 @@ class RunWriter(Journal):
         self._tools |= after.sourced
         self._accepted = after.last_number
         self._steering = {receipt: number for number, receipt in after.waiting.items()}
-        self.write(RunResumed(resumption.turns, after.below))
+        parent = run.lineage.parent
+        within = None if parent is None else parent.journal.first
+        self.write(RunResumed(resumption.turns, after.below, within))
         if [*self._tools] != [*run.registry] or any(
             self._tools[tool.name] != _declared(tool) for tool in run.registry.values()
         ):
             self.tools_changed(run.registry)
+        self._mails.update(after.mails)
+        if after.cancelled is not None and self.log.mail_every is not None:
+            run.signal.cancel(after.cancelled.reason)
+        self._take_mail()
 
     def _open(self, what: str, take: Callable[[], RunAppender], *, may_fail: bool = False) -> None:
         try:
@@ -375,10 +462,40 @@ class RunWriter(Journal):
             ),
             ends_turn=True,
         )
+        self._end()
+
+    def _end(self) -> None:
+        """Note that nothing follows. A run in a remote store is given back with its last record, so
+        that another process can go on at once.
+        """
         self._has_ended = True
+        if is_remote(self.log.store) and self._appender is not None:
+            self._appender.close()
+
+    def suspended(
+        self, run: Run, calls: Sequence[Call], results: Sequence[ToolResultMessage]
+    ) -> None:
+        """Record that the run waits. The batch stays open."""
+        time, positions = self._places(calls, results)
+        self.write(
+            RunSuspended(
+                time=time,
+                positions=positions,
+                usage=run.spending.usage,
+                tree_usage=run.spending.tree_usage,
+            ),
+            ends_turn=True,
+        )
+        self._end()
+
+    def let_go(self) -> None:
+        """Note that another process will continue the run."""
+        self._is_let_go = True
 
     def closing(self) -> None:
-        """Note that the run is over. From now on a lost record does not raise."""
+        """Note that the run is over. From now on a lost record does not raise, and no message from
+        the mailbox is taken.
+        """
         self._is_closing = True
 
     def failed(self, failure: LoopError) -> None:
@@ -387,7 +504,8 @@ class RunWriter(Journal):
         A run that failed because of its log, or that of a child run, gets no such record: it can be
         resumed.
         """
-        if not self._is_open or self._has_ended or isinstance(failure, RunLogError):
+        is_open = self._is_open and not self._has_ended
+        if not is_open or isinstance(failure, (RunLogError, RunLetGo)):
             return
         self.write(
             RunFailed(
@@ -398,6 +516,7 @@ class RunWriter(Journal):
                 tree_usage=failure.tree_usage,
                 partial=failure.partial,
                 undelivered=failure.undelivered,
+                fields=own_fields(failure),
             )
         )
         self._has_ended = True
@@ -425,6 +544,8 @@ class RunWriter(Journal):
         appender = self._appender
         if appender is None or self._is_broken:
             self._lost(None)
+            return
+        if self._is_let_go and not is_kept_when_let_go(entry):
             return
         self._is_writing = True
         clock, seq = self.noted, self._seq
@@ -491,6 +612,8 @@ class RunWriter(Journal):
         """Wait for the last records of a run that is over; if it is cancelled, at most ``grace``
         seconds. Does not raise.
         """
+        if is_remote(self.log.store) and self._appender is not None:
+            self._appender.close()
         waiting = self.barrier() if self._is_open else FINISHED
         if waiting is FINISHED:
             return
@@ -526,7 +649,7 @@ class RunWriter(Journal):
             settings=fingerprint.of_settings(request),
             request=msgspec.json.decode(encode_entry(request)) if self.log.full_requests else None,
         )
-        self.write(entry, flush=syncs, ends_turn=syncs)
+        self.write(entry, flush=syncs or self.log.live, ends_turn=syncs)
 
     def answered(
         self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
@@ -576,7 +699,9 @@ class RunWriter(Journal):
             self._accepted += 1
             number = self._steering[receipt] = self._accepted
             when = "follow_up" if receipt.is_follow_up else str(receipt.when)
-            accepted = SteeringAccepted(number=number, message=receipt.message, when=when)
+            accepted = SteeringAccepted(
+                number=number, message=receipt.message, when=when, mail=receipt.mail
+            )
             self.write(accepted, steps=self.noted.steps)
         return number
 
@@ -590,7 +715,7 @@ class RunWriter(Journal):
 
     def message_sent(self, note: Callable[[], None]) -> None:
         """Call ``note`` in the run's event loop. Called on any thread."""
-        if self._seq == self._first:  # the run is about to begin, and then checks what waits
+        if self._seq == self.first:  # the run is about to begin, and then checks what waits
             return
         loop = self._loop
         # A signal handler may steer while a record is being written.
@@ -598,6 +723,85 @@ class RunWriter(Journal):
             note()
         elif loop is not None:
             call_in_loop(loop, note)
+
+    # --- the mailbox ----------------------------------------------------------------------------
+
+    def _schedule_mail(self) -> None:
+        if self.log.mail_every is not None and self._loop is not None and self._takes_mail:
+            self._timer = self._loop.call_later(self.log.mail_every, self._take_mail)
+
+    @property
+    def _takes_mail(self) -> bool:
+        is_over = self._is_closing or self._has_ended or self._is_closed
+        return not (is_over or self._is_broken or self._appender is None)
+
+    def _take_mail(self) -> None:
+        """Take what is new in the mailbox, and look again later. Does not raise."""
+        if self.log.mail_every is None or not self._takes_mail:
+            return
+        store = self.log.store
+        if getattr(self._appender, "is_lost", False):
+            assert self._run is not None
+            self._run.signal.cancel(LET_GO)
+        elif not is_remote(store):
+            self._took_mail(_caught(self._new_mail))
+        elif may_have_mail(store, self.run_id):
+            self._mail_task = asyncio.ensure_future(self._fetch_mail())
+        else:
+            self._schedule_mail()
+
+    def _new_mail(self) -> Sequence[Mail]:
+        return self.log.store.mail(self.run_id, after=self._read)
+
+    async def _fetch_mail(self) -> None:
+        """Take what is new in the mailbox of a store that may have to wait for a network."""
+        self._took_mail(await asyncio.to_thread(_caught, self._new_mail))
+
+    def _took_mail(self, mails: Sequence[Mail] | Exception) -> None:
+        if isinstance(mails, Exception):
+            if not self._mail_failed:  # once for each failure that lasts
+                logger.warning("the mailbox of run %s cannot be read: %s", self.run_id, mails)
+            self._mail_failed = True
+        elif self._takes_mail:
+            self._mail_failed = False
+            self._read += len(mails)
+            for mail in mails:
+                if mail.id not in self._mails and self._takes_mail:
+                    self._take(mail)
+        self._schedule_mail()
+
+    def _take(self, mail: Mail) -> None:
+        run = self._run
+        assert run is not None
+        match mail.kind:
+            case "cancel":
+                self.cancel_received(CancelReceived(mail=mail.id, reason=mail.reason))
+                run.signal.cancel(mail.reason)
+            case "steer" | "follow_up" if mail.message is not None:
+                is_steering = mail.kind == "steer" and mail.when in _CHOICES
+                when = SteerWhen(mail.when or "") if is_steering else SteerWhen.AFTER_BATCH
+                receipt = SteeringReceipt(mail.message, when, mail=mail.id)
+                receipt.is_follow_up = mail.kind == "follow_up"
+                self.receive(receipt)
+            case _:  # events are for requests that wait
+                return
+
+    def receive(self, receipt: SteeringReceipt) -> None:
+        """Pass a message from the mailbox to the run."""
+        run = self._run
+        assert run is not None
+        assert receipt.mail is not None
+        self._mails.add(receipt.mail)
+        run.inbox.receive(receipt)
+        run.interrupts.received()
+
+    def cancel_received(self, entry: CancelReceived) -> None:
+        """Record that a message cancels the run. A failure does not raise, as in `accepted`."""
+        self._mails.add(entry.mail)
+        with suppress(RunLogError):
+            self.write(entry, steps=self.noted.steps)
+
+    # --- tools and context ----------------------------------------------------------------------
 
     def tools_changed(self, tools: ToolRegistry) -> None:
         """Record which tools were added or removed. A reopened log compares them itself."""
@@ -628,10 +832,13 @@ class RunWriter(Journal):
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
         """Record the progress of a tool."""
-        self.write(ToolProgress(position=position, partial=partial), flush=False)
+        self.write(ToolProgress(position=position, partial=partial), flush=self.log.live)
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
-        """Record the result of a call."""
+        """Record the result of a call; or that it has not run, for the process that goes on."""
+        if self._is_let_go and call.is_announced:
+            self.write(ToolWithdrawn(position=call.position, tool_call_id=call.call.id))
+            return
         self.write(
             ToolEnded(
                 position=call.position,
@@ -648,18 +855,39 @@ class RunWriter(Journal):
             returned=call.returned_at,
         )
 
+    def call_suspended(self, call: Call) -> None:
+        """Record that a call waits."""
+        wait = call.wait
+        assert wait is not None
+        self.write(
+            CallSuspended(
+                position=call.position,
+                tool_call_id=call.call.id,
+                tool_name=call.repaired_name,
+                request=wait.request,
+                child_run_ids=wait.child_run_ids,
+                decisions=tuple(call.decisions),
+            )
+        )
+
     def batch_ended(self, calls: Sequence[Call], results: Sequence[ToolResultMessage]) -> None:
         """Record that the results of a batch are in the transcript."""
+        time, positions = self._places(calls, results)
+        self.write(BatchEnded(time, positions), flush=False)
+
+    def _places(
+        self, calls: Sequence[Call], results: Sequence[ToolResultMessage]
+    ) -> tuple[int | tuple[int, ...], tuple[int, ...] | None]:
+        """Return the times of the results, and which calls they answer."""
         times = tuple([result.timestamp or 0 for result in results])
         # These readings were made only for the timestamps.
         del self.noted.readings[-len(times) :]
         if len(times) == 1:
-            self.write(BatchEnded(times[0]), flush=False)
-            return
+            return times[0], None
         time = times[0] if len(set(times)) == 1 else times
         positions = tuple([call.position for call in calls])
         in_order = positions == tuple(range(len(positions)))
-        self.write(BatchEnded(time, None if in_order else positions), flush=False)
+        return time, None if in_order else positions
 
     def edited(
         self,
@@ -698,6 +926,12 @@ class RunWriter(Journal):
             self._gates[plugin] = allow
             self.write(ToolsGated(plugin=plugin, allow=allow), flush=False)
 
+    def _publish(self, event: AgentEvent) -> None:
+        """Show a delta to those who follow the run, with the number of the next record: once they
+        have that record, the delta is obsolete.
+        """
+        self.log.store.publish(self.run_id, encode_json(LiveEvent(self._seq, event)))
+
     # --- steps ----------------------------------------------------------------------------------
 
     def emitting(self, emit: Emit) -> Emit:
@@ -734,6 +968,11 @@ class RunWriter(Journal):
     def close(self) -> None:
         """Close the log."""
         self._is_closed = True
+        self._run = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._mail_task is not None:
+            self._mail_task.cancel()
         try:
             if self._appender is not None:
                 self._appender.close()
@@ -753,7 +992,26 @@ class RunWriter(Journal):
                     error,
                 )
             return
+        if isinstance(error, RunTakenOver):
+            self._is_let_go = True
+            raise RunLetGo() from error
         raise _could_not("be written", error) from error
+
+
+_OF_EVERY_ERROR = frozenset([*vars(LoopError("")), "__notes__", "turn", "bill"])
+
+
+def own_fields(failure: LoopError) -> dict[str, Any]:
+    """Return the attributes of an error that not every error of a run has."""
+    own = {name: value for name, value in vars(failure).items() if name not in _OF_EVERY_ERROR}
+    return cast("dict[str, Any]", msgspec.json.decode(encode_entry(own))) if own else {}
+
+
+def is_kept_when_let_go(entry: Entry) -> bool:
+    """Return whether a process that gives a run up records this: what has really happened."""
+    if isinstance(entry, ToolEnded):
+        return entry.by_runtime is None
+    return isinstance(entry, (SteeringAccepted, CallSuspended, ToolWithdrawn))
 
 
 def _shown(schema: ToolSchema) -> dict[str, Any]:

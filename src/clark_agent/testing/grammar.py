@@ -14,25 +14,50 @@ from clark_agent import events as ev
 from clark_agent.engine.brackets import CLOSED, NEW, Phase
 from clark_agent.errors import EventOrderError
 from clark_agent.events import AgentEvent
-from clark_agent.types import AgentMessage, AssistantMessage
+from clark_agent.types import AgentMessage, AssistantMessage, ToolResultMessage
 
 __all__ = ["EventChecker", "check_events", "fold_events"]
 
 
 def fold_events(events: Iterable[AgentEvent]) -> tuple[AgentMessage, ...]:
-    """Return the messages of the run: those that it returns, or that its error carries."""
+    """Return the messages of the run: those that it returns, or that its error carries.
+
+    The events may be those of several processes, one after the other. A process that resumes a run
+    announces the newest answer again, and then all its results.
+    """
     messages: list[AgentMessage] = []
+    goes_on = False
     for event in events:
         if isinstance(event, ev.MessageEnd):
+            if goes_on and isinstance(event.message, AssistantMessage):
+                _drop_answer(messages, event.message)
+            goes_on = False  # it is the first message of its process
             messages.append(event.message)
         elif isinstance(event, ev.MessageDiscarded):
             messages.pop()
+        elif isinstance(event, ev.ProviderRequestPrepared):
+            goes_on = False
+        elif isinstance(event, ev.AgentStart):
+            goes_on = bool(messages)
     return tuple(messages)
 
 
-def check_events(events: Iterable[AgentEvent]) -> None:
-    """Raise `EventOrderError` with the position and the rule if an event is out of order."""
-    checker = EventChecker()
+def _drop_answer(messages: list[AgentMessage], answer: AssistantMessage) -> None:
+    """Remove an answer that is announced again, and the results after it."""
+    last = len(messages)
+    while last and isinstance(messages[last - 1], ToolResultMessage):
+        last -= 1
+    if last and messages[last - 1] == answer:
+        del messages[last - 1 :]
+
+
+def check_events(events: Iterable[AgentEvent], *, requests: bool = True) -> None:
+    """Raise `EventOrderError` with the position and the rule if an event is out of order.
+
+    ``requests`` is False for events without the requests to the model, as
+    `clark_agent.run_log.follow` returns them.
+    """
+    checker = EventChecker(requests=requests)
     for event in events:
         checker.feed(event)
     checker.finish()
@@ -45,7 +70,8 @@ class EventChecker:
     checks what an event must carry, and which events belong together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, requests: bool = True) -> None:
+        self._has_requests = requests
         self._position = -1
         self._event: AgentEvent | None = None
         self._previous: AgentEvent | None = None
@@ -149,6 +175,8 @@ class EventChecker:
         self._require(not self._failed, "a turn without an answer is the last")
         self._results_begun = self._answer is not None
         self._open = message
+        if answers and not self._has_requests and self._answer is None:
+            self._asked = True
 
     def _message_end(self, message: AgentMessage) -> None:
         same_kind = type(message) is type(self._open)

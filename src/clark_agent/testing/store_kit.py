@@ -10,6 +10,9 @@ a log:
 - A run is created once, has one writer at a time, and continues where it stopped. If several
   threads have read the same log, one of them gets to write.
 - The summaries match the records, are sorted newest first, and can be filtered.
+- A tail returns exactly the records of the run, in order, from any number on, while another store
+  writes them. What is published to it, it returns in order, if at all.
+- A mailbox keeps every message once and in order, whoever posts.
 - Any string is an id. Many runs and several threads do not disturb each other.
 
 The function returns a store on the same storage each time it is called, as another process would
@@ -29,6 +32,7 @@ from clark_agent._threads import has_running_loop
 from clark_agent.errors import ClarkAgentError, RunBusy, RunExists, RunNotFound
 from clark_agent.messages.wire import encode_json
 from clark_agent.run_log._checksums import seal_all
+from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -37,16 +41,18 @@ from clark_agent.run_log.records import (
     Entry,
     MessagesAdded,
     Record,
+    RequestDecided,
     RunBegan,
     RunEnded,
     RunFailed,
     RunResumed,
+    RunSuspended,
     SteeringAccepted,
     ToolEnded,
     ToolProgress,
     ToolsGated,
 )
-from clark_agent.run_log.store import RunAppender, RunStore, RunSummary
+from clark_agent.run_log.store import RunAppender, RunStore, RunSummary, RunTail
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
     AssistantMessage,
@@ -59,6 +65,7 @@ from clark_agent.types import (
     Usage,
     UserMessage,
 )
+from clark_agent.waiting import Allow
 
 __all__ = ["NonconformingStore", "check_run_store"]
 
@@ -117,7 +124,13 @@ class _Trial:
         self._appenders: list[RunAppender] = []
 
     def create(self, run_id: str) -> RunAppender:
-        return self.kept(self.here.create(run_id))
+        return self.opened(self.here.create(run_id))
+
+    def opened(self, appender: RunAppender) -> RunAppender:
+        """Return an appender that has the run: a remote store says only at a barrier if not."""
+        appender = self.kept(appender)
+        asyncio.run(_awaited(appender))
+        return appender
 
     def kept(self, appender: RunAppender) -> RunAppender:
         self._appenders.append(appender)
@@ -176,6 +189,8 @@ _ENTRIES: tuple[Entry, ...] = (
     RunResumed(1),
 )
 _ENDED = RunEnded(outcome="done", usage=Usage(1, 2, 3, 4))
+_SUSPENDED = RunSuspended(time=1_000)
+_DECIDED = RequestDecided(request_id="r/1/0/x", decision=Allow(), by="somebody")
 _FAILED = RunFailed(error="stream", text="it broke", undelivered=(UserMessage("more", 5),))
 
 
@@ -264,17 +279,17 @@ def _check_beginning(trial: _Trial) -> None:
     with trial.expect_error(RunNotFound, "loading a run that was not created"):
         trial.here.load("beginning")
     with trial.expect_error(RunNotFound, "reopening a run that was not created"):
-        trial.kept(trial.here.reopen("beginning", after=0))
+        trial.opened(trial.here.reopen("beginning", after=0))
     records = _written("beginning")
     appender = trial.create("beginning")
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
         with trial.expect_error(RunExists, f"creating an open run again {whose}"):
-            trial.kept(store.create("beginning"))
+            trial.opened(store.create("beginning"))
     _append(appender, records)
     _close(appender)
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
         with trial.expect_error(RunExists, f"creating a closed run again {whose}"):
-            trial.kept(store.create("beginning"))
+            trial.opened(store.create("beginning"))
     trial.expect_records("beginning", records, "after these attempts")
 
 
@@ -285,15 +300,15 @@ def _check_writers(trial: _Trial) -> None:
     _append(appender, records[:2])
     for store, whose in ((trial.here, "in the same store"), (trial.there, "in another store")):
         with trial.expect_error(RunBusy, f"reopening an open run {whose}"):
-            trial.kept(store.reopen("writers", after=1))
+            trial.opened(store.reopen("writers", after=1))
     _append(appender, records[2:3])
     _close(appender)
-    second = trial.kept(trial.there.reopen("writers", after=2))
+    second = trial.opened(trial.there.reopen("writers", after=2))
     with trial.expect_error(RunBusy, "reopening a run that was reopened"):
-        trial.kept(trial.here.reopen("writers", after=2))
+        trial.opened(trial.here.reopen("writers", after=2))
     _close(appender)
     with trial.expect_error(RunBusy, "reopening it when the first writer was closed again"):
-        trial.kept(trial.here.reopen("writers", after=2))
+        trial.opened(trial.here.reopen("writers", after=2))
     with trial.expect_error(Exception, "appending to a closed run"):
         _append(appender, records[3:4])
     _append(second, records[3:4])
@@ -307,20 +322,20 @@ def _check_reopening(trial: _Trial) -> None:
     appender = trial.create("reopening")
     _append(appender, records)
     _close(appender)
-    _close(trial.kept(trial.there.reopen("reopening", after=1)))
+    _close(trial.opened(trial.there.reopen("reopening", after=1)))
     trial.expect_records("reopening", records, "reopened and closed")
     _expect_summary(trial, records, outcome="done")
     more = _numbered("reopening", [RunResumed(1), _STEP], after=records[-1], at=1_700_000_000_000)
     for after, what in ((0, "an earlier record"), (2, "a record that is not there")):
         with trial.expect_error(RunBusy, f"reopening a run after {what}"):
-            trial.kept(trial.there.reopen("reopening", after=after))
-    appender = trial.kept(trial.there.reopen("reopening", after=1))
+            trial.opened(trial.there.reopen("reopening", after=after))
+    appender = trial.opened(trial.there.reopen("reopening", after=1))
     _append(appender, more)
     trial.expect_records("reopening", [*records, *more], "reopened")
     _expect_summary(trial, [*records, *more], outcome=None)
     _close(appender)
     _expect_summary(trial, [*records, *more], outcome=None)
-    appender = trial.kept(trial.here.reopen("reopening", after=3))
+    appender = trial.opened(trial.here.reopen("reopening", after=3))
     last = _numbered("reopening", [_FAILED], after=more[-1], at=1_700_000_000_000)
     _append(appender, last)
     _expect_summary(trial, [*records, *more, *last], outcome="failed")
@@ -350,6 +365,9 @@ def _check_summaries(trial: _Trial) -> None:
         ("open", [_STEP], None),
         ("ended", [_STEP, _ENDED], "done"),
         ("failed", [_FAILED], "failed"),
+        ("suspended", [_STEP, _SUSPENDED], "suspended"),
+        ("decided", [_SUSPENDED, _DECIDED], "suspended"),
+        ("resumed", [_SUSPENDED, _DECIDED, RunResumed(1)], None),
     )
     for name, entries, outcome in endings:
         records = _written(f"summaries {name}", entries, parent="summaries", conversation="c")
@@ -371,7 +389,13 @@ def _check_listing(trial: _Trial) -> None:
         appender = trial.create(run_id)
         _append(
             appender,
-            _written(run_id, parent=parent, conversation=conversation, at=10_000_000 * number),
+            _written(
+                run_id,
+                _LISTED[number],
+                parent=parent,
+                conversation=conversation,
+                at=10_000_000 * number,
+            ),
         )
         _close(appender)
 
@@ -391,6 +415,23 @@ def _check_listing(trial: _Trial) -> None:
         listed("the first none", [], store.runs(limit=0))
         listed("those of an unknown conversation", [], store.runs(conversation_id="listing"))
         listed("those of an unknown parent", [], store.runs(parent_run_id="listing 1"))
+        listed("those that are done", [4, 0], store.runs(outcome="done"))
+        listed("those that failed", [1], store.runs(outcome="failed"))
+        listed("those that are suspended", [3, 2], store.runs(outcome="suspended"))
+        newest = store.runs(conversation_id="listing one", outcome="suspended", limit=1)
+        listed("the newest suspended one of a conversation", [3], newest)
+        both = store.runs(outcome="suspended", conversation_id="listing two")
+        listed("the suspended ones of a conversation", [2], both)
+        listed("those with an unknown outcome", [], store.runs(outcome="listing"))
+
+
+_LISTED: tuple[tuple[Entry, ...], ...] = (
+    (_ENDED,),
+    (_FAILED,),
+    (_SUSPENDED,),
+    (_SUSPENDED, _DECIDED),
+    (_SUSPENDED, _DECIDED, RunResumed(1), _ENDED),
+)
 
 
 ODD_IDS = (
@@ -410,7 +451,7 @@ def _check_ids(trial: _Trial) -> None:
             appender = trial.create(run_id)
             _append(appender, records[:1])
             _close(appender)
-            appender = trial.kept(trial.there.reopen(run_id, after=0))
+            appender = trial.opened(trial.there.reopen(run_id, after=0))
             _append(appender, records[1:])
             _close(appender)
         except Exception as error:
@@ -516,6 +557,169 @@ def _check_waiting(trial: _Trial) -> None:
     trial.expect_records("waiting", records, "after barriers that were not waited for")
 
 
+# --- tails ------------------------------------------------------------------------------------
+
+_PATIENCE = 10.0
+
+
+async def _collected(tail: RunTail, count: int) -> list[Record]:
+    """Read this many records; fewer if the tail does not get them in time."""
+    records: list[Record] = []
+    clock = asyncio.get_running_loop().time
+    until = clock() + _PATIENCE
+    while len(records) < count and clock() < until:
+        new = tail.read()
+        records += new
+        if not new:
+            await tail.wait(1.0)
+    return [*records, *tail.read()]
+
+
+def _check_tails(trial: _Trial) -> None:
+    """A tail returns the records from any number on."""
+    with trial.expect_error(RunNotFound, "the tail of a run that was not created"):
+        trial.here.tail("tails").close()
+    records = _written("tails", [*_ENTRIES, _ENDED])
+    appender = trial.create("tails")
+    _append(appender, records[:4])
+    tails = [trial.there.tail("tails", after=after) for after in range(-1, len(records))]
+    halves = [list(tail.read()) for tail in tails]
+    _append(appender, records[4:])
+    _close(appender)
+    for number, (tail, before) in enumerate(zip(tails, halves, strict=True)):
+        due = records[number:]
+        found = [*before, *asyncio.run(_collected(tail, len(due) - len(before)))]
+        seen = [record.seq for record in found]
+        numbers = [record.seq for record in due]
+        trial.expect(found == due, f"after {number - 1} it returns {seen} instead of {numbers}")
+        trial.expect(not tail.read(), "a record is returned twice")
+        asyncio.run(_waited(tail))
+        tail.close()
+        tail.close()
+        if trial.problems:
+            break
+
+
+async def _waited(tail: RunTail) -> None:
+    await tail.wait(0)
+
+
+def _check_following(trial: _Trial) -> None:
+    """A tail returns what another store writes."""
+    records = _written("following", [*_ENTRIES * 20, _ENDED])
+    appender = trial.create("following")
+    _append(appender, records[:1])
+    tails = [trial.there.tail("following"), trial.here.tail("following", after=0)]
+
+    def write() -> None:
+        for start in range(1, len(records), 3):
+            _append(appender, records[start : start + 3])
+        _close(appender)
+
+    def follow(tail: RunTail, due: Sequence[Record]) -> None:
+        found = asyncio.run(_collected(tail, len(due)))
+        trial.expect(found == due, f"it returns {[record.seq for record in found]}")
+        tail.close()
+
+    _in_threads([write, partial(follow, tails[0], records), partial(follow, tails[1], records[1:])])
+
+
+def _check_publishing(trial: _Trial) -> None:
+    """What is published reaches tails in order, or not at all."""
+    appender = trial.create("publishing")
+    _append(appender, _written("publishing"))
+    trial.here.publish("publishing", b"early")
+    trial.here.publish("nobody", b"early")
+    tail = trial.there.tail("publishing")
+    published = [b'{"number":%d}' % number for number in range(300)]
+    found: list[bytes] = []
+    for data in published:
+        trial.here.publish("publishing", data)
+        found += tail.read_live()
+    found += tail.read_live()
+    rest = iter(published)
+    trial.expect(all(data in rest for data in found), f"it returns {found[:5]}…")
+    tail.close()
+    trial.here.publish("publishing", b"late")
+    trial.expect_records("publishing", _written("publishing"), "after publishing")
+
+
+# --- mailboxes --------------------------------------------------------------------------------
+
+
+def _mail(mail_id: str, text: str = "") -> Mail:
+    return Mail(id=mail_id, kind="steer", at=1_000, message=UserMessage(text, 1), when="now")
+
+
+def _expect_mail(trial: _Trial, run_id: str, due: Sequence[Mail], when: str) -> None:
+    for store, whose in ((trial.here, "the same store"), (trial.there, "another store")):
+        for after in range(len(due) + 2):
+            found = list(store.mail(run_id, after=after))
+            ids, wanted = [mail.id for mail in found], [mail.id for mail in due[after:]]
+            trial.expect(
+                found == list(due[after:]),
+                f"{when}, {whose} has {ids} after {after} instead of {wanted}",
+            )
+
+
+def _check_mail(trial: _Trial) -> None:
+    """A mailbox keeps every message once, in order."""
+    with trial.expect_error(RunNotFound, "posting to a run that was not created"):
+        trial.here.post("mail", _mail("x"))
+    _append(trial.create("mail"), _written("mail"))
+    appender = trial.create("mail 2")
+    _append(appender, _written("mail 2"))
+    _expect_mail(trial, "mail", [], "before the first message")
+    posted = [_mail(mail_id, f"line\nbreak {n}") for n, mail_id in enumerate(ODD_IDS)]
+    posted.append(Mail(id="cancel", kind="cancel", at=2, reason="enough"))
+    posted.append(Mail(id="event", kind="event", at=3, name="paid", payload={"é": [1, None]}))
+    for number, mail in enumerate(posted):
+        store = trial.there if number % 2 else trial.here
+        trial.expect(store.post("mail", mail), f"the message {mail.id!r} is not new")
+    _expect_mail(trial, "mail", posted, "after posting")
+    for store in (trial.here, trial.there):
+        is_new = store.post("mail", _mail(posted[0].id, "again"))
+        trial.expect(not is_new, "a second message with the same id is new")
+    _expect_mail(trial, "mail", posted, "after posting an id again")
+    trial.expect(trial.here.post("mail 2", posted[0]), "an id of another mailbox is not new")
+    _close(appender)
+    trial.expect(trial.here.post("mail 2", posted[1]), "a run without a writer gets no messages")
+    _expect_mail(trial, "mail 2", posted[:2], "in another mailbox")
+    trial.expect_records("mail 2", _written("mail 2"), "after posting")
+
+
+def _check_posting(trial: _Trial) -> None:
+    """Several threads may post at once."""
+    appender = trial.create("posting")
+    _append(appender, _written("posting"))
+    stores = (trial.here, trial.there, trial.here, trial.there)
+    together = Barrier(len(stores))
+    kept: list[str] = []
+
+    def post(number: int, store: RunStore) -> None:
+        together.wait()
+        try:
+            for place in range(_POSTS):
+                if not store.post("posting", _mail(f"{number} {place}")):
+                    trial.problems.append(f"the message {number} {place} is not new")
+                if store.post("posting", _mail(f"same {place}", str(number))):
+                    kept.append(f"same {place}")
+        except Exception as error:
+            trial.problems.append(f"{type(error).__name__}: {error}")
+
+    _in_threads([partial(post, number, store) for number, store in enumerate(stores)])
+    same = [f"same {place}" for place in range(_POSTS)]
+    trial.expect(sorted(kept) == sorted(same), f"of messages with one id, new were {sorted(kept)}")
+    found = [mail.id for mail in trial.there.mail("posting")]
+    for name in ("same", *map(str, range(len(stores)))):
+        ids = [mail_id for mail_id in found if mail_id.startswith(f"{name} ")]
+        due = [f"{name} {place}" for place in range(_POSTS)]
+        trial.expect(ids == due, f"the mailbox has {ids} instead of {due}")
+
+
+_POSTS = 10
+
+
 async def _awaited(appender: RunAppender) -> None:
     await appender.barrier()
 
@@ -532,4 +736,9 @@ _CHECKS = (
     _check_threads,
     _check_races,
     _check_waiting,
+    _check_tails,
+    _check_following,
+    _check_publishing,
+    _check_mail,
+    _check_posting,
 )

@@ -10,7 +10,7 @@ a person before a tool that changes something runs.
 """
 
 from clark_agent.toolkit.approval import Approval, ApprovalGate, ApprovalRequest, Denied
-from clark_agent.toolkit.ask import ask_user_tool
+from clark_agent.toolkit.ask import SUSPEND, ask_user_tool
 from clark_agent.toolkit.calculator import calculator
 from clark_agent.toolkit.clock_tool import current_time_tool
 from clark_agent.toolkit.files import file_tools
@@ -25,6 +25,7 @@ from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 
 __all__ = [
     "SENSITIVE_PATHS",
+    "SUSPEND",
     "UNTRUSTED_TEXT",
     "Approval",
     "ApprovalGate",

@@ -7,6 +7,10 @@ host's ``ask`` function, and runs the call only if the answer allows it. The rul
 - The request shows the whole call, and the tool's `AgentTool.preview` of what it would change.
 - An approval is for one call: this tool with exactly these arguments. If they change while the
   question is open, the call is not run. Only ``always`` covers a tool with any arguments.
+- With `SUSPEND` instead of an ``ask`` function, nothing waits in the process: the run is suspended,
+  and `clark_agent.run_log.decide` answers, at any time and from any process. ``timeout`` is then
+  how long the request stays open. The run needs a log. ``always`` and ``never`` are not among these
+  answers.
 - Nothing runs by mistake. If there is no ``ask``, or it raises, times out or returns anything else,
   the call is blocked and the model gets the reason.
 - Only one question is open at a time, even if several runs, event loops or threads share the gate.
@@ -26,8 +30,9 @@ gate, or until `ApprovalGate.forget`. To keep them longer, a host stores the res
 Child runs made with `LoopConfig.child` inherit the gate and its answers. An `agent_tool` with a
 separately made config has only the plugins of that config, so add the gate there too.
 
-A resumed run does not ask again about a call that has a result or had started. It does ask again
-about a call that was approved but had not started: the log holds results, not answers.
+A resumed run does not ask again about a call that has a result or had started, or that was allowed
+while the run was suspended. It does ask again about a call that was approved in the process and had
+not started: the log holds results and decisions, not answers.
 """
 
 from __future__ import annotations
@@ -50,10 +55,18 @@ from clark_agent.plugins.base import (
     Block,
 )
 from clark_agent.toolkit._visible import call_block, call_line, visible
-from clark_agent.toolkit.ask import NobodyThere, OneAtATime, check_asking, put_to
+from clark_agent.toolkit.ask import (
+    SUSPEND,
+    NobodyThere,
+    OneAtATime,
+    Suspended,
+    check_asking,
+    put_to,
+)
 from clark_agent.tools.base import AgentTool
 from clark_agent.tools.repair import close_match
 from clark_agent.types import RunIdentity
+from clark_agent.waiting import Suspend
 
 __all__ = ["Approval", "ApprovalGate", "ApprovalRequest", "AskApproval", "Denied", "preview_of"]
 
@@ -157,7 +170,9 @@ class ApprovalGate:
     before. With ``needs_approval`` the gate asks only about calls for which it returns true; if it
     raises, the gate asks. ``always`` names tools that run without a question in every conversation.
     ``timeout`` is how many seconds a person has to answer; the ``hook_timeout`` of the config
-    applies too. Without ``ask``, calls that need approval are refused.
+    applies too. Without ``ask``, calls that need approval are refused. With `SUSPEND`, the run is
+    suspended; ``assignee`` is then who should decide, or a function of the call's context that
+    returns it.
     """
 
     name = "approval_gate"
@@ -166,19 +181,24 @@ class ApprovalGate:
 
     def __init__(
         self,
-        ask: AskApproval | None,
+        ask: AskApproval | Suspended | None,
         *,
         tools: Iterable[str] | None = None,
         needs_approval: Callable[[BeforeToolCallContext], bool] | None = None,
         always: Iterable[str] = (),
         timeout: float | None = None,
+        assignee: str | Callable[[BeforeToolCallContext], str | None] | None = None,
     ) -> None:
         check_asking("ApprovalGate", ask, timeout, "request")
+        if assignee is not None and ask is not SUSPEND:
+            raise ConfigError("ApprovalGate: assignee needs SUSPEND: ApprovalGate(SUSPEND, ...)")
         if needs_approval is not None and not _is_plain(needs_approval):
             raise ConfigError(
                 "ApprovalGate: needs_approval must be a plain function of a call's context"
             )
-        self._ask = ask
+        self._suspends = ask is SUSPEND
+        self._assignee = assignee
+        self._ask = None if ask is SUSPEND else ask
         self._tools = None if tools is None else _names("tools", tools)
         self._met: set[str] = set()
         """The tools of all configs that have every name in ``tools``."""
@@ -257,13 +277,18 @@ class ApprovalGate:
             self._remembered.pop(("run", self._run_id), None)
             self._approved.pop(self._run_id, None)
 
-    async def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | None:
+    async def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Block | Suspend | None:
         """Ask, unless the call needs no approval or the answer is known."""
         name, owner = ctx.tool_call.name, self._owner(ctx.identity)
         if not self._must_ask(ctx):
             return None
+        if ctx.was_allowed:
+            self._note_approved(ctx, await self._request(ctx))
+            return None
         if (known := self._known_answer(owner, name)) is not None:
             return _decision(known)
+        if self._suspends:
+            return await self._suspend(ctx)
         if self._ask is None:
             return _blocked("nobody_to_ask", _NOBODY)
         async with self._one_at_a_time.turn():
@@ -272,6 +297,15 @@ class ApprovalGate:
             ) is not None:  # answered while this call waited
                 return _decision(known)
             return await self._put(self._ask, ctx, owner)
+
+    async def _suspend(self, ctx: BeforeToolCallContext) -> Suspend:
+        """Let the run wait for the answer."""
+        asked = await self._request(ctx)
+        request = {"kind": "approval", "summary": asked.summary}
+        if asked.preview is not None:
+            request["preview"] = asked.preview
+        assignee = self._assignee(ctx) if callable(self._assignee) else self._assignee
+        return Suspend(request, expires_in=self._timeout, assignee=assignee)
 
     def _must_ask(self, ctx: BeforeToolCallContext) -> bool:
         name = ctx.tool_call.name
@@ -317,14 +351,16 @@ class ApprovalGate:
         async with asyncio.timeout(self._timeout):
             return _checked_answer(await put_to(ask, request))
 
+    async def _request(self, ctx: BeforeToolCallContext) -> ApprovalRequest:
+        call, summary = ctx.tool_call, call_line(ctx.tool_call.name, ctx.args)
+        preview = None if ctx.tool is None else await preview_of(ctx.tool, ctx.args)
+        return ApprovalRequest(call.name, ctx.args, summary, call.id, ctx.identity, preview)
+
     async def _put(
         self, ask: AskApproval, ctx: BeforeToolCallContext, owner: _Owner | None
     ) -> Block | None:
         call, shown, before = ctx.tool_call, _text(ctx.args), _cancellations()
-        preview = None if ctx.tool is None else await preview_of(ctx.tool, ctx.args)
-        request = ApprovalRequest(
-            call.name, ctx.args, call_line(call.name, ctx.args), call.id, ctx.identity, preview
-        )
+        request = await self._request(ctx)
         try:
             answer = await self._answer(ask, request)
         except TimeoutError:
@@ -341,9 +377,13 @@ class ApprovalGate:
             return _blocked("arguments_changed", _CHANGED)
         if answer in (Approval.ALWAYS, Approval.NEVER):
             self._remember(owner, call.name, Approval(answer))
-        if (decision := _decision(answer)) is None and ctx.identity is not None:
-            self._approved.setdefault(ctx.identity.run_id, {})[call.id] = request
+        if (decision := _decision(answer)) is None:
+            self._note_approved(ctx, request)
         return decision
+
+    def _note_approved(self, ctx: BeforeToolCallContext, request: ApprovalRequest) -> None:
+        if ctx.identity is not None:
+            self._approved.setdefault(ctx.identity.run_id, {})[ctx.tool_call.id] = request
 
 
 _INSTEAD = "Go on without it, or say what you need it for."

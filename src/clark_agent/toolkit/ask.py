@@ -6,6 +6,9 @@ the thread is abandoned and its answer dropped.
 
 The model always gets a result and continues, even if there is no ``ask`` function, if it fails, if
 the answer does not arrive in time, or if it is blank.
+
+With `SUSPEND` instead of a function, the run is suspended, and `clark_agent.run_log.decide` with
+``GiveResult(answer)`` answers, at any time and from any process.
 """
 
 from __future__ import annotations
@@ -15,20 +18,23 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from enum import Enum
 from inspect import isawaitable, iscoroutinefunction, signature
 from threading import Lock
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from clark_agent._threads import run_in_thread
 from clark_agent.cancellation import CancellationToken
 from clark_agent.engine.supervised import is_cancelled
-from clark_agent.errors import ConfigError, ToolExecutionError
+from clark_agent.errors import ConfigError, ToolExecutionError, ToolSuspended
 from clark_agent.tools import AgentTool, ToolResult, tool
 
 __all__ = [
+    "SUSPEND",
     "AskUser",
     "NobodyThere",
     "OneAtATime",
+    "Suspended",
     "ask_user_tool",
     "check_asking",
     "put_to",
@@ -45,17 +51,35 @@ AskUser: TypeAlias = Callable[[str, Sequence[str]], Awaitable[str] | str]
 Contract: an ``async def`` ends when it is cancelled. An exception or None counts as no answer.
 """
 
+
+class Suspended(Enum):
+    """The type of `SUSPEND`."""
+
+    SUSPEND = "suspend"
+
+
+SUSPEND: Final = Suspended.SUSPEND
+"""Instead of an ``ask`` function: suspend the run until the question is decided."""
+
 _GO_ON = "Go on by yourself: take the most sensible assumption, and say in the end what it was."
 
 
-def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> AgentTool:
+def ask_user_tool(
+    ask: AskUser | Suspended | None,
+    *,
+    timeout: float | None = None,
+    assignee: str | None = None,
+) -> AgentTool:
     """Make the tool ``ask_user``. Without ``ask``, calls return an error that says to continue.
+    With `SUSPEND` the run waits; ``assignee`` is then who should answer.
 
     ``ask(question, choices)`` asks the question and returns the answer; it may be async. The model
     suggests the ``choices``, often none. Concurrent questions are asked one after the other.
     ``timeout`` is in seconds for each question.
     """
     check_asking("ask_user_tool", ask, timeout, "question", "choices")
+    if assignee is not None and ask is not SUSPEND:
+        raise ConfigError("ask_user_tool: assignee needs SUSPEND: ask_user_tool(SUSPEND, ...)")
     one_at_a_time = OneAtATime()
 
     # If the program dies while it waits, the answer is lost. Asking again does no harm.
@@ -76,6 +100,9 @@ def ask_user_tool(ask: AskUser | None, *, timeout: float | None = None) -> Agent
         if ask is None:
             return ToolResult.error(f"No user is available to ask. {_GO_ON}")
         offered = tuple([choice.strip() for choice in choices or () if choice.strip()])
+        if ask is SUSPEND:
+            asked = {"kind": "question", "question": question.strip(), "choices": list(offered)}
+            raise ToolSuspended(asked, expires_in=timeout, assignee=assignee)
         try:
             async with one_at_a_time.turn(), asyncio.timeout(timeout):
                 answer: Any = await put_to(ask, question.strip(), offered)
@@ -102,9 +129,9 @@ def check_asking(owner: str, ask: object, timeout: object, *parameters: str) -> 
 
     A builtin without a signature is accepted as it is.
     """
-    if ask is not None:
+    if ask is not None and ask is not SUSPEND:
         if not callable(ask):
-            raise ConfigError(f"{owner}: ask must be a function or None, not {ask!r}")
+            raise ConfigError(f"{owner}: ask must be a function, SUSPEND or None, not {ask!r}")
         try:
             signature(ask).bind(*parameters)
         except TypeError:

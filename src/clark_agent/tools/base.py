@@ -179,6 +179,11 @@ class ToolContext(Generic[DepsT_co]):
 
     position = 0
     """The index of the call in its message."""
+    turn = 0
+    """The turn of the run, from 1."""
+    children = 0
+    """How many child runs the call has started."""
+    _runs_below: set[asyncio.Task[Any]] | None = None
     _signal: CancellationToken | None = None
     _settled = False
     _reporting: asyncio.Task[None] | None = None
@@ -224,6 +229,13 @@ class ToolContext(Generic[DepsT_co]):
         return deps
 
     @property
+    def idempotency_key(self) -> str:
+        """The call's own key, ``run/turn/position``: the same when the call is run again after a
+        crash, in any process. Pass it to services that accept one.
+        """
+        return f"{self.identity.run_id}/{self.turn}/{self.position}"
+
+    @property
     def is_watched(self) -> bool:
         """Whether the tool waits for the signal or has added a callback to it."""
         return self._signal is not None and self._signal.is_watched
@@ -232,6 +244,13 @@ class ToolContext(Generic[DepsT_co]):
     def run(self) -> ParentRun | None:
         """The run that called the tool, to start a child run. None in a test."""
         return None if isinstance(self._run, _NoRun) else self._run
+
+    @property
+    def runs_below(self) -> set[asyncio.Task[Any]]:
+        """The tasks of the child runs of the call that are in progress."""
+        if self._runs_below is None:
+            self._runs_below = set()
+        return self._runs_below
 
     @property
     def is_settled(self) -> bool:
@@ -428,6 +447,17 @@ class AgentTool(Generic[DepsT_contra]):
 
         Contract: has no effects. May block: it is called in a thread. If it raises, the call is
         shown without a preview.
+        """
+        return None
+
+    def did_it_happen(self, key: str) -> Awaitable[ToolResult | None] | ToolResult | None:
+        """The result of the call with this `ToolContext.idempotency_key`, if it has happened.
+
+        Called when a run is resumed, about a call that had started and has no result. None means
+        that it is not known: the result says that the call may or may not have happened.
+
+        Contract: has no effects. May be ``async``; a plain ``def`` must not block. If it raises, it
+        is not known.
         """
         return None
 

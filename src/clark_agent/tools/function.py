@@ -22,7 +22,7 @@ The base class of tools, without any of this, is in :mod:`clark_agent.tools.base
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from inspect import isawaitable, isroutine
 from types import FunctionType
 from typing import (
@@ -155,6 +155,7 @@ _FLAGS = frozenset(
         "aborts_siblings_on_error",
         "counts_toward_termination_vote",
         "counts_toward_tool_call_limit",
+        "did_it_happen",
         "history_policy",
         "idempotent",
         "identity_policy",
@@ -182,6 +183,7 @@ if TYPE_CHECKING:  # costly to create at run time
         counts_toward_termination_vote: bool
         idempotent: bool
         reads_only: bool
+        did_it_happen: Callable[[str], object]
 
     class ToolDecorator(Protocol):
         """Makes a tool of a function: ``@tool(…)``."""
@@ -242,7 +244,9 @@ def tool(
 
     The name is the function's and the description its docstring, unless given. ``strict`` sends the
     schema in the form that constrained decoding requires, and rejects arguments without a
-    parameter. The other options are the flags of `AgentTool`.
+    parameter. The other options are the flags of `AgentTool`. ``did_it_happen``, a function of the
+    idempotency key, sync or async, is `AgentTool.did_it_happen`: it returns what the tool would
+    have returned, or None if that is not known.
 
     Raises `ToolDefinitionError` for a function that cannot be a tool.
     """
@@ -257,11 +261,25 @@ def tool(
             function, name=name, description=description, strict=strict, localns=frame.f_locals
         )
         for flag, value in flags.items():
-            setattr(made, flag, value)
+            setattr(made, flag, _looks_up(value) if flag == "did_it_happen" else value)
         return made
 
     bare = function is not None
     return decorate if function is None else decorate(function)
+
+
+def _looks_up(find: Callable[[str], Any]) -> Callable[[str], Awaitable[ToolResult | None]]:
+    """`AgentTool.did_it_happen`, of a function that returns what the tool returns."""
+    if not callable(find):
+        raise ToolDefinitionError(f"did_it_happen must be a function of the key, not {find!r}")
+
+    async def did_it_happen(key: str) -> ToolResult | None:
+        value = find(key)
+        if isawaitable(value):
+            value = await value
+        return None if value is None else tool_result(value)
+
+    return did_it_happen
 
 
 class TypedTool(_PlannedTool[DepsT_contra]):

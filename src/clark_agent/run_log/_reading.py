@@ -1,0 +1,29 @@
+"""Reading from stores that may have to wait for a network, without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from clark_agent.run_log.store import RunStore
+
+__all__ = ["in_background", "is_remote", "may_have_mail"]
+
+_T = TypeVar("_T")
+
+
+def is_remote(store: RunStore) -> bool:
+    """Return whether reading from the store may wait for a network."""
+    return bool(getattr(store, "is_remote", False))
+
+
+def may_have_mail(store: RunStore, run_id: str) -> bool:
+    """Return whether the mailbox of a run is worth reading, as far as a remote store knows."""
+    has_mail = getattr(store, "has_mail", None)
+    return has_mail is None or bool(has_mail(run_id))
+
+
+async def in_background(store: RunStore, read: Callable[[], _T]) -> _T:
+    """Call what reads from a store: in a thread, if the store is remote."""
+    return await asyncio.to_thread(read) if is_remote(store) else read()
