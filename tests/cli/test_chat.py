@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.options import Approvals, Settings
 from clark_agent.cli.view import Style
-from clark_agent.run_log import JsonlStore
+from clark_agent.run_log import Allow, JsonlStore, decide, waiting_for
 from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -343,6 +344,62 @@ async def test_a_chat_that_was_killed_is_taken_up(tmp_path: Path) -> None:
         assert [m["role"] for m in bodies(server)[2]["messages"][1:]] == [
             *("user", "assistant", "tool", "assistant", "user")
         ]
+
+
+async def test_a_service_manager_ends_it_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
+    async with chatting(tmp_path, hangs("I begin"), says("The end.")) as (terminal, server):
+        await terminal.line("Go")
+        await terminal.sees("I begin")
+        os.kill(await terminal.pid(), signal.SIGTERM)
+        await terminal.sees("left: 143 icanon")
+        await terminal.sees("clark-agent chat --resume")
+        await server.client_gone()
+        (run,) = terminal.store.runs()
+        assert run.outcome is None  # not failed
+        await terminal.tmux("clear-history")
+        await terminal.command("chat", "--resume", "last")
+        await terminal.sees("Continue with these? [y/N]:")
+        await terminal.line("y")
+        await terminal.sees("The end.")
+    (run,) = terminal.store.runs()
+    assert run.outcome == "done"
+
+
+async def test_a_chat_waits_for_decisions_of_others(tmp_path: Path) -> None:
+    call = calls("shell", command="echo ran")
+    async with opened(tmp_path, call, says("Fine."), says("Really.")) as (terminal, server):
+        options = ("-m", f"{terminal.url}/v1#m", "-t", "shell", "--suspend")
+        await terminal.start(*options)
+        await terminal.line("Do it")
+        await terminal.sees("suspended · 1 turn")
+        (run,) = terminal.store.runs()
+        await terminal.sees(f"clark-agent decide {run.run_id[:8]}/1/0 allow")
+        await terminal.sees(f"then: /resume {run.run_id[:8]}, or send a message")
+        await terminal.line("Are you there?")
+        await terminal.sees(f"clark-agent decide {run.run_id[:8]}/1/0 allow", 2)
+        (request,) = waiting_for(terminal.store)
+        await decide(terminal.store, run.run_id, request.request_id, Allow())
+        await terminal.line(f"/resume {run.run_id[:8]}")
+        await terminal.sees("Fine.")
+        told = [m["content"] for m in bodies(server)[1]["messages"]]
+        assert "ran" in told[-2]
+        assert told[-1] == "Are you there?"
+        await terminal.line("Really?")
+        await terminal.sees("Really.")
+    assert [run.outcome for run in terminal.store.runs()] == ["done", "done"]
+
+
+async def test_a_chat_does_not_ask_again_what_the_log_allows(tmp_path: Path) -> None:
+    call = calls("shell", command="echo ran")
+    async with opened(tmp_path, call, says("Fine.")) as (terminal, server):
+        options = ("-m", f"{terminal.url}/v1#m", "-t", "shell")
+        await terminal.command("run", "--suspend", *options, "Go")
+        await terminal.sees("left: 4")
+        (request,) = waiting_for(terminal.store)
+        await decide(terminal.store, request.run_id, request.request_id, Allow())
+        await terminal.command("chat", "--resume", "last", *options)
+        await terminal.sees("Fine.")
+        assert "ran" in last_message(server)["content"]
 
 
 # --- commands ---------------------------------------------------------------------------------

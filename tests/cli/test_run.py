@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clark_agent.cli.options import DEFAULT_TOOLS
+from clark_agent.run_log.records import RunFailed
 from tests.cli.command_line import PATIENCE, CommandLine, Said, calls, command_line, hangs, says
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import bodies
@@ -158,17 +159,38 @@ async def test_an_interrupt_stops_it_cleanly_and_it_can_be_resumed(tmp_path: Pat
     assert "nothing to resume" in again.err
 
 
-async def test_a_service_manager_can_stop_it(tmp_path: Path) -> None:
-    async with command_line(tmp_path, [hangs("Once upon ")]) as (run, server):
-        process = await run.start("run", "Tell a story")
+async def test_a_service_manager_can_stop_it_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="6*7"), hangs("It is "), says("It is 42.")]
+    async with command_line(tmp_path, script) as (run, server):
+        process = await run.start("run", "Compute")
         assert process.stdout is not None
-        assert await process.stdout.read(5) == b"Once "
+        assert await process.stdout.read(5) == b"It is"
         process.send_signal(signal.SIGTERM)
         _, err = await process.communicate()
         await server.client_gone()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert b"interrupted" in err
-    assert run.store.runs()[0].outcome == "failed"
+        [logged] = run.store.runs()
+        let_go = run.store.load(logged.run_id).records[-1].entry
+        resumed = await run("resume", "last")
+    short = logged.run_id[:8]
+    assert process.returncode == 143
+    assert err.decode().splitlines()[-1] == (
+        f"✗ stopped, and the run has not ended; to continue: clark-agent resume {short}"
+    )
+    assert (logged.outcome, isinstance(let_go, RunFailed)) == (None, False)
+    assert (resumed.code, resumed.out) == (0, "It is 42.\n")
+    assert [m["content"] for m in bodies(server)[-1]["messages"] if m["role"] == "tool"] == ["42"]
+
+
+async def test_json_says_that_the_run_was_let_go(tmp_path: Path) -> None:
+    async with command_line(tmp_path, [hangs("It is ")]) as (run, _):
+        process = await run.start("run", "--json", "Compute")
+        assert process.stdout is not None
+        out = await process.stdout.readuntil(b'"delta":"It is "')
+        process.send_signal(signal.SIGTERM)
+        rest, _ = await process.communicate()
+    last = json.loads((out + rest).splitlines()[-1])
+    assert process.returncode == 143
+    assert (last["outcome"], last["error"]) == ("let_go", "RunLetGo")
 
 
 async def test_a_second_interrupt_leaves_at_once_and_the_log_stands(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 A line that is sent while no run is active starts a run; during a run, it steers it. A line that
 came too late for a run that ended by itself starts the next run. After a run that was stopped or
 failed it does not, and a note says that it was not delivered. An open question (of an approval, or
-of the agent) takes the next line. Each run has its own log, with the id of the conversation.
+of the agent) takes the next line. Each run has its own log, with the id of the conversation. If the
+last run is suspended, a line goes to that run, which continues if its requests are decided.
 
 This module does not handle keys or slash commands: see `clark_agent.cli.commands.chat` and
 `clark_agent.cli.slash`.
@@ -16,23 +17,39 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 from clark_agent._ids import random_id
-from clark_agent.cancellation import CancellationToken
+from clark_agent.cancellation import LET_GO, CancellationToken
 from clark_agent.cli.app import can_resume
 from clark_agent.cli.approval_prompt import ask_approval
-from clark_agent.cli.options import Approvals, CliAgent, Log, Settings, make_agent, make_gate
+from clark_agent.cli.options import (
+    Approvals,
+    CliAgent,
+    Log,
+    RunNames,
+    Settings,
+    make_agent,
+    make_gate,
+)
+from clark_agent.cli.requests import how_to_decide, request_lines
 from clark_agent.cli.view import Screen, View, one_line, output_text, safe
 from clark_agent.config import LoopConfig
 from clark_agent.conversation import Conversation, extended
-from clark_agent.errors import LoopError, RunAborted, failure_of
+from clark_agent.errors import (
+    InvalidContinuationError,
+    LoopError,
+    RunAborted,
+    RunLetGo,
+    failure_of,
+)
 from clark_agent.events import AgentEvent, RunIdentified
 from clark_agent.result import RunResult
 from clark_agent.run_log.fold import fold
 from clark_agent.run_log.fork import fork
+from clark_agent.run_log.mailbox import steer
 from clark_agent.run_log.records import RunEnded
 from clark_agent.run_log.resume import resume
 from clark_agent.steering import SteeringReceipt, SteeringStatus
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
-from clark_agent.toolkit.ask import OneAtATime
+from clark_agent.toolkit.ask import SUSPEND, OneAtATime
 from clark_agent.types import AgentContext, RunIdentity, Usage, UserMessage
 
 __all__ = ["Chat"]
@@ -64,7 +81,8 @@ class Chat:
     ) -> None:
         self.screen = screen
         self.log = log
-        self.gate = make_gate(self._ask_approval, approvals, settings)
+        ask = SUSPEND if settings.suspend else self._ask_approval
+        self.gate = make_gate(ask, approvals, settings)
         self.agent: CliAgent = self._made(settings)
         prompt = self.agent.system_prompt if system is None else system
         self.conversation = Conversation(
@@ -133,8 +151,22 @@ class Chat:
             self._question = None
         elif self.is_running:
             self._steer(line)
+        elif (waits := self.conversation.suspended_run_id) is not None and self.log is not None:
+            self._send_to_suspended(line, self.log, waits)
         else:
             self.begin(lambda token: self.conversation.send(line, token))
+
+    def _send_to_suspended(self, line: str, log: Log, run_id: str) -> None:
+        try:
+            steer(log.store, run_id, line)  # the model gets it when the run goes on
+        except InvalidContinuationError:  # another process has resumed it, and it has ended
+            self.continue_run(log, run_id)
+            if self.is_running:
+                self._steer(line)
+            else:
+                self.begin(lambda token: self.conversation.send(line, token))
+        else:
+            self.continue_run(log, run_id)
 
     def _steer(self, line: str) -> None:
         receipt = self.agent.steering.steer(line)
@@ -169,10 +201,14 @@ class Chat:
             self.screen.note("stopping; Ctrl-C again aborts")
         return True
 
-    async def close(self) -> None:
-        """Stop the active run, and start no other."""
+    async def close(self, *, let_go: bool = False) -> None:
+        """Stop the active run, and start no other. With ``let_go`` the run does not end, and can be
+        resumed.
+        """
         self._is_closing = True
-        if self._task is not None and not self._token.cancelled:
+        if self._task is not None and let_go:
+            self._token.cancel(LET_GO)
+        elif self._task is not None and not self._token.cancelled:
             self.interrupt()
         while self._task is not None:
             await asyncio.wait([self._task])
@@ -185,7 +221,7 @@ class Chat:
         except asyncio.CancelledError as error:
             self._failed(failure_of(error), "aborted")
         except LoopError as error:
-            is_stop = isinstance(error, RunAborted) and self._token.cancelled
+            is_stop = isinstance(error, (RunAborted, RunLetGo)) and self._token.cancelled
             self._failed(error, "stopped" if is_stop else None)
         except Exception as error:
             self._failed(error, None)
@@ -193,6 +229,7 @@ class Chat:
             if (output := output_text(result)) is not None:
                 self.screen.say(safe(output))
             self._ended(result.tree_usage, result.outcome)
+            self._show_waiting(result)
             return True
         return False
 
@@ -209,6 +246,16 @@ class Chat:
         self.usage += usage
         self.screen.close()
         self.screen.note(self._view.summary(usage, outcome, self.run_id))
+
+    def _show_waiting(self, result: RunResult) -> None:
+        if not result.waiting or self.log is None or self.run_id is None:
+            return
+        names = RunNames(self.log)
+        for request in result.waiting:
+            for line in request_lines(request, names):
+                self.screen.note(line)
+            self.screen.note(f"  {how_to_decide(request, self.log, names)}")
+        self.screen.note(f"then: /resume {names(self.run_id)}, or send a message")
 
     def _over(self, task: asyncio.Task[bool]) -> None:
         ended_by_itself = not task.cancelled() and task.result()
@@ -277,10 +324,13 @@ class Chat:
             self.run_id = run_id
             self._view.show(context.messages[len(folded.began.history) :])
             return
+        self.run_id = run_id
         began = folded.began
         identity = RunIdentity.root(conversation_id=began.identity.conversation_id)
         context = AgentContext(began.system_prompt, began.history, identity)
-        self._view.show([m for m in folded.messages if m is not folded.answer])  # resume shows it
+        if self.conversation.suspended_run_id != run_id:  # otherwise the chat has just shown it
+            folded.drop_placeholders()
+            self._view.show([m for m in folded.messages if m is not folded.answer])
 
         async def resume_run(token: CancellationToken) -> RunResult:
             try:
@@ -298,7 +348,8 @@ class Chat:
         self.begin(resume_run)
 
     def _made(self, settings: Settings) -> CliAgent:
-        return make_agent(settings, log=self.log, gate=self.gate, ask=self._ask_user)
+        ask = SUSPEND if settings.suspend else self._ask_user
+        return make_agent(settings, log=self.log, gate=self.gate, ask=ask)
 
     def _config(self) -> LoopConfig:
         return self.agent.config.replace(event_sink=self._on_event)

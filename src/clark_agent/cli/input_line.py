@@ -70,6 +70,8 @@ class ChatPrompt:
         self._live = live
         self._label = label
         self._interrupt = interrupt
+        self.left_by: signal.Signals | None = None
+        """The signal that ended the input."""
         self._session: PromptSession[str] = PromptSession(
             self._message,
             history=_History(_private(history), keeps),
@@ -85,6 +87,8 @@ class ChatPrompt:
 
     async def read(self) -> str:
         """Return the next line. Raises `EOFError` at the end of the input."""
+        if self.left_by is not None:
+            raise EOFError
         return await self._session.prompt_async(handle_sigint=False)
 
     def refresh(self) -> None:
@@ -116,7 +120,7 @@ class ChatPrompt:
         loop = self._loop
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         for number in _LEAVE:
-            loop.add_signal_handler(number, self._leave)
+            loop.add_signal_handler(number, self._leave, number)
         try:
             with patch_stdout():
                 yield
@@ -132,7 +136,8 @@ class ChatPrompt:
         if not self._interrupt():
             self._session.default_buffer.reset()
 
-    def _leave(self) -> None:
+    def _leave(self, number: signal.Signals) -> None:
+        self.left_by = self.left_by or number
         if self._session.app.is_running:
             self._session.app.exit(exception=EOFError)
 

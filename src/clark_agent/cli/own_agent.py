@@ -14,7 +14,7 @@ from clark_agent.agent import Agent
 from clark_agent.errors import ConfigError
 from clark_agent.tools.repair import close_match
 
-__all__ = ["load_agent", "load_deps"]
+__all__ = ["load_agent", "load_agents", "load_deps"]
 
 
 def load_agent(reference: str) -> Agent[Any, Any]:
@@ -26,6 +26,19 @@ def load_agent(reference: str) -> Agent[Any, Any]:
             f"{type(found).__name__}"
         )
     return found
+
+
+def load_agents(reference: str) -> list[Agent[Any, Any]]:
+    """Return the agents that ``module:name`` names: one, a list of them, or a function's result."""
+    found = _called("--agents", reference)
+    agents: list[Any] = list(found) if isinstance(found, (list, tuple)) else [found]
+    for agent in agents:
+        if not isinstance(agent, Agent):
+            raise ConfigError(
+                f"--agents {reference}: expected an Agent, a list of them, or a function that "
+                f"returns one of these, but got {type(agent).__name__}"
+            )
+    return agents
 
 
 @cache

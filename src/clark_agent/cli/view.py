@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any, Literal, Protocol, TextIO, TypeAlias
 
 from rich.console import (
@@ -69,6 +70,7 @@ __all__ = [
     "output_text",
     "safe",
     "show_log_messages",
+    "time_text",
     "usage_text",
 ]
 
@@ -137,6 +139,14 @@ def usage_text(usage: Usage) -> str:
     given = usage.input_tokens + cached + usage.cache_creation_input_tokens
     hint = f" ({cached:,} cached)" if cached else ""
     return f"{given:,} tokens in{hint}, {usage.output_tokens:,} out"
+
+
+def time_text(unix_ms: int, form: str) -> str:
+    """Format a time. The value from a log may be invalid."""
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000).strftime(form)
+    except (ValueError, OverflowError, OSError):
+        return "?"
 
 
 # --- screens --------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 
 import click
+from msgspec.structs import replace
 from rich.console import RenderableType
 
 from clark_agent.cli.app import PROGRAM, examples, is_debugging
@@ -58,7 +60,9 @@ def chat(
 
     Enter sends a message. A message sent while the agent works reaches it in its next turn. Ctrl-C
     stops the agent, twice aborts it; Ctrl-D leaves. /help lists the commands. Tools with side
-    effects ask before they run.
+    effects ask before they run; with --suspend they suspend the run, for others to decide.
+
+    SIGTERM ends the chat with exit code 143. Its run does not end then, and can be resumed.
     """
     if not (has_terminal() and sys.stdin.isatty()):
         raise ConfigError(f'chat needs a terminal; without one use {PROGRAM} run "…"')
@@ -69,16 +73,18 @@ def chat(
         run_id = find_run(log, resume)
         can_ask = not approvals.yes
         settings = settings_again(given, log, run_id, command="chat --resume", can_ask=can_ask)
+    settings = approvals.applied_to(replace(settings, suspend=False), log=log)  # a person is here
     screen = ChatScreen()
     talk = Chat(settings, screen, log=log, approvals=approvals, system=read_system(system))
     with show_log_messages(screen, debug=is_debugging()):
-        asyncio.run(_talk(talk, screen, run_id))
+        left_by = asyncio.run(_talk(talk, screen, run_id))
     if log is not None and talk.run_id is not None and talk.can_resume:
-        screen.note(f"to continue: {PROGRAM} chat --resume {talk.run_id[:8]}")
-    return 0
+        screen.note(f"to continue: {PROGRAM} chat{log.option} --resume {talk.run_id[:8]}")
+    return 128 + left_by if left_by is signal.SIGTERM else 0
 
 
-async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
+async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> signal.Signals | None:
+    """Chat until the person leaves, or a signal ends it: return which."""
     prompt = ChatPrompt(
         state_folder() / "history",
         live=screen.live,
@@ -97,27 +103,24 @@ async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> None:
                 f"{talk.agent.config.model_id} in {talk.agent.settings.root}; /help for help"
             )
             if resume is not None:
-                await _run_command(talk, f"/resume {resume}")
+                await _handle_line(talk, f"/resume {resume}")
             while True:
                 await _handle_line(talk, await prompt.read())
         except EOFError:
             pass
         finally:
-            await talk.close()
+            await talk.close(let_go=prompt.left_by is signal.SIGTERM)
             screen.prompt = None
+    return prompt.left_by
 
 
 async def _handle_line(talk: Chat, line: str) -> None:
-    if is_command(line):
-        talk.screen.note(one_line(line), "user")
-        await _run_command(talk, line)
-    elif line.strip() or talk.is_asking:
-        talk.take(line.strip())
-
-
-async def _run_command(talk: Chat, line: str) -> None:
     try:
-        await obey(talk, line)
+        if is_command(line):
+            talk.screen.note(one_line(line), "user")
+            await obey(talk, line)
+        elif line.strip() or talk.is_asking:
+            talk.take(line.strip())
     except (ClarkAgentError, OSError) as error:
         talk.screen.note(one_line(str(error), 400), "error")
 

@@ -258,6 +258,8 @@ def _findings(log: Log) -> Iterator[Finding]:
 
 
 def _log_finding(log: Log) -> Finding:
+    if log.path is None:
+        return Finding(True, "run log", f"{log.where}, {len(log.store.runs())} runs")
     folder = log.path
     while not folder.exists():
         folder = folder.parent

@@ -1,8 +1,11 @@
 """Commands that run an agent: ``run``, ``resume`` and ``fork``.
 
 The first Ctrl-C stops the run cleanly; a second one exits at once. The log keeps what the run has
-done in both cases. Exit codes: 0 the model finished, 1 the run failed, 3 a limit ended it, 130 it
-was interrupted (128 + the signal).
+done in both cases. SIGTERM lets the run go: this process stops, and the run does not end, so that
+another process can resume it.
+
+Exit codes: 0 the model finished, 1 the run failed, 3 a limit ended it, 4 it is suspended and waits,
+130 it was interrupted (128 + the signal).
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
 
-from clark_agent.cancellation import CancellationToken
+from clark_agent.cancellation import LET_GO, CancellationToken
 from clark_agent.cli.app import PROGRAM, can_resume, examples, is_debugging
 from clark_agent.cli.approval_prompt import find_person
 from clark_agent.cli.options import (
@@ -37,11 +40,13 @@ from clark_agent.cli.options import (
     make_agent,
     make_gate,
     read_system,
+    resume_command,
     run_argument,
     settings_again,
     settings_from,
     system_option,
 )
+from clark_agent.cli.requests import waiting_lines
 from clark_agent.cli.view import (
     JsonView,
     PlainScreen,
@@ -53,17 +58,29 @@ from clark_agent.cli.view import (
 )
 from clark_agent.engine.arguments import check_continuation
 from clark_agent.engine.loop import start
-from clark_agent.errors import InvalidContinuationError, LoopError, failure_of
+from clark_agent.errors import (
+    ConfigError,
+    InvalidContinuationError,
+    LoopError,
+    RunLetGo,
+    failure_of,
+)
 from clark_agent.events import AgentEvent, EventSink
-from clark_agent.result import RunResult
+from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.run_context import RunContext, resolve_system_prompt
-from clark_agent.run_log import fold
+from clark_agent.run_log import fold, waiting_for
 from clark_agent.run_log import fork as fork_run
 from clark_agent.run_log import resume as resume_run
+from clark_agent.run_log.records import RunSuspended
 from clark_agent.running import Starter
+from clark_agent.toolkit.ask import SUSPEND
 from clark_agent.types import AgentContext, RunIdentity, Usage
+from clark_agent.waiting import WaitingRequest
 
-__all__ = ["fork", "resume", "run"]
+__all__ = ["SUSPENDED", "check_not_queued", "continue_run", "fork", "resume", "run"]
+
+SUSPENDED = 4
+"""The exit code of a run that waits for a decision, a time or an event."""
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write events as JSON, one per line."
@@ -77,6 +94,7 @@ prompt_argument = click.argument("prompt", nargs=-1)
         'clark-agent run -m anthropic:claude-sonnet-5 -t files,shell "Why do the tests fail?"',
         'cat error.log | clark-agent run "What went wrong?"',
         'clark-agent run --yes --json "Add a licence to every file in src" | jq .type',
+        'clark-agent run --suspend "Clean up the notes"     # decide about its calls later',
     )
 )
 @prompt_argument
@@ -100,11 +118,14 @@ def run(
     model's text goes to stdout, its actions to stderr. Tools with side effects ask before they run;
     without a terminal they are refused, unless --yes or --allow permits them.
 
-    Exit codes: 0 done, 1 error, 2 wrong usage, 3 a limit was hit, 130 interrupted.
+    With --suspend they suspend the run instead: it ends with exit code 4 and says how to decide and
+    how to resume it, at any time and in any process.
+
+    Exit codes: 0 done, 1 error, 2 wrong usage, 3 a limit was hit, 4 suspended, 130 interrupted.
     """
     text = _read_prompt(prompt)
     stage = Stage(as_json, log)
-    agent = stage.agent(settings_from(given), approvals)
+    agent = stage.agent(approvals.applied_to(settings_from(given), log=log), approvals)
     given_system = read_system(system)
     system_prompt = agent.system_prompt if given_system is None else given_system
 
@@ -121,6 +142,7 @@ def run(
     epilog=examples(
         "clark-agent resume last",
         "clark-agent resume 3f2a --model openai:gpt-5.1",
+        "clark-agent decide 3f2a allow && clark-agent resume 3f2a",
     )
 )
 @run_argument()
@@ -129,16 +151,29 @@ def run(
 @json_option
 @log_options()
 def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, log: Log) -> int:
-    """Resume a run that was interrupted or failed.
+    """Resume a run that was interrupted, failed or is suspended.
 
     RUN is a run id, a prefix of one, or "last". The run keeps its model, tools and folder, unless
     options change them. Settings that only the log has need your consent; with --yes, or without a
     terminal, pass them as options. Tool calls that have a result are not run again.
+
+    A suspended run goes on when all its requests are decided. Before that, the command says what it
+    waits for, and the exit code is 4. A run of a queue is left to its workers.
     """
+    return continue_run(run_id, given, approvals, as_json=as_json, log=log)
+
+
+def continue_run(
+    run_id: str, given: Given, approvals: Approvals, *, as_json: bool, log: Log
+) -> int:
+    """Resume a run, unless it still waits. Return the exit code."""
     found = find_run(log, run_id)
-    fold(log.store.load(found))  # refuse a damaged log before asking anything
-    settings = _again("resume", given, log, found, approvals)
+    check_not_queued(log, found)
+    folded = fold(log.store.load(found))  # refuse a damaged log before asking anything
     stage = Stage(as_json, log)
+    if isinstance(folded.ending, RunSuspended) and (waiting := waiting_for(log.store, found)):
+        return stage.still_waits(found, waiting, folded.ending.tree_usage)
+    settings = approvals.applied_to(_again("resume", given, log, found, approvals), log=log)
     agent = stage.agent(settings, approvals)
 
     def starter(sink: EventSink, token: CancellationToken) -> Coroutine[Any, Any, RunResult]:
@@ -147,6 +182,18 @@ def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, lo
         )
 
     return stage.play(starter)
+
+
+def check_not_queued(log: Log, run_id: str) -> None:
+    """Raise `ConfigError` if workers continue a run, or the run that has started it."""
+    if log.queues is None:
+        return
+    while (queue := log.queue_of(run_id)) is None:
+        above = fold(log.store.load(run_id)).began.identity.parent_run_id
+        if above is None:
+            return
+        run_id = above
+    raise ConfigError(f"run {run_id!r} belongs to the queue {queue!r}: its workers continue it")
 
 
 @click.command(
@@ -189,7 +236,7 @@ def fork(
     text = _read_prompt(prompt, needed=False)
     if not text:
         check_continuation(context)
-    settings = _again("fork", given, log, found, approvals)
+    settings = approvals.applied_to(_again("fork", given, log, found, approvals), log=log)
     stage = Stage(as_json, log)
     agent = stage.agent(settings, approvals)
     return stage.play(
@@ -246,19 +293,32 @@ class Stage:
         self._run_id: str | None = None
 
     def agent(self, settings: Settings, approvals: Approvals) -> CliAgent:
-        """Make the agent, which asks the person at this terminal."""
-        person = self.person
+        """Make the agent, which asks the person at this terminal, or suspends its run."""
+        person = None if settings.suspend else self.person
         if settings.model == DEFAULT_MODEL:
             self.screen.note(TOO_SMALL)
         log = self._log
         if log is not None and "shell" in settings.tools and log.is_inside(settings.root):
             self.screen.note(LOG_INSIDE)
+        nobody = SUSPEND if settings.suspend else None
+        ask = nobody if person is None else person.approve
         return make_agent(
             settings,
             log=self._log,
-            gate=make_gate(None if person is None else person.approve, approvals, settings),
-            ask=None if person is None else person.answer,
+            gate=make_gate(ask, approvals, settings),
+            ask=nobody if person is None else person.answer,
         )
+
+    def still_waits(self, run_id: str, waiting: Sequence[WaitingRequest], usage: Usage) -> int:
+        """Say what a run waits for, and return the exit code."""
+        self._run_id = run_id
+        result = RunResult((), LoopOutcome.SUSPENDED, tree_usage=usage, waiting=tuple(waiting))
+        if self._json is not None:
+            self._json.write(_ending(result, str(result.outcome), run_id))
+        else:
+            self.screen.note(f"the run {run_id[:8]} still waits")
+            self._show_waiting(result)
+        return SUSPENDED
 
     def play(self, starter: Starter) -> int:
         """Run it and return the exit code."""
@@ -314,7 +374,7 @@ class Stage:
     def _interrupt(self, number: signal.Signals) -> None:
         if self._signal is None:
             self._signal = number
-            self._token.cancel("interrupted")
+            self._token.cancel(LET_GO if number is signal.SIGTERM else "interrupted")
             with suppress(OSError):  # the terminal may be gone
                 self.screen.note("stopping; Ctrl-C again exits at once")
             return
@@ -327,10 +387,14 @@ class Stage:
     def _ended(self, outcome: RunResult | LoopError) -> int:
         if isinstance(outcome, RunResult):
             word, text = str(outcome.outcome), ""
-            code = 0 if outcome.outcome.is_complete else 3
+            is_waiting = outcome.outcome is LoopOutcome.SUSPENDED
+            code = SUSPENDED if is_waiting else 0 if outcome.outcome.is_complete else 3
             if self._json is None and (output := output_text(outcome)) is not None:
                 self.screen.say(safe(output))
                 self.screen.end()
+        elif isinstance(outcome, RunLetGo):
+            text = f"stopped, and the run has not ended{self._how_to_resume()}"
+            word, code = "let_go", 128 + signal.SIGTERM
         elif self._signal is not None:
             word, text, code = "interrupted", f"stopped{self._how_to_resume()}", 128 + self._signal
         else:
@@ -341,14 +405,21 @@ class Stage:
         else:
             run_id = None if self._log is None else self._run_id  # without a log the id is useless
             self.screen.note(self.view.summary(_usage(outcome), word, run_id))
+            if isinstance(outcome, RunResult):
+                self._show_waiting(outcome)
         if text:
             self.screen.note(text, "error")
         return code
 
+    def _show_waiting(self, result: RunResult) -> None:
+        if self._log is not None and self._run_id is not None and result.waiting:
+            for line in waiting_lines(result.waiting, self._log, self._run_id):
+                self.screen.note(line, "text")
+
     def _how_to_resume(self) -> str:
         if self._log is None or self._run_id is None:
             return ""
-        return f"; to continue: {PROGRAM} resume {self._run_id[:8]}"
+        return f"; to continue: {resume_command(self._log, self._run_id)}"
 
 
 def _usage(outcome: RunResult | LoopError) -> Usage:
@@ -360,6 +431,8 @@ def _ending(outcome: RunResult | LoopError, word: str, run_id: str | None) -> di
     row: dict[str, object] = {"type": "run_result", "run_id": run_id, "outcome": word}
     if isinstance(outcome, RunResult):
         row |= {"text": outcome.text, "output": outcome.output}
+        if outcome.outcome is LoopOutcome.SUSPENDED:
+            row["waiting"] = outcome.waiting
     else:
         row |= {"error": type(outcome).__name__, "text": str(outcome)}
     return {**row, "usage": _usage(outcome)}
