@@ -1,0 +1,70 @@
+"""Runs whose workers are killed, stopped or told to leave, on each engine.
+
+The processes that die are started by `tests.durable.kill_driver`, which also says what must hold.
+`make test-distributed` does the same with more runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.durable import servers
+from tests.durable.fleet import ENGINES
+from tests.sizes import DISTRIBUTED_RUNS
+
+
+def drive(*arguments: object) -> dict[str, int]:
+    """Run the driver to its end; what it has counted."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.durable.kill_driver", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    pairs = [pair.split("=") for pair in ran.stdout.split() if "=" in pair]
+    return {name: int(number) for name, number in pairs}
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    try:
+        servers.postgres_programs()
+        servers.temporal_program()
+    except servers.Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_run_is_lost_and_no_call_begins_twice(engine: str) -> None:
+    given = ("--runs", DISTRIBUTED_RUNS, "--workers", 3, "--lease", 2, "--blows", 8)
+    counted = drive("--engine", engine, *given)
+    assert counted["runs"] == DISTRIBUTED_RUNS
+    assert counted["sigkill"] > 0
+    assert counted["sigstop"] > 0
+
+
+@pytest.mark.parametrize("store", ["sqlite", "jsonl"])
+def test_runs_in_files_survive_their_workers(store: str) -> None:
+    given = ("--store", store, "--runs", DISTRIBUTED_RUNS, "--workers", 3, "--every", 0.5)
+    counted = drive(*given)
+    assert counted["sigkill"] > 0
+
+
+def test_runs_survive_a_crash_of_the_database() -> None:
+    given = ("--runs", DISTRIBUTED_RUNS, "--workers", 3, "--lease", 2, "--blows", 0)
+    counted = drive("--stop-postgres", *given)
+    assert counted["crashes"] == 1
+
+
+def test_a_worker_that_is_told_to_leave_leaves_no_call_uncertain() -> None:
+    given = ("--store", "postgres", "--runs", DISTRIBUTED_RUNS, "--workers", 3, "--blows", 6)
+    counted = drive("--drain", *given)
+    assert counted["sigterm"] > 0
+    assert counted["uncertain"] == 0
