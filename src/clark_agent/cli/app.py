@@ -2,8 +2,8 @@
 
 A command is imported when it is used, so that ``--help`` is quick and a missing package affects
 only the commands that need it. Exit codes: 0 done, 1 an error, 2 wrong usage or settings, 3 a limit
-was hit (`clark_agent.cli.commands.run`), 130 interrupted, 141 the output pipe was closed. An error
-is one sentence on stderr; ``--debug`` shows the traceback.
+was hit and 4 the run is suspended (`clark_agent.cli.commands.run`), 130 interrupted, 141 the output
+pipe was closed, 143 SIGTERM. An error is one sentence on stderr; ``--debug`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from clark_agent._version import __version__
 from clark_agent.errors import (
     ClarkAgentError,
     ConfigError,
+    DecisionNotApplicable,
     InvalidContinuationError,
     LogDamaged,
+    RequestNotFound,
     RunNotFound,
     StreamError,
 )
@@ -38,8 +40,15 @@ PROGRAM = "clark-agent"
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run an agent on a prompt."),
     "chat": ("chat", "Chat with an agent in the terminal."),
-    "resume": ("run", "Resume a run that was interrupted or failed."),
+    "resume": ("run", "Resume a run that was interrupted, failed or is suspended."),
     "fork": ("run", "Start a new run from a point in a logged run."),
+    "waiting": ("waiting", "List what suspended runs wait for."),
+    "decide": ("waiting", "Decide what a suspended run waits for."),
+    "follow": ("remote", "Show a run of another process as it works."),
+    "steer": ("remote", "Send a message to a run of another process."),
+    "cancel": ("remote", "Cancel a run of another process."),
+    "worker": ("worker", "Work on the runs of a queue in PostgreSQL."),
+    "submit": ("worker", "Submit a run to a queue in PostgreSQL."),
     "runs": ("log", "List logged runs."),
     "show": ("log", "Show the messages, tool calls and usage of a run."),
     "replay": ("log", "Replay a logged run offline and report what differs."),
@@ -191,12 +200,18 @@ def _write_error(text: str) -> None:
         sys.stderr.flush()
 
 
-_USAGE_ERRORS = (ConfigError, InvalidContinuationError, RunNotFound)
+_USAGE_ERRORS = (
+    ConfigError,
+    DecisionNotApplicable,
+    InvalidContinuationError,
+    RequestNotFound,
+    RunNotFound,
+)
 
 
 def _usage(error: click.ClickException) -> str:
     """Describe in one sentence what is wrong with the command line, and where to read more."""
-    text = error.format_message()
+    text = " ".join(error.format_message().split())
     text = text[:1].lower() + text[1:].rstrip(".")
     context = getattr(error, "ctx", None)
     if context is None or not isinstance(error, click.UsageError):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -27,11 +27,14 @@ from click.shell_completion import CompletionItem
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from clark_agent._extras import load_extra
 from clark_agent._private_files import make_folder
 from clark_agent.cli.app import PROGRAM
 from clark_agent.cli.own_agent import load_agent, load_deps
 from clark_agent.config import LoopConfig
-from clark_agent.errors import ConfigError, RunNotFound
+from clark_agent.durable._dbos_tables import DBOS_SCHEMA, Tables
+from clark_agent.durable.dbos import attach
+from clark_agent.errors import ConfigError, RunNotFound, RunStoreError
 from clark_agent.plugins import ChannelSteering, LoopDetector
 from clark_agent.run_context import SystemPrompt
 from clark_agent.run_log.jsonl import JsonlStore
@@ -44,34 +47,43 @@ from clark_agent.stream import StreamFn
 from clark_agent.testing import ScriptedStream
 from clark_agent.toolkit._visible import visible
 from clark_agent.toolkit.approval import ApprovalGate, AskApproval
-from clark_agent.toolkit.ask import AskUser, ask_user_tool
+from clark_agent.toolkit.ask import AskUser, Suspended, ask_user_tool
 from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT
 from clark_agent.toolkit.workspace import Workspace
 from clark_agent.tools.base import AgentTool
 from clark_agent.tools.repair import close_match
+
+if TYPE_CHECKING:
+    from clark_agent.run_log.postgres import PostgresStore
 
 __all__ = [
     "DEFAULT_MODEL",
     "DEFAULT_SYSTEM",
     "DEFAULT_TOOLS",
     "LOG_INSIDE",
+    "STORE_VARIABLE",
     "TOOLS",
     "TOO_SMALL",
     "Approvals",
     "CliAgent",
     "Given",
     "Log",
+    "RunNames",
     "Settings",
     "agent_options",
     "approval_options",
     "find_run",
+    "find_submitted",
+    "is_postgres",
     "log_options",
     "make_agent",
     "make_gate",
     "open_log",
     "open_model",
+    "open_postgres",
     "read_system",
     "replay_agent",
+    "resume_command",
     "run_argument",
     "settings_again",
     "settings_from",
@@ -81,6 +93,7 @@ __all__ = [
     "system_option",
     "tool_names",
     "without_password",
+    "without_secrets",
 ]
 
 FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "search_files")
@@ -113,6 +126,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """An agent of the user's own, as ``module:name``. Then an empty ``model`` is the agent's."""
     deps: str | None = None
     """Its dependencies, as ``module:name``."""
+    suspend: bool = False
+    """Whether approvals and questions suspend the run instead of asking at the terminal."""
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -127,10 +142,20 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 class Approvals(Struct, frozen=True, kw_only=True):
-    """Which tools may run without a question."""
+    """Which tools may run without a question, and whether the others suspend the run."""
 
     yes: bool = False
     allow: tuple[str, ...] = ()
+    suspend: bool | None = None
+    """None if neither ``--suspend`` nor ``--no-suspend`` was given."""
+
+    def applied_to(self, settings: Settings, *, log: Log | None) -> Settings:
+        """Return the settings with ``--suspend`` or ``--no-suspend``. Raises `ConfigError`."""
+        if self.suspend is not None:
+            settings = replace(settings, suspend=self.suspend)
+        if settings.suspend and log is None:
+            raise ConfigError("--suspend needs a log, and --no-log turns it off")
+        return settings
 
 
 def settings_from(given: Given, base: Settings | None = None) -> Settings:
@@ -178,23 +203,29 @@ def settings_again(given: Given, log: Log, run_id: str, *, command: str, can_ask
     differs = {
         name: value
         for name, value in asdict(settings).items()
-        if value != getattr(here, name) and value != ""
+        if value != getattr(here, name) and value != "" and name in _OPTIONS
     }
+    if settings.agent is not None:  # it has its own
+        differs.pop("tools", None)
+        differs.pop("model", None)
     is_inside = log.is_inside(settings.root)
     if not differs and not (is_inside and can_ask):
         return settings
     lines = [f"  {name:<16}{_shown(value)}" for name, value in differs.items()]
     if is_inside:
         lines.append(f"  {LOG_INSIDE}")
+    if given.agent is not None:
+        differs.setdefault("agent", given.agent)
     options = " ".join([f"{_OPTIONS[name]} {_quoted(value)}" for name, value in differs.items()])
-    explicit = f"{PROGRAM} {command} {run_id[:8]} {options}"
+    name = shlex.quote(RunNames(log)(run_id))
+    explicit = f"{PROGRAM} {command}{log.option} {name} {options}"
     if not can_ask:
         raise ConfigError(
             "the log has other settings than the command line:\n"
             + "\n".join(lines)
             + f"\nto use them, pass them as options: {explicit}"
         )
-    click.echo("\n".join([f"settings from the log of run {run_id[:8]}:", *lines]), err=True)
+    click.echo("\n".join([f"settings from the log of run {name}:", *lines]), err=True)
     if not click.confirm("Continue with these?", err=True):
         raise ConfigError(f"not continued; to choose the settings: {explicit}".rstrip())
     return settings
@@ -209,6 +240,7 @@ _OPTIONS = {
     "agent": "--agent",
     "deps": "--deps",
 }
+"""The settings that need consent. To suspend is none of them: nothing runs without a decision."""
 
 
 def _shown(value: object) -> str:
@@ -270,7 +302,7 @@ def make_agent(
     *,
     log: Log | None,
     gate: ApprovalGate | None = None,
-    ask: AskUser | None = None,
+    ask: AskUser | Suspended | None = None,
     stream: StreamFn | None = None,
 ) -> CliAgent:
     """Make the agent that the settings describe. Raises `ConfigError`.
@@ -285,7 +317,8 @@ def make_agent(
     run_log = None
     if log is not None:
         public = replace(settings, model=without_password(settings.model))
-        run_log = RunLog(log.store, notes={_NOTE: msgspec.to_builtins(public)})
+        notes = {_NOTE: msgspec.to_builtins(public)}
+        run_log = RunLog(log.store, notes=notes, live=True)  # for clark-agent follow
     if stream is None and settings.model:
         stream = open_model(settings.model)
     if settings.agent is not None:
@@ -348,7 +381,11 @@ def replay_agent(settings: Settings) -> CliAgent:
     return make_agent(settings, log=None, stream=ScriptedStream([]))
 
 
-def make_gate(ask: AskApproval | None, approvals: Approvals, settings: Settings) -> ApprovalGate:
+def make_gate(
+    ask: AskApproval | Suspended | None,
+    approvals: Approvals,
+    settings: Settings,
+) -> ApprovalGate:
     """Make the gate. ``ask`` asks the person; with None, calls that need approval are refused."""
     own = () if settings.agent is None else load_agent(settings.agent).config.registry.names
     if approvals.yes:
@@ -360,7 +397,10 @@ def make_gate(ask: AskApproval | None, approvals: Approvals, settings: Settings)
 
 
 def _make_tools(
-    names: Sequence[str], workspace: Workspace, gate: ApprovalGate, ask: AskUser | None
+    names: Sequence[str],
+    workspace: Workspace,
+    gate: ApprovalGate,
+    ask: AskUser | Suspended | None,
 ) -> list[AgentTool]:
     """Make the tools. Imports only what they need."""
     made: dict[str, AgentTool] = {}
@@ -404,21 +444,57 @@ def without_password(model: str) -> str:
 # --- the log --------------------------------------------------------------------------------------
 
 
+STORE_VARIABLE = "CLARK_AGENT_STORE"
+
+
 class Log(Struct, frozen=True):
     """Where runs are logged."""
 
-    path: Path
+    path: Path | None
+    """None if it is a database server."""
     store: RunStore
+    url: str = ""
+    """The address of the server, without a password."""
+    queues: Tables | None = None
+    """The queues of runs in the database, if there are any."""
+
+    @property
+    def where(self) -> str:
+        """The place, to be shown."""
+        return self.url if self.path is None else str(self.path)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files that tools must not touch."""
+        if self.path is None:
+            return ()
         name = self.path.name
         return (self.path, *[self.path.with_name(name + end) for end in ("-wal", "-shm")])
 
+    @property
+    def option(self) -> str:
+        """The option for a command that should use the same log; empty for the default log."""
+        is_default = self.path == (state_folder() / "runs").absolute()
+        return "" if is_default else f" --log {shlex.quote(self.where)}"
+
+    @property
+    def shared_option(self) -> str:
+        """The same for a command whose default is ``CLARK_AGENT_STORE``: see `log_options`."""
+        default = os.environ.get(STORE_VARIABLE)
+        if not default:
+            return self.option
+        is_url = is_postgres(default)
+        place = without_secrets(default) if is_url else str(Path(default).expanduser().absolute())
+        return "" if place == self.where else f" --log {shlex.quote(self.where)}"
+
+    def queue_of(self, run_id: str) -> str | None:
+        """Return the queue that an outermost run belongs to, if it was submitted to one."""
+        found = None if self.queues is None else self.queues.find(run_id)
+        return None if found is None else found.queue
+
     def is_inside(self, root: str) -> bool:
         """Return whether it lies where commands of the agent can change it."""
-        return self.path.resolve().is_relative_to(os.path.realpath(root))
+        return self.path is not None and self.path.resolve().is_relative_to(os.path.realpath(root))
 
 
 def state_folder() -> Path:
@@ -432,6 +508,16 @@ def state_folder() -> Path:
 
 def open_log(path: str | None = None) -> Log:
     """Open the log in a folder, or in a database if the path says so; None is the default log."""
+    if path is not None and is_postgres(path):
+        store = open_postgres(path)
+        has_queues = attach(store)  # decisions wake runs of a queue
+        queues = Tables(store, DBOS_SCHEMA) if has_queues else None
+        return Log(None, store, without_secrets(path), queues)
+    if path is not None and _is_like_database(path):
+        raise ConfigError(
+            "--log takes a folder, a file that ends in .db, or the URL of a database, such as "
+            "postgresql://user@host/database. For a new folder with this name: ./NAME"
+        )
     where = Path(path or state_folder() / "runs").expanduser().absolute()
     if where.suffix in (".db", ".sqlite"):
         make_folder(where.parent)
@@ -441,19 +527,103 @@ def open_log(path: str | None = None) -> Log:
     return Log(where, JsonlStore(where))
 
 
+def is_postgres(text: str) -> bool:
+    """Return whether a text is the URL of a PostgreSQL database."""
+    return text.lower().startswith(("postgres://", "postgresql://"))
+
+
+def _is_like_database(text: str) -> bool:
+    """Return whether a text is meant to be a database, but is not a URL."""
+    if text.startswith(("/", "./", "../", "~")) or Path(text).exists():
+        return False
+    return "@" in text or "=" in text or text.lower().startswith("postgres")
+
+
+def without_secrets(url: str) -> str:
+    """Return the URL of a database without password and parameters."""
+    scheme, _, rest = url.partition("://")
+    place = rest.partition("?")[0].partition("#")[0]
+    account, at, host = place.rpartition("@")
+    user = account.partition(":")[0]
+    if rest.count("@") != len(at) or "/" in user:  # where the password ends is not certain
+        return f"{scheme}://…"
+    return f"{scheme}://{user}{at}{host}"
+
+
+def open_postgres(url: str, *, lease: float = 15.0) -> PostgresStore:
+    """Open the runs in a PostgreSQL database.
+
+    Raises `ConfigError` for an invalid URL, and `RunStoreError` if the database cannot be reached.
+    No error shows the password.
+    """
+    psycopg: Any = load_extra("psycopg", "postgres", "a log in PostgreSQL")
+    from clark_agent.run_log.postgres import PostgresStore
+
+    store = PostgresStore(url, lease=lease)
+    try:
+        psycopg.connect(url, connect_timeout=10).close()
+    except psycopg.Error as error:
+        text = str(error).strip().splitlines()
+        reason = text[0] if text else type(error).__name__
+        raise RunStoreError(f"cannot use {without_secrets(url)}: {reason}") from None
+    return store
+
+
 def find_run(log: Log, given: str) -> str:
-    """Resolve a run: its id, a prefix of it, or ``last``."""
+    """Resolve a run: its id, a prefix of it, or ``last``. Raises `RunNotFound`, also for a run of a
+    queue that has not begun.
+    """
+    run_id, queue = find_submitted(log, given)
+    if queue is not None:
+        raise RunNotFound(run_id, f"run {run_id!r} is queued: no worker has begun it yet")
+    return run_id
+
+
+def find_submitted(log: Log, given: str) -> tuple[str, str | None]:
+    """Resolve a run like `find_run`. Return also its queue if it has not begun."""
+    submitted = [] if log.queues is None or given == "last" else log.queues.queued()
+    queued = {run.run_id: run.queue for run in submitted}
     known = [run.run_id for run in log.store.runs() if given != "last" or run.depth == 0]
     if given == "last" and known:
-        return known[0]
-    found = [run_id for run_id in known if run_id.startswith(given)]
+        return known[0], None
+    for run_id in known:  # it may have begun meanwhile
+        queued.pop(run_id, None)
+    found = [run_id for run_id in (*known, *queued) if run_id.startswith(given)]
     if given in found or len(found) == 1:
-        return given if given in found else found[0]
+        run_id = given if given in found else found[0]
+        return run_id, queued.get(run_id)
     if found:
         several = ", ".join(sorted(found)[:5])
         raise ConfigError(f"{given!r} matches {len(found)} runs: {several}")
-    raise RunNotFound(given, f"no run {given!r} in {log.path}: see 'clark-agent runs'")
+    raise RunNotFound(given, f"no run {given!r} in {log.where}: see 'clark-agent runs'")
 
+
+class RunNames:
+    """Short names for runs: a beginning of the id that no other run has."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: list[str] | None = None
+
+    def __call__(self, run_id: str) -> str:
+        """Return the short name of a run."""
+        if self._known is None:
+            self._known = [run.run_id for run in self._log.store.runs()]
+        for length in range(_SHORT, len(run_id)):
+            name = run_id[:length]
+            if sum(known.startswith(name) for known in self._known) < 2:
+                return visible(name)
+        return visible(run_id)
+
+
+def resume_command(log: Log, run_id: str) -> str:
+    """Return the command that continues a run."""
+    agent = settings_of_run(log, run_id).agent
+    option = "" if agent is None else f" --agent {shlex.quote(agent)}"
+    return f"{PROGRAM} resume{log.option} {shlex.quote(RunNames(log)(run_id))}{option}"
+
+
+_SHORT = 8
 
 # --- options --------------------------------------------------------------------------------------
 
@@ -482,20 +652,28 @@ def agent_options(command: F) -> F:
 
 
 def approval_options(command: F) -> F:
-    """Add the argument ``approvals``: ``--yes`` and ``--allow``."""
+    """Add the argument ``approvals``: ``--yes``, ``--allow`` and ``--suspend``."""
 
     @wraps(command)
     def with_approvals(**options: Any) -> Any:
-        allow = tuple(options.pop("allow"))
-        return command(approvals=Approvals(yes=options.pop("yes"), allow=allow), **options)
+        approvals = Approvals(
+            yes=options.pop("yes"),
+            allow=tuple(options.pop("allow")),
+            suspend=options.pop("suspend"),
+        )
+        return command(approvals=approvals, **options)
 
     for option in reversed(_APPROVAL):
         with_approvals = option(with_approvals)
     return with_approvals  # type: ignore[return-value]
 
 
-def log_options(*, can_be_off: bool = False) -> Callable[[F], F]:
-    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional."""
+def log_options(*, can_be_off: bool = False, is_shared: bool = False) -> Callable[[F], F]:
+    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional.
+
+    With ``is_shared``, for commands about runs of other processes, ``CLARK_AGENT_STORE`` is its
+    default.
+    """
 
     def decorate(command: F) -> F:
         @wraps(command)
@@ -505,7 +683,7 @@ def log_options(*, can_be_off: bool = False) -> Callable[[F], F]:
 
         if can_be_off:
             with_log = click.option("--no-log", is_flag=True, help="Do not write a log.")(with_log)
-        return _LOG(with_log)  # type: ignore[return-value]
+        return (_SHARED_LOG if is_shared else _LOG)(with_log)  # type: ignore[return-value]
 
     return decorate
 
@@ -582,12 +760,30 @@ _APPROVAL = (
         shell_complete=_complete_tools,
         help="Run these tools without asking.",
     ),
+    click.option(
+        "--suspend/--no-suspend",
+        default=None,
+        help="Suspend the run instead of asking at the terminal: see 'clark-agent decide'. A run "
+        "that is resumed keeps this.",
+    ),
 )
+_PLACES = "a folder, a file that ends in .db, or postgresql://host/database."
 _LOG = click.option(
     "--log",
+    "--store",
+    "log",
     metavar="PATH",
     type=click.Path(),
-    help="Where runs are logged: a folder, or a file that ends in .db.",
+    help=f"Where runs are logged: {_PLACES}",
+)
+_SHARED_LOG = click.option(
+    "--log",
+    "--store",
+    "log",
+    metavar="PATH",
+    type=click.Path(),
+    envvar=STORE_VARIABLE,
+    help=f"Where runs are logged: {_PLACES} Default: {STORE_VARIABLE}, or a folder of yours.",
 )
 system_option = click.option(
     "-s", "--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file."

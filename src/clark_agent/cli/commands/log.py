@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -29,6 +28,7 @@ from clark_agent.cli.options import (
     settings_from,
     settings_of,
 )
+from clark_agent.cli.requests import verdict_text, waiting_lines
 from clark_agent.cli.view import (
     PART,
     JsonView,
@@ -38,6 +38,7 @@ from clark_agent.cli.view import (
     has_terminal,
     one_line,
     safe,
+    time_text,
     usage_text,
 )
 from clark_agent.errors import ConfigError, DecodeError, LogDamaged
@@ -45,13 +46,17 @@ from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_mes
 from clark_agent.prices import Price
 from clark_agent.replay import replay as replay_run
 from clark_agent.run_log import diff as first_difference
-from clark_agent.run_log import fold, usage_tree
+from clark_agent.run_log import fold, usage_tree, waiting_for
 from clark_agent.run_log.fold import FoldedRun
 from clark_agent.run_log.records import (
     Answered,
     Asked,
+    CallSuspended,
+    RequestDecided,
     RunBegan,
     RunFailed,
+    RunResumed,
+    RunSuspended,
     ToolEnded,
     ToolStarted,
 )
@@ -59,8 +64,9 @@ from clark_agent.run_log.store import LoadedRun, RunSummary
 from clark_agent.run_log.writer import encode_entry
 from clark_agent.trajectory import encode_record, to_trajectory
 from clark_agent.types import AssistantMessage
+from clark_agent.waiting import WaitingRequest
 
-__all__ = ["diff", "export", "replay", "runs", "show"]
+__all__ = ["diff", "export", "print_runs", "replay", "runs", "show"]
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -77,7 +83,7 @@ __all__ = ["diff", "export", "replay", "runs", "show"]
 )
 @click.option("--all", "children", is_flag=True, help="Include runs that other runs started.")
 @click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
-@log_options()
+@log_options(is_shared=True)
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
     found = [run for run in log.store.runs() if children or not run.depth][:limit]
@@ -85,6 +91,13 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
         for run in found:
             JsonView().write(run)
         return
+    print_runs(found, log)
+    if not found:
+        click.echo(f"no runs in {log.where}", err=True)
+
+
+def print_runs(found: Iterable[RunSummary], log: Log) -> None:
+    """Print one line for each run."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 160
     rows = [_row(run, log) for run in found]
     columns = [max([len(cell) for cell in column]) for column in zip(*rows, strict=True)]
@@ -92,13 +105,11 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
         *cells, prompt = [cell.ljust(size) for cell, size in zip(row, columns, strict=True)]
         line = "  ".join([*cells, prompt.rstrip()])
         click.echo(line if len(line) <= width else line[: width - 1] + "…")
-    if not found:
-        click.echo(f"no runs in {log.path}", err=True)
 
 
 def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     """Return its id, time, outcome, model and prompt."""
-    when = _time(run.began_at, "%Y-%m-%d %H:%M")
+    when = time_text(run.began_at, "%Y-%m-%d %H:%M")
     start = (safe(run.run_id)[:8], when, one_line(run.outcome or "not ended", 18))
     records = log.store.load(run.run_id).records
     began = records[0].entry if records else None
@@ -106,14 +117,6 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
         return (*start, "-", "(the first record cannot be read)")
     prompt = " ".join([message.plain_text for message in began.prompts])
     return (*start, one_line(began.model_id or "-", 28), one_line(prompt))
-
-
-def _time(unix_ms: int, form: str) -> str:
-    """Format the time. The value from a log may be invalid."""
-    try:
-        return datetime.fromtimestamp(unix_ms / 1000).strftime(form)
-    except (ValueError, OverflowError, OSError):
-        return "?"
 
 
 # --- show -----------------------------------------------------------------------------------------
@@ -134,18 +137,19 @@ def _time(unix_ms: int, form: str) -> str:
     metavar="IN OUT",
     help="The price of a million input and output tokens; adds the cost of each step.",
 )
-@log_options()
+@log_options(is_shared=True)
 def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
     """Show the messages, tool calls and usage of a run.
 
-    Below each answer: when it was requested, how long it took, its tokens, and how long each of its
-    tools ran. Damage to the log is reported at the end.
+    Below each answer: when it was requested, how long it took, its tokens, how long each of its
+    tools ran, and what waited for a decision, until when, and who decided it. The time in which a
+    run was suspended counts for nothing. Damage to the log is reported at the end.
     """
     loaded, folded, damage = _readable(log.store.load(find_run(log, run_id)))
     began, settings = folded.began, settings_of(folded.began)
     screen = RichScreen() if has_terminal() else PlainScreen(notes=sys.stdout)
     screen.note(f"run       {safe(loaded.run_id)}")
-    screen.note(f"began     {_time(loaded.records[0].at, '%Y-%m-%d %H:%M:%S')}")
+    screen.note(f"began     {time_text(loaded.records[0].at, '%Y-%m-%d %H:%M:%S')}")
     screen.note(f"model     {one_line(began.model_id or '-')}")
     screen.note(f"tools     {one_line(', '.join(began.tools) or '-', 400)}")
     if began.host_notes:
@@ -159,12 +163,15 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
         view.show([message])
         place = next((n for n, step in enumerate(steps) if step.message is message), -1)
         for step in steps[: place + 1]:  # including discarded attempts before it
-            screen.note(f"  {step.line(cost)}")
+            step.show(screen, cost)
         del steps[: place + 1]
     for step in steps:  # steps without a message in the transcript
-        screen.note(f"  {step.line(cost)}")
+        step.show(screen, cost)
     if isinstance(folded.ending, RunFailed):
         screen.note(one_line(folded.ending.text, 400), "error")
+    if isinstance(folded.ending, RunSuspended) and damage is None:
+        for line in waiting_lines(waiting_for(log.store, loaded.run_id), log, loaded.run_id):
+            screen.note(line)
     try:
         if damage is not None:
             raise damage
@@ -201,13 +208,21 @@ class _Step(Struct):
     discarded: str | None
     tools: dict[int, tuple[str, int, int | None]]
     """By position: the name, the start time, and the end time."""
+    notes: list[str]
+    """What waited and was decided, in order."""
+
+    def show(self, screen: PlainScreen | RichScreen, price: Price | None) -> None:
+        """Show the step, and below it what waited."""
+        screen.note(f"  {self.line(price)}")
+        for note in self.notes:
+            screen.note(f"  {note}")
 
     def line(self, price: Price | None) -> str:
         """Format the step as one line."""
         usage = self.message.usage
         parts = [
             f"turn {self.turn}",
-            _time(self.asked_at, "%H:%M:%S"),
+            time_text(self.asked_at, "%H:%M:%S"),
             f"{(self.answered_at - self.asked_at) / 1000:.1f} s",
         ]
         if usage is not None:
@@ -224,24 +239,72 @@ class _Step(Struct):
 
 def _steps(loaded: LoadedRun) -> Iterator[_Step]:
     step: _Step | None = None
-    turn, asked_at = 0, 0
+    turn, asked_at, suspended_at = 0, 0, 0
+    tools: dict[str, str] = {}
     for record in loaded.records:
+        at = record.at
         match record.entry:
             case Asked() as asked:
-                turn, asked_at = asked.turn, record.at
+                turn, asked_at = asked.turn, at
             case Answered(message=message, discarded=discarded):
                 if step is not None:
                     yield step
-                step = _Step(turn, asked_at, record.at, message, discarded, {})
-            case ToolStarted() as started if step is not None:
-                step.tools[started.position] = (started.tool_name, record.at, None)
-            case ToolEnded(position=position) if step is not None and position in step.tools:
-                name, began, _ = step.tools[position]
-                step.tools[position] = (name, began, record.at)
+                step = _Step(turn, asked_at, at, message, discarded, {}, [])
+            case _ if step is None:
+                pass
+            case ToolStarted() as started:
+                step.tools[started.position] = (started.tool_name, at, None)
+            case ToolEnded(position=position):
+                _end_tool(step, position, at)
+            case CallSuspended(position=position, request=request):
+                _end_tool(step, position, at)  # it has run, and waits for its result
+                if request is not None:
+                    tools[request.request_id] = request.tool_name
+                    step.notes.append(_waits(request))
+            case RequestDecided(request_id=request_id, decision=decision, by=by):
+                name = one_line(tools.get(request_id, request_id))
+                step.notes.append(f"{name} {verdict_text(decision, by)} at {time_text(at, _TIME)}")
+            case RunSuspended():
+                suspended_at = at
+            case RunResumed() if suspended_at:
+                step.notes.append(f"suspended for {_duration(at - suspended_at)}")
+                suspended_at = 0
             case _:
                 pass
     if step is not None:
         yield step
+
+
+def _end_tool(step: _Step, position: int, at: int) -> None:
+    name, began, ended = step.tools.get(position, ("", 0, 0))
+    if ended is None:
+        step.tools[position] = (name, began, at)
+
+
+def _waits(request: WaitingRequest) -> str:
+    what = "permission" if request.needs == "permission" else "its result"
+    parts = [
+        f"{one_line(request.tool_name)} waits for {what} "
+        f"({request.turn}/{request.position}) since {time_text(request.asked_at, _TIME)}"
+    ]
+    if request.assignee is not None:
+        parts.append(f"for {one_line(request.assignee)}")
+    if request.until is not None:
+        parts.append(f"until {time_text(request.until, _TIME)}")
+    if request.expires_at is not None:
+        parts.append(f"expires {time_text(request.expires_at, _TIME)}")
+    return PART.join(parts)
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = max(0, milliseconds) / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, hours = round(seconds / 60), seconds / 3600
+    return f"{minutes} min" if minutes < 120 else f"{hours:.1f} h"
+
+
+_TIME = "%Y-%m-%d %H:%M:%S"
 
 
 # --- replay and diff ------------------------------------------------------------------------------
