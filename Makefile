@@ -23,8 +23,9 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-fast test-all-pythons check format docs demo eval-local bench bench-core \
-	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log soak mutants clean FORCE
+.PHONY: help test test-fast test-all-pythons test-distributed soak-distributed check format docs demo eval-local bench bench-core \
+	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log bench-distributed \
+	bench-suspended soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
@@ -35,6 +36,11 @@ test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run all tests on all cores; wi
 
 test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; under a minute
 	@$(PY) -m pytest $(PARALLEL) --fast
+
+test-distributed: $(VENV)/.stamp-test ## 200 runs on each engine, whose workers are killed; four minutes
+	@for engine in store dbos temporal; do \
+		$(PY) -m tests.durable.kill_driver --engine $$engine --runs 200 --pace 0.05 --blows 16 || exit 1; \
+	done
 
 test-all-pythons: ## the core tests on every Python here; FAST=1 for a part of them
 	@$(PYTHON) scripts/all_pythons.py $(if $(FAST),--fast)
@@ -74,6 +80,12 @@ bench-gateway: $(VENV)/.stamp-test ## many streams through the gateway, some cli
 bench-log: $(VENV)/.stamp-core ## what it costs to log a run, and to find one again
 	@$(PY) -m benchmarks.run_log $(BENCH)
 
+bench-distributed: $(VENV)/.stamp-test ## turns a second on Postgres, DBOS and Temporal, into docs/benchmarks
+	@$(PY) -m benchmarks.distributed $(BENCH)
+
+bench-suspended: $(VENV)/.stamp-test ## 100,000 suspended runs in Postgres: their size, and how fast one wakes up
+	@$(PY) -m benchmarks.suspended $(BENCH)
+
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts
 
@@ -87,8 +99,17 @@ soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills, races, flipped
 	@CLARK_AGENT_SOAK=10 $(PY) -m pytest $(PARALLEL) -m soak
 	@$(PY) -m tests.run_log.crash_driver --rounds 5000 --seconds $(SECONDS_GIVEN)
 	@$(PY) -m tests.run_log.contention_driver --rounds 200
+	@$(PY) -m tests.run_log.waiting_driver --rounds 500 --seconds $(SECONDS_GIVEN)
+	@$(PY) -m tests.run_log.decision_driver --runs 200 --replays 50
 	@$(PY) -m tests.run_log.damage_driver
 	@$(PY) -m tests.model.soak --seconds $(SECONDS_GIVEN)
+
+soak-distributed: $(VENV)/.stamp-test ## 5,000 runs on each engine, and how long they stand still after a kill
+	@for engine in store dbos temporal; do \
+		$(PY) -m tests.durable.kill_driver --engine $$engine --runs 5000 --every 3 --seconds 3600 || exit 1; \
+	done
+	@$(PY) -m tests.durable.kill_driver --runs 1000 --stop-postgres --every 5
+	@$(PY) -m tests.durable.kill_driver --runs 1000 --drain
 
 mutants: $(VENV)/.stamp-test ## break promises on purpose: the tests must notice; ONLY=name for one
 	@$(PY) -m tests.model.mutants $(if $(ONLY),--only "$(ONLY)")
