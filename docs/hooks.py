@@ -23,11 +23,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Hide the `no-run` mark of code blocks, which is meant for tests/test_readme.py.
+    """Hide the `no-run` marks of code blocks, which are meant for tests/test_readme.py.
 
     Links to the examples lead to their page.
     """
-    markdown = re.sub(r"^( *```python) no-run$", r"\1", markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^( *```python) no-run[^\n]*$", r"\1", markdown, flags=re.MULTILINE)
     markdown = re.sub(
         r"\]\(((?:\.\./)*)\.\./examples/(\w+)\.py\)", r"](\1examples.md#\2)", markdown
     )

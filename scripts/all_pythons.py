@@ -27,7 +27,7 @@ OLDEST = (3, 11)
 
 # --- what is run --------------------------------------------------------------------------------
 
-_NEED_EXTRAS = ("test_prices.py",)
+_NEED_EXTRAS = ("test_browser.py", "test_prices.py")
 CORE = (
     *(
         f"tests/{path.name}"
@@ -59,6 +59,7 @@ LOOP = (
     "tests/test_budget.py",
     "tests/test_cancellation.py",
     "tests/test_event_loops.py::TestInForce",
+    "tests/run_log/test_suspending.py",
     "tests/test_rate_limit.py",
     "tests/test_running.py",
     "tests/test_sub_agents.py",
@@ -80,6 +81,7 @@ FAST_CORE = (
     "tests/test_events.py",
     "tests/test_public_api.py",
     "tests/test_running.py",
+    "tests/run_log/test_suspending.py",
     "tests/tools/test_schema.py",
     "tests/test_sub_agents.py",
     "tests/testing/test_script.py",
@@ -95,6 +97,7 @@ FAST_LOOP = (
     "tests/model/test_random.py",
     *SWEEPS,
     "tests/plugins/test_channel_steering.py",
+    "tests/run_log/test_suspending.py",
     "tests/test_budget.py",
     "tests/test_cancellation.py",
     "tests/test_event_loops.py::TestInForce",
@@ -111,6 +114,8 @@ BEYOND_CORE = (
     "tests/replay/test_replay.py::test_the_runs_of_the_examples_are_replayed[web_sse]",
     "tests/test_examples.py::test_an_example_runs_and_prints_what_it_promises[web_sse.py]",
     "tests/test_examples.py::test_importing_an_example_does_nothing[web_sse.py]",
+    "tests/test_examples.py::test_an_example_runs_and_prints_what_it_promises[approval_web.py]",
+    "tests/test_examples.py::test_importing_an_example_does_nothing[approval_web.py]",
     "tests/test_readme.py::test_code_runs[docs/guide/web.md]",
     "tests/test_examples.py::test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right",
     "tests/test_readme.py::test_code_runs[docs/guide/limits.md]",

@@ -11,9 +11,11 @@ import os
 __all__ = [
     "CONFUSING_BYTES",
     "DISK_STEPS",
+    "DISTRIBUTED_RUNS",
     "EXAMPLES",
     "FACTOR",
     "FELLED_TREES",
+    "FELLED_WAITS",
     "GATEWAY_DELTAS",
     "GATEWAY_ROUNDS",
     "GATEWAY_STREAMS",
@@ -45,6 +47,10 @@ TALKATIVE_RUNS = _times(6)
 """Runs that many threads talk to at once, for each of four seeds."""
 KILLS = _times(60)
 """Processes that are killed at random moments, for each store (tests/run_log/test_crash.py)."""
+FELLED_WAITS = _times(40)
+"""Trees of runs that wait and are killed until they have ended (tests/run_log/test_crash.py)."""
+DISTRIBUTED_RUNS = _times(30)
+"""Runs whose workers are killed, for each engine (tests/durable/test_kills.py)."""
 DISK_STEPS = _times(9)
 """Sizes of a disk at which it is full, for each store."""
 INTERVENTIONS = _times(150)

@@ -146,7 +146,13 @@ def test_a_mock_provider_that_is_missing_fails_continuous_integration(tmp_path: 
     assert make(AIMOCK, "aimock", tmp_path, ci="true").returncode != 0
 
 
-CONTINUOUS_INTEGRATION = ("check", "bench-smoke", "test", "test-all-pythons FAST=1")
+CONTINUOUS_INTEGRATION = (
+    "check",
+    "bench-smoke",
+    "test",
+    "test-distributed",
+    "test-all-pythons FAST=1",
+)
 
 
 @pytest.mark.parametrize("failing", ["nothing", *CONTINUOUS_INTEGRATION])

@@ -103,6 +103,18 @@ ada: Never mind. Guess!
 It is large, Ada.
 (6 messages of Ada's conversation were sent)
 """,
+    "approval_web.py": """\
+ada: 202
+(the server is restarted)
+approval_gate asks support: refund {'order': 7, 'amount': 120}
+bob: 422
+bob: 200 {"open":1}
+eve: 409 bob was faster: give arguments
+bob: 200 {"open":0}
+Should Ada also get a voucher? ['10 €', 'none']
+ada: 200 {"open":0}
+All done: refunded 60 € for order 7; The call was not run: it was refused: Call her instead.; 10 €.
+""",
     "conversation.py": """\
 Hello Ada.
 (no route to host; 3 messages are safe)
@@ -127,6 +139,7 @@ def play(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "utf8", "-W", "error", str(FOLDER / name)],
         cwd=folder,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         timeout=60,

@@ -40,6 +40,7 @@ SDIST = [
     "docs/*.svg",
     "docs/hooks.py",
     "examples/*.py",
+    "examples/compose/*",
     "examples/data/*.txt",
     "scripts/*.py",
     "tests/*.gz",
@@ -144,9 +145,13 @@ ALONE = """
 import importlib, pkgutil, sys
 sys.path.insert(0, sys.argv[1])
 import clark_agent
+OF_EXTRAS = (
+    "clark_agent.cli.", "clark_agent.durable.temporal", "clark_agent.run_log._postgres.",
+    "clark_agent.toolkit._http",
+)
 assert clark_agent.__file__.startswith(sys.argv[1]), clark_agent.__file__
 for module in pkgutil.walk_packages(clark_agent.__path__, "clark_agent."):
-    if not module.name.startswith(("clark_agent.cli.", "clark_agent.toolkit._http")):
+    if not module.name.startswith(OF_EXTRAS):
         importlib.import_module(module.name)
 from clark_agent.cli import main
 main()

@@ -5,11 +5,16 @@ import pkgutil
 import re
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import clark_agent
+from clark_agent import run_log, waiting
+from clark_agent.durable import dbos
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -77,6 +82,7 @@ PUBLIC_NAMES = [
     "StreamEvent",
     "StreamFn",
     "StreamRequest",
+    "Suspend",
     "SystemMessage",
     "TextContent",
     "ThinkingContent",
@@ -92,6 +98,7 @@ PUBLIC_NAMES = [
     "ToolResultBudget",
     "ToolResultMessage",
     "ToolSchema",
+    "ToolSuspended",
     "TransformContext",
     "TransportError",
     "TypedTool",
@@ -113,21 +120,147 @@ PUBLIC_NAMES = [
     "tool",
 ]
 
+RUN_LOG_NAMES = [
+    "Allow",
+    "AlreadyDecided",
+    "DecisionNotApplicable",
+    "Deny",
+    "Difference",
+    "Durability",
+    "FoldedRun",
+    "FollowedEvent",
+    "GiveArguments",
+    "GiveResult",
+    "JsonlStore",
+    "LoadedRun",
+    "LogDamaged",
+    "LogProblem",
+    "LogReader",
+    "Mail",
+    "MemoryStore",
+    "OnFailure",
+    "RequestExpired",
+    "RequestNotFound",
+    "RunAppender",
+    "RunBusy",
+    "RunExists",
+    "RunLetGo",
+    "RunLog",
+    "RunLogError",
+    "RunNotFound",
+    "RunStore",
+    "RunStoreError",
+    "RunSummary",
+    "RunTail",
+    "RunTakenOver",
+    "RunUsage",
+    "SqliteStore",
+    "WaitingRequest",
+    "advance",
+    "cancel",
+    "decide",
+    "deliver",
+    "diff",
+    "fold",
+    "follow",
+    "follow_up",
+    "fork",
+    "ready_runs",
+    "recorded_end",
+    "resume",
+    "sse",
+    "steer",
+    "usage_tree",
+    "waiting_for",
+]
 
-def test_all_is_pinned() -> None:
-    assert sorted(clark_agent.__all__) == PUBLIC_NAMES
+WAITING_NAMES = [
+    "Allow",
+    "AnyDecision",
+    "Decision",
+    "Delivered",
+    "Deny",
+    "Elapsed",
+    "Expired",
+    "GiveArguments",
+    "GiveResult",
+    "Suspend",
+    "Verdict",
+    "WaitingRequest",
+    "request_id_of",
+    "run_of_request",
+]
+
+DBOS_NAMES = [
+    "QueuedRun",
+    "RunQueue",
+    "Worker",
+    "attach",
+    "connect",
+    "dbos_config",
+    "install",
+]
+
+TEMPORAL_NAMES = [
+    "ClarkPlugin",
+    "ClarkRun",
+    "RemoteAgentTool",
+    "RunHandle",
+    "handle",
+    "remote_agent_tool",
+    "start",
+]
+
+PINNED = [
+    (clark_agent, PUBLIC_NAMES),
+    (run_log, RUN_LOG_NAMES),
+    (waiting, WAITING_NAMES),
+    (dbos, DBOS_NAMES),
+    # Its classes are those of the package, which the tests of the core alone do not have.
+    *(
+        [(import_module("clark_agent.durable.temporal"), TEMPORAL_NAMES)]
+        if find_spec("temporalio")
+        else []
+    ),
+]
 
 
-def test_all_has_no_duplicates() -> None:
-    assert len(clark_agent.__all__) == len(set(clark_agent.__all__))
+@pytest.mark.parametrize(
+    ("module", "names"), PINNED, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_all_is_pinned(module: ModuleType, names: list[str]) -> None:
+    assert sorted(module.__all__) == names
 
 
-@pytest.mark.parametrize("name", clark_agent.__all__)
-def test_public_name_exists_and_is_documented(name: str) -> None:
-    value = getattr(clark_agent, name)
+@pytest.mark.parametrize(
+    "module", [module for module, _ in PINNED], ids=lambda module: module.__name__
+)
+def test_all_has_no_duplicates(module: ModuleType) -> None:
+    assert len(module.__all__) == len(set(module.__all__))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(module, name) for module, names in PINNED for name in names],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_public_name_exists_and_is_documented(module: ModuleType, name: str) -> None:
+    value = getattr(module, name)
     if inspect.isclass(value) or inspect.isfunction(value):
         # Not inspect.getdoc: an inherited docstring describes something else.
         assert value.__doc__, f"{name} has no docstring"
+
+
+def test_what_the_run_log_offers_is_in_the_reference() -> None:
+    """Every name of the package is a member of a module that has its place on a page."""
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    shown = {name for page in pages for name in re.findall(r"::: ([\w.]+)", page.read_text())}
+    missing = [
+        name
+        for name in RUN_LOG_NAMES
+        if getattr(getattr(run_log, name), "__module__", None) not in shown
+    ]
+    assert missing == []
 
 
 def test_every_module_is_in_the_reference() -> None:

@@ -40,6 +40,10 @@ class Child:
         self._listener.start()
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         return self._process.poll() is None
 
