@@ -404,13 +404,22 @@ def _open(appender: RunAppender) -> RunAppender:
 
 
 @contextmanager
-def _cutting(url: str) -> Iterator[list[int]]:
-    """Cut all connections again and again, wherever they are in their work."""
+def _cutting(url: str, progress: Callable[[], int]) -> Iterator[list[int]]:
+    """Cut all connections again and again, wherever they are in their work.
+
+    Waits for some progress between two cuts, but not long. Otherwise a slow machine could never
+    open a connection.
+    """
     cuts, is_over = [0], threading.Event()
 
     def cut() -> None:
+        seen = progress()
         with psycopg.connect(url, autocommit=True, application_name="scissors") as connection:
             while not is_over.wait(0.02):
+                for _ in range(50):
+                    if progress() != seen or is_over.wait(0.02):
+                        break
+                seen = progress()
                 cut = connection.execute(
                     "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
                     " WHERE application_name = 'clark-agent'"
@@ -444,7 +453,7 @@ async def test_commits_survive_connections_that_are_cut_anywhere(
         agent = Agent(ScriptedStream([*[call("step")] * 12, "Done."]), tools=[step])
         return await advance(store, f"r{number}", agent, "Go.")
 
-    with _cutting(postgres_url) as cuts:
+    with _cutting(postgres_url, lambda: len(begun)) as cuts:
         results = await asyncio.gather(*[one(number) for number in range(8)])
     assert cuts[0] > 5
     assert {result.outcome for result in results} == {LoopOutcome.DONE}

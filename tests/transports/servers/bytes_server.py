@@ -150,7 +150,8 @@ class ByteServer:
         leaving = asyncio.create_task(gone.wait())
         try:
             await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if not writing.done():
+            # The writer may notice that the client left before the event is set.
+            if not writing.done() or isinstance(writing.exception(), ConnectionError):
                 self.abandoned += 1
                 await self._tell()
                 return False
@@ -199,24 +200,27 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
 
 
 async def _write(answer: Answer, writer: asyncio.StreamWriter) -> bool:
-    """Write an answer; whether the connection is good for another."""
+    """Write an answer; whether the connection is good for another.
+
+    Raises `ConnectionError` if the client leaves before the last piece of the body.
+    """
     chunked = "content-length" not in {name.lower() for name in answer.headers}
-    with suppress(ConnectionError):  # the client left, and its connection says so too
-        if answer.status is not None:
-            writer.write(_head(answer, chunked=chunked))
-        for piece in _pieces(answer):
-            if isinstance(piece, bytes):
-                writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
-                await writer.drain()
-            else:
-                await asyncio.sleep(piece)
-        if answer.hold:
-            await asyncio.Event().wait()
-        if answer.reset:
-            _reset(writer)
-            return False
-        if answer.status is None or answer.cut_after is not None:
-            return False
+    if answer.status is not None:
+        writer.write(_head(answer, chunked=chunked))
+    for piece in _pieces(answer):
+        if isinstance(piece, bytes):
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            await writer.drain()
+        else:
+            await asyncio.sleep(piece)
+    if answer.hold:
+        await asyncio.Event().wait()
+    if answer.reset:
+        _reset(writer)
+        return False
+    if answer.status is None or answer.cut_after is not None:
+        return False
+    with suppress(ConnectionError):  # a client may leave when it has the whole body
         if chunked:
             writer.write(b"0\r\n\r\n")
         await writer.drain()
