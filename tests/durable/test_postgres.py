@@ -11,8 +11,10 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
+from msgspec.structs import replace
 
 from clark_agent import (
     Agent,
@@ -57,9 +59,10 @@ from clark_agent.run_log import (
     steer,
     waiting_for,
 )
+from clark_agent.run_log._postgres.writing import Appender, GroupWriter
 from clark_agent.run_log.follow import FollowedEvent
 from clark_agent.run_log.postgres import PostgresStore
-from clark_agent.run_log.records import RunFailed, ToolEnded
+from clark_agent.run_log.records import RunBegan, RunFailed, ToolEnded
 from clark_agent.run_log.store import RunAppender
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.testing import ScriptedStream, call
@@ -350,6 +353,43 @@ async def test_a_takeover_takes_the_runs_below_as_well(open_store: Open) -> None
     assert len(begun) == 1
     assert len(await asyncio.to_thread(lambda: there.runs(parent_run_id="r"))) == 1
     other.close()
+
+
+async def test_a_takeover_takes_child_runs_that_have_no_record_yet(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process freezes after it has claimed the child, before it writes the first record."""
+    clock = Time()
+    here, there = open_store(lease=10, clock=clock), open_store(lease=10, clock=clock)
+    above = here.create("r")
+    await asyncio.to_thread(append, above, some_records("r", 1))
+    frozen, thawed = threading.Event(), threading.Event()
+    write = GroupWriter._written
+
+    def written(self: GroupWriter, group: Sequence[Appender]) -> Iterator[Any]:
+        if any(appender.run_id == "child" for appender in group):
+            frozen.set()
+            thawed.wait()
+        return write(self, group)
+
+    monkeypatch.setattr(GroupWriter, "_written", written)
+    child = here.create("child")
+    below = RunIdentity.child_of(RunIdentity.root("r"), "child")
+    (began,) = some_records("child", 1)
+    assert isinstance(began.entry, RunBegan)
+    record = replace(began, entry=replace(began.entry, identity=below))
+    child.append(record, msgspec.json.encode(record))
+    begins = child.barrier()
+    await asyncio.to_thread(frozen.wait)
+    clock.ms += 60_000
+    taken = there.reopen("r", after=0)
+    await taken.barrier()
+    thawed.set()
+    with pytest.raises(RunTakenOver):
+        await begins
+    assert await asyncio.to_thread(lambda: there.runs(parent_run_id="r")) == []
+    for appender in (taken, child, above):
+        appender.close()
 
 
 async def test_a_process_that_is_told_of_a_takeover_stops_its_tools(open_store: Open) -> None:

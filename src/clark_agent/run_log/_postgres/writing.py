@@ -73,10 +73,10 @@ _PARENT = """
 run over; one that does so later finds the child.
 """
 _CREATE = f"""
-    INSERT INTO {{s}}.runs AS r (run_id, owner, claim, epoch)
-    SELECT %(run_id)s, %(worker)s, %(claim)s, 1 {{}}
-    ON CONFLICT (run_id) DO UPDATE
-        SET owner = excluded.owner, claim = excluded.claim, epoch = r.epoch + 1
+    INSERT INTO {{s}}.runs AS r (run_id, parent_run_id, owner, claim, epoch)
+    SELECT %(run_id)s, %(above)s, %(worker)s, %(claim)s, 1 {{}}
+    ON CONFLICT (run_id) DO UPDATE SET parent_run_id = excluded.parent_run_id,
+        owner = excluded.owner, claim = excluded.claim, epoch = r.epoch + 1
         WHERE r.last_seq < 0 AND (r.claim = excluded.claim OR NOT {ALIVE})
     RETURNING n, FALSE, NULL, NULL
 """
@@ -88,16 +88,19 @@ _REOPEN = f"""
         SELECT FROM {{s}}.requests q WHERE q.n = r.n AND q.decided_at IS NULL
     ), old.owner, r.parent_run_id
 """
-_FENCE = """
+_FENCE = f"""
     WITH RECURSIVE below AS (
-        SELECT n, run_id FROM {s}.runs WHERE parent_run_id = %(run_id)s
+        SELECT n, run_id FROM {{s}}.runs WHERE parent_run_id = %(run_id)s
         UNION
-        SELECT runs.n, runs.run_id FROM below JOIN {s}.runs ON runs.parent_run_id = below.run_id
+        SELECT runs.n, runs.run_id FROM below JOIN {{s}}.runs ON runs.parent_run_id = below.run_id
     )
-    UPDATE {s}.runs SET owner = NULL, claim = NULL, epoch = epoch + 1
-    WHERE n IN (SELECT n FROM below) AND owner = %(dead)s
+    UPDATE {{s}}.runs AS r SET owner = NULL, claim = NULL, epoch = epoch + 1
+    WHERE n IN (SELECT n FROM below) AND owner IS NOT NULL AND owner <> %(worker)s
+        AND (owner = %(owner)s OR NOT {ALIVE})
 """
-"""Takes the runs below a run away from the process that had it."""
+"""Takes the runs below a run away from the process that had it, and from those that had it before
+and died. Includes runs that are claimed and have no record yet.
+"""
 _LAST = "SELECT last_seq FROM {s}.runs WHERE run_id = %s AND last_seq >= 0"
 _WRITE = """
     WITH v AS (
@@ -247,6 +250,7 @@ class GroupWriter:
         self._keeper.register(self._claiming)
         values: dict[str, Any] = {
             "run_id": run_id,
+            "above": None if appender.parent is None else to_column(well_formed(appender.parent)),
             "worker": self._keeper.worker,
             "claim": appender.claim,
             "after": after,
@@ -259,8 +263,8 @@ class GroupWriter:
             statement = self._create_below
         row = self._claiming.execute(statement.encode(), values).fetchone()
         if row is not None:
-            if row[2] is not None and row[2] != self._keeper.worker:
-                self._claiming.execute(self._fence.encode(), {"run_id": run_id, "dead": row[2]})
+            if row[2] is not None:  # this worker, if the answer to an earlier attempt was lost
+                self._claiming.execute(self._fence.encode(), {**values, "owner": row[2]})
             if row[3] is not None:
                 try:
                     above = self._keeper.owner_of(from_column(row[3]))
