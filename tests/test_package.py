@@ -146,8 +146,8 @@ import importlib, pkgutil, sys
 sys.path.insert(0, sys.argv[1])
 import clark_agent
 OF_EXTRAS = (
-    "clark_agent.cli.", "clark_agent.durable.temporal", "clark_agent.run_log._postgres.",
-    "clark_agent.toolkit._http",
+    "clark_agent.cli.", "clark_agent.durable.temporal", "clark_agent.durable._temporal",
+    "clark_agent.run_log._postgres.", "clark_agent.toolkit._http",
 )
 assert clark_agent.__file__.startswith(sys.argv[1]), clark_agent.__file__
 for module in pkgutil.walk_packages(clark_agent.__path__, "clark_agent."):

@@ -1,0 +1,1 @@
+"""The inside of `clark_agent.durable.temporal`."""
