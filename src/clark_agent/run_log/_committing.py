@@ -16,11 +16,12 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread, current_thread
+from queue import SimpleQueue
+from threading import Lock
 from typing import Protocol, TypeAlias
 
 from clark_agent.run_log._database import Connections
+from clark_agent.run_log._queue_thread import QueueThread, distinct_items
 
 __all__ = ["Committer", "Outcome", "Waiter", "Writer", "running_loop", "settle"]
 
@@ -99,8 +100,7 @@ class Committer:
 
     def _start_over(self) -> None:
         self._lock = Lock()
-        self._queue: SimpleQueue[Writer | _Order] | None = None
-        self._thread: Thread | None = None
+        self._thread = QueueThread[Writer | _Order](self._work, last=_Order.STOP)
         self._due: dict[asyncio.AbstractEventLoop, list[Writer]] = {}
         """The writers to commit at the end of this iteration, by event loop."""
         self._commits = 0
@@ -168,35 +168,23 @@ class Committer:
 
     def wake(self, writer: Writer | _Order) -> None:
         """Have the thread commit the records of a writer, or execute an order."""
-        with self._lock:
-            if self._queue is None:
-                self._queue = SimpleQueue()
-                self._thread = Thread(
-                    target=self._work, args=(self._queue,), name="clark-agent-log", daemon=True
-                )
-                self._thread.start()
-            self._queue.put(writer)
+        self._thread.put(writer)
 
     def stop(self) -> None:
         """Commit everything, and end the thread. The next writer starts another."""
-        with self._lock:
-            queue, thread = self._queue, self._thread
-            self._queue = self._thread = None
-        if queue is not None and thread is not None:
-            queue.put(_Order.STOP)
-            if thread is not current_thread():  # it may drop the last reference to the store
-                thread.join()
+        self._thread.stop()
 
     def _work(self, queue: SimpleQueue[Writer | _Order]) -> None:
         orders: set[_Order] = set()
         while _Order.STOP not in orders:
-            writers, orders = _waiting(queue)
-            self._commit(writers)
-            del writers  # a waiting thread must not keep a store alive
+            found = distinct_items(queue)
+            orders = {order for order in found if isinstance(order, _Order)}
+            self._commit([writer for writer in found if not isinstance(writer, _Order)])
+            del found  # a waiting thread must not keep a store alive
             with suppress(Exception):  # writers get such errors from their commits
                 if _Order.CHECKPOINT in orders:
                     self._connections.checkpoint()
-                if self._queue is queue:  # otherwise it was stopped, perhaps by the line above
+                if self._thread.uses(queue):  # otherwise it was stopped, perhaps by the line above
                     self._connections.open_hasty()
 
     def _commit(self, writers: Sequence[Writer]) -> None:
@@ -251,16 +239,6 @@ def _committed(connection: sqlite3.Connection, writers: Sequence[Writer]) -> lis
             return None
         raise
     return [writer.end(None) for writer in writers]
-
-
-def _waiting(queue: SimpleQueue[Writer | _Order]) -> tuple[list[Writer], set[_Order]]:
-    """Return all distinct items of the queue. Waits for the first."""
-    found: dict[Writer | _Order, None] = {queue.get(): None}
-    with suppress(Empty):
-        while True:
-            found[queue.get_nowait()] = None
-    orders = {order for order in found if isinstance(order, _Order)}
-    return [writer for writer in found if not isinstance(writer, _Order)], orders
 
 
 def settle(outcomes: Iterable[Outcome]) -> None:

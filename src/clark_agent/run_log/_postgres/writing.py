@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread, current_thread
+from queue import SimpleQueue
 from typing import Any, TypeVar, get_args
 from uuid import UUID, uuid4
 
@@ -37,6 +36,7 @@ from clark_agent.run_log._postgres.connecting import (
 )
 from clark_agent.run_log._postgres.keeping import ALIVE, RELEASE, Keeper
 from clark_agent.run_log._postgres.schema import qualified
+from clark_agent.run_log._queue_thread import QueueThread, distinct_items
 from clark_agent.run_log.reader import outcome_of
 from clark_agent.run_log.records import (
     CallSuspended,
@@ -155,9 +155,7 @@ class GroupWriter:
         self._patience = patience
         self._in_groups = in_groups
         self.on_wake: OnWake | None = None
-        self._lock = Lock()
-        self._queue: SimpleQueue[Appender | None] | None = None
-        self._thread: Thread | None = None
+        self._thread = QueueThread[Appender | None](self._work, last=None)
         self._connection: psycopg.Connection | None = None
         self._claiming: psycopg.Connection | None = None
         """A connection whose commits do not wait for the disk: a claim is on disk before anything
@@ -174,32 +172,20 @@ class GroupWriter:
         self._is_written, self._ask = qualified(_IS_WRITTEN, schema), qualified(_ASK, schema)
         self._decide, self._forget = qualified(_DECIDE, schema), qualified(_FORGET, schema)
 
-    def wake(self, appender: Appender | None) -> None:
-        """Have the thread write what an appender has; None ends the thread."""
-        with self._lock:
-            if self._queue is None:
-                self._queue = SimpleQueue()
-                self._thread = Thread(
-                    target=self._work, args=(self._queue,), name="clark-agent-log", daemon=True
-                )
-                self._thread.start()
-            self._queue.put(appender)
+    def wake(self, appender: Appender) -> None:
+        """Have the thread write what an appender has."""
+        self._thread.put(appender)
 
     def stop(self) -> None:
         """Write everything, and end the thread. The next appender starts another."""
-        with self._lock:
-            queue, thread = self._queue, self._thread
-            self._queue = self._thread = None
-        if queue is not None and thread is not None:
-            queue.put(None)
-            if thread is not current_thread():
-                thread.join()
+        self._thread.stop()
 
     def _work(self, queue: SimpleQueue[Appender | None]) -> None:
         is_over = False
         while not is_over:
-            found, is_over = _waiting(queue)
-            self._commit(found)
+            found = distinct_items(queue, most=_MOST)
+            is_over = None in found
+            self._commit([appender for appender in found if appender is not None])
             del found  # a waiting thread must not keep a store alive
         for connection in (self._connection, self._claiming):
             if connection is not None:
@@ -647,14 +633,3 @@ def _fitting(number: int) -> int:
 
 def _told(error: Exception, run_id: str) -> Exception:
     return store_error(error, run_id) if isinstance(error, (psycopg.Error, OSError)) else error
-
-
-def _waiting(queue: SimpleQueue[Appender | None]) -> tuple[list[Appender], bool]:
-    """Return the distinct appenders in the queue, and whether the thread is to end. Waits for the
-    first.
-    """
-    found: dict[Appender | None, None] = {queue.get(): None}
-    with suppress(Empty):
-        while len(found) < _MOST:
-            found[queue.get_nowait()] = None
-    return [appender for appender in found if appender is not None], None in found
