@@ -17,12 +17,14 @@ from clark_agent import (
     AfterToolCallContext,
     AgentContext,
     AgentTool,
+    BeforeToolCallContext,
     CancellationToken,
     LoopConfig,
     LoopError,
     LoopOutcome,
     RunAborted,
     RunIdentity,
+    Suspend,
     ToolContext,
     ToolResult,
     ToolResultMessage,
@@ -36,11 +38,14 @@ from clark_agent.events import AgentEvent, ChildRunEvent, ToolExecutionStart
 from clark_agent.history import repair_history
 from clark_agent.replay import replay
 from clark_agent.run_log import (
+    Allow,
+    GiveArguments,
     JsonlStore,
     MemoryStore,
     RunAppender,
     RunLog,
     RunStore,
+    decide,
     fold,
     resume,
 )
@@ -56,6 +61,7 @@ from clark_agent.run_log.records import (
     ToolWithdrawn,
 )
 from clark_agent.testing import ScriptedStream, call, check_events
+from clark_agent.waiting import Decision
 from tests.run_log import stories, waiting_stories
 from tests.run_log.stories import FAILURES, STORIES, Deed, Story, after, carried, undated
 from tests.run_log.storing import child, line_from
@@ -567,6 +573,74 @@ async def test_a_call_that_was_recorded_and_did_not_begin_is_not_uncertain(calls
     report = await replay(store, "r", config([call("work")] * calls, "Done."))
     assert str(report.drift) == "None"
     assert fold(store.load("r")).messages == list(result.messages)
+
+
+class Asking:
+    """Holds every call back, until it is allowed."""
+
+    name = "asking"
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Suspend:
+        return Suspend({"may": ctx.tool_call.name})
+
+
+@pytest.mark.parametrize("decision", [Allow(), GiveArguments({"n": 5})], ids=["allow", "arguments"])
+async def test_a_decision_holds_if_the_call_did_not_begin(decision: Decision) -> None:
+    store, token, begun = HoldingStore(), CancellationToken(), list[int]()
+
+    @tool
+    async def work(n: int) -> str:
+        """Work."""
+        begun.append(n)
+        return f"worked {n}"
+
+    def config(*answers: Any) -> LoopConfig:
+        return LoopConfig(
+            stream=ScriptedStream(answers), tools=[work], run_log=RunLog(store), plugins=[Asking()]
+        )
+
+    store.when_started = lambda: token.cancel(LET_GO)
+    context = AgentContext(identity=RunIdentity.root("r"))
+    first = await run("Go.", context, config(call("work", n=1)))
+    await decide(store, "r", first.waiting[0].request_id, decision)
+    with pytest.raises(RunLetGo):
+        await resume(store, "r", config(), token)
+    assert begun == []
+    store.when_started = lambda: None
+    result = await resume(store, "r", config("Done."))
+    assert (result.outcome, begun) == (LoopOutcome.DONE, [5 if decision != Allow() else 1])
+    report = await replay(store, "r", config(call("work", n=1), "Done."))
+    assert str(report.drift) == "None"
+    assert fold(store.load("r")).messages == list(result.messages)
+
+
+@pytest.mark.parametrize("decision", [Allow(), GiveArguments({"n": 5})], ids=["allow", "arguments"])
+async def test_a_decision_holds_if_the_call_runs_again_after_a_crash(decision: Decision) -> None:
+    whole, begun = MemoryStore(), list[int]()
+
+    @tool(idempotent=True)
+    async def work(n: int) -> str:
+        """Work."""
+        begun.append(n)
+        return f"worked {n}"
+
+    def config(store: MemoryStore, *answers: Any) -> LoopConfig:
+        return LoopConfig(
+            stream=ScriptedStream(answers), tools=[work], run_log=RunLog(store), plugins=[Asking()]
+        )
+
+    context = AgentContext(identity=RunIdentity.root("r"))
+    first = await run("Go.", context, config(whole, call("work", n=1)))
+    await decide(whole, "r", first.waiting[0].request_id, decision)
+    await resume(whole, "r", config(whole, "Done."))
+    records = whole.load("r").records
+    (started,) = [n for n, r in enumerate(records) if isinstance(r.entry, ToolStarted)]
+    cut = MemoryStore()
+    stories.fill(cut, "r", records[: started + 1])
+    result = await resume(cut, "r", config(cut, "Done."))
+    assert (result.outcome, begun) == (LoopOutcome.DONE, [5 if decision != Allow() else 1] * 2)
+    report = await replay(cut, "r", config(cut, call("work", n=1), "Done."))
+    assert str(report.drift) == "None"
 
 
 class HoldingStore(MemoryStore):

@@ -224,6 +224,8 @@ class Batch:
                     continue_agent(call, tool, arguments)
                 elif tool is None or not (tool.idempotent or ask):
                     call.answer(results.uncertain())
+                elif tool.idempotent:  # it runs again, and what was decided about it still holds
+                    call.earlier = earlier.acted_on.get(position)
         for position, wait in earlier.waits.items():
             call = self._calls[position]
             if wait.asked:

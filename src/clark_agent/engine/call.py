@@ -177,7 +177,7 @@ class Call(Struct, eq=False):
         if self.state is not CallState.INTERRUPTED:
             self.answer(results.held_back(why))
         else:  # an agent that waited was not cut off
-            self.answer(results.uncertain() if self.earlier is None else results.stopped(why))
+            self.answer(results.stopped(why) if self.was_checked else results.uncertain())
         self.stopped = why
 
     def suspend(self, wait: Wait, result: ToolResult) -> None:
@@ -572,7 +572,7 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
         if call.state is not CallState.INTERRUPTED:
             call.answer(results.aborted())
         else:  # an agent that waited was not cut off
-            call.answer(results.uncertain() if call.earlier is None else results.withdrawn())
+            call.answer(results.withdrawn() if call.was_checked else results.uncertain())
     elif run.hooks.after_tool_call and call.by_runtime is None and call.state not in _SEEN:
         call.answer(results.unchecked())
     result = call.result

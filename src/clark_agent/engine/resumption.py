@@ -107,6 +107,8 @@ class AfterAnswer(Struct, frozen=True):
     """The arguments that calls ran with, where they differ from the model's."""
     waits: Mapping[int, EarlierWait] = {}
     """The calls that are suspended, by position."""
+    acted_on: Mapping[int, EarlierWait] = {}
+    """What calls had waited for that have started since, by position."""
 
 
 class AfterBatch(Struct, frozen=True):
@@ -116,6 +118,7 @@ class AfterBatch(Struct, frozen=True):
     calls: EarlierResults
     arguments: Mapping[int, Any] = {}
     waits: Mapping[int, EarlierWait] = {}
+    acted_on: Mapping[int, EarlierWait] = {}
 
 
 class FinalAnswer(Struct, frozen=True):

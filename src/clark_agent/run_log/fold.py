@@ -102,6 +102,8 @@ class FoldedRun(Struct):
     """The message that cancels the run, until its end is recorded."""
     waits: dict[int, EarlierWait] = {}
     """The calls that wait, or whose request was decided and not acted on yet, by position."""
+    acted_on: dict[int, EarlierWait] = {}
+    """What calls had waited for that have started since, and have no result, by position."""
     placeholders: int = 0
     """How many results at the end of the transcript are those of a batch that waits."""
     ending: RunEnded | RunFailed | RunSuspended | None = None
@@ -200,15 +202,20 @@ def _take(run: FoldedRun, record: Record) -> None:
         case Answered() as answered:
             _answered(run, answered)
         case ToolStarted() as started:
-            run.waits.pop(started.position, None)
+            if (wait := run.waits.pop(started.position, None)) is not None:
+                run.acted_on[started.position] = wait
             run.calls[started.position] = None
             if started.arguments is not None:
                 run.arguments[started.position] = started.arguments
         case ToolWithdrawn(position=position):
             run.calls.pop(position, None)
-            run.arguments.pop(position, None)
+            if (wait := run.acted_on.pop(position, None)) is not None:
+                run.waits[position] = wait  # what was decided still holds
+            else:
+                run.arguments.pop(position, None)
         case ToolEnded() as ended:
             run.waits.pop(ended.position, None)
+            run.acted_on.pop(ended.position, None)
             run.calls[ended.position] = ended.result
             if ended.tool_name is not None:
                 run.names[ended.position] = ended.tool_name
@@ -275,7 +282,8 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
     if answered.discarded is None:
         run.turns = run.asked
         run.answer, run.ended, run.was_delivered = answered.message, None, False
-        run.calls, run.names, run.arguments, run.waits = {}, {}, {}, {}
+        run.calls, run.names, run.arguments = {}, {}, {}
+        run.waits, run.acted_on = {}, {}
         run.transcript.append(answered.message)
         run.messages.append(answered.message)
 
@@ -283,6 +291,7 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
 def _call_suspended(run: FoldedRun, suspended: CallSuspended) -> None:
     position = suspended.position
     run.calls.pop(position, None)  # it may have started, and then it waits for its result
+    run.acted_on.pop(position, None)
     if suspended.tool_name is not None:
         run.names[position] = suspended.tool_name
     asked: tuple[AskedEarlier, ...] = ()
@@ -331,7 +340,7 @@ def _placeholder(run_id: str, wait: EarlierWait) -> ToolResult:
 def _batch_ended(run: FoldedRun, batch: BatchEnded) -> None:
     results = _results(run, batch.time, batch.positions, run.calls)
     answer, run.answer = run.answer, None
-    run.waits = {}
+    run.waits, run.acted_on = {}, {}
     _append(run, results)
     run.ended = answer
 

@@ -260,7 +260,12 @@ def _where(folded: FoldedRun) -> Where:
     offered = frozenset(folded.offered)
     everything = offered.issuperset([*folded.began.tools, *folded.sourced])
     return AfterAnswer(
-        answer, None if everything else offered, folded.calls, folded.arguments, folded.waits
+        answer,
+        None if everything else offered,
+        folded.calls,
+        folded.arguments,
+        folded.waits,
+        folded.acted_on,
     )
 
 
