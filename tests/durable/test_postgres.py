@@ -24,6 +24,7 @@ from clark_agent import (
     ConfigError,
     LoopConfig,
     LoopOutcome,
+    RunAborted,
     RunIdentity,
     RunResult,
     Suspend,
@@ -45,6 +46,7 @@ from clark_agent.errors import (
     RunTakenOver,
 )
 from clark_agent.events import AgentEnd, MessageUpdate
+from clark_agent.replay import replay
 from clark_agent.run_log import (
     Allow,
     RunLog,
@@ -438,6 +440,38 @@ def _open(appender: RunAppender) -> RunAppender:
 
     asyncio.run(wait())
     return appender
+
+
+async def test_what_is_in_the_mailbox_counts_before_a_resumed_run_goes_on(open_store: Open) -> None:
+    store = open_store()
+
+    @tool
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    def agent() -> Agent[str, Any]:
+        return Agent(ScriptedStream([call("pay"), "Done."]), tools=[pay], plugins=[Gate()])
+
+    for number in range(5):
+        run_id = f"cancelled {number}"
+        waits = await advance(store, run_id, agent(), "Go.")
+        if number % 2:
+            await decide(store, run_id, waits.waiting[0].request_id, Allow())
+        await asyncio.to_thread(cancel, store, run_id, "enough")
+        with pytest.raises(RunAborted, match="enough") as aborted:
+            await advance(store, run_id, agent(), "Go.")
+        assert [m.role for m in aborted.value.messages] == ["user", "assistant", "tool_result"]
+        loaded = await asyncio.to_thread(store.load, run_id)
+        assert fold(loaded).messages == list(aborted.value.messages)
+        assert str((await replay(store, run_id, agent().config)).drift) == "None"
+
+        run_id = f"steered {number}"
+        waits = await advance(store, run_id, agent(), "Go.")
+        await asyncio.to_thread(steer, store, run_id, "Quickly.")
+        await decide(store, run_id, waits.waiting[0].request_id, Allow())
+        result = await advance(store, run_id, agent(), "Go.")
+        assert "Quickly." in [m.plain_text for m in result.messages]
 
 
 # --- a database that goes away ----------------------------------------------------------------

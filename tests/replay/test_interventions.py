@@ -158,7 +158,7 @@ async def differs(acts: Acts, **more: Any) -> str | None:
     loaded = root_of(store)
     again = busy(Moments(), **more)
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             report = await replay(copy_of(store, loaded.run_id), loaded.run_id, again.config())
     except TimeoutError:
         return "it hangs"
@@ -266,7 +266,7 @@ async def killed_and_resumed(chance: Random) -> str | None:
     started = [r.entry for r in cut.load(loaded.run_id).records if isinstance(r.entry, ToolEnded)]
     assert len(started) == len({e.tool_call_id for e in started}), "a call has one result"
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             report = await replay(cut, loaded.run_id, busy(Moments(), **kind).config())
     except TimeoutError:
         return "it hangs"

@@ -96,6 +96,8 @@ _ACTIVE = ["ENQUEUED", "DELAYED", "PENDING"]
 _AT_ONCE = 100
 """How many runs are asked for with one statement."""
 _LONGEST_DELAY = 600.0
+_PATIENCE = 60.0
+"""How many seconds to wait for the first record of a run that a worker has taken."""
 """The maximum number of seconds until a run is tried again that could not be worked on."""
 
 
@@ -282,11 +284,17 @@ class RunQueue:
         `clark_agent.run_log.cancel`. Like `submit`, it is a plain function that writes to the
         database. Raises `RunNotFound`, and `InvalidContinuationError` for a run that has ended.
         """
-        try:
-            cancel(self._store, run_id, reason)
-        except RunNotFound:
-            if not self._abort(run_id, reason):
-                cancel(self._store, run_id, reason)  # it has begun just now, or does not exist
+        until = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                cancel(self._store, run_id, reason)
+                return
+            except RunNotFound:
+                if self._abort(run_id, reason):
+                    return
+                if self._tables.find(run_id) is None or time.monotonic() > until:
+                    raise
+            time.sleep(0.02)  # a worker has it, and has not written its first record yet
 
     def _abort(self, run_id: str, reason: str | None) -> bool:
         """End a run that has not begun. Return False if it has, or was not submitted."""

@@ -17,7 +17,7 @@ from clark_agent._text import describe
 from clark_agent.engine.batch import Batch
 from clark_agent.engine.brackets import NEW, TURN
 from clark_agent.engine.goal import Goal
-from clark_agent.engine.resumption import Resumption
+from clark_agent.engine.resumption import AfterAnswer, Resumption
 from clark_agent.engine.run import Run
 from clark_agent.errors import ConfigError, LoopError, RunAborted, RunLetGo, RunLogError
 from clark_agent.events import AgentEnd, AgentEvent, AgentStart, RunIdentified, TurnEnd, TurnStart
@@ -38,13 +38,14 @@ async def begin(
     inbox.watch()
     if resumption is None:
         journal.began(run, prompts)
+        run.transcript.add(prompts)
     else:
         inbox.restore(resumption.waiting)
-        # First: the run may be cancelled at once, and must know what it has spent.
+        # First: the run may be cancelled at once, and must know what it has spent and what is open.
         run.spending.restore(resumption.cost, resumption.costs_below, resumption.worked_ms)
         journal.resumed(run, resumption)
+        prompts = _reopen(run, resumption)
     inbox.note_waiting()
-    run.transcript.add(prompts)
     brackets.entered(prompts)
     await journal.barrier()
     await brackets.send(AgentStart())
@@ -54,6 +55,21 @@ async def begin(
     await brackets.announce(prompts)
     if resumption is not None:
         run.restore(resumption)
+
+
+def _reopen(run: Run, resumption: Resumption) -> Sequence[AgentMessage]:
+    """Restore the newest answer and its batch, if not all its calls have results. Return what to
+    announce.
+    """
+    run.turns = resumption.turns
+    where = resumption.where
+    if not isinstance(where, AfterAnswer):
+        return ()
+    if where.message.tool_calls:
+        run.batch = Batch.resumed(run, where)
+    run.brackets.answer = where.message
+    run.transcript.add_answer(where.message)  # the journal has it
+    return (where.message,)
 
 
 async def finish(run: Run, work: Awaitable[LoopOutcome]) -> RunResult:
@@ -211,6 +227,8 @@ class _Closing:
             if not brackets.has_begun or isinstance(error, RunLogError):
                 return None
             await self.emit(AgentStart())
+            if run.lineage.given is not None:
+                await self.emit(RunIdentified(run.lineage.given))
         cut_off: AssistantMessage | None = None
         if run.answer.is_open:
             cut_off = run.failed_answer(error)

@@ -224,11 +224,6 @@ async def _resume_at(run: Run, where: Where, fallback: PlainTextFallback) -> Nex
             run.output = outcome.output
             return _END if outcome.ends_run else _ASK
         case AfterAnswer(message, offered):  # not all its calls have results
-            if message.tool_calls:
-                run.batch = Batch.resumed(run, where)
-            run.brackets.answer = message
-            run.transcript.add_answer(message)  # the journal has it
-            await run.brackets.announce([message])
             gate_context = ToolGateContext(
                 run.turns - 1,
                 run.transcript.view(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -32,9 +32,10 @@ from clark_agent.errors import (
 )
 from clark_agent.events import EventSink
 from clark_agent.result import RunResult
-from clark_agent.run_log._reading import in_background
+from clark_agent.run_log._reading import in_background, mailbox_of
 from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.fork import RunUsage, usage_tree
+from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.recorded import recorded_end, suspended_result
 from clark_agent.run_log.records import (
     RunBegan,
@@ -147,7 +148,8 @@ async def resume_folded(
         if waiting and isinstance(folded.ending, RunSuspended):
             return suspended_result(folded, spent, config, waiting)
         _check_tools(folded, config)
-        context, resumption = continuation(folded, spent, run_log, appender)
+        mailbox = await mailbox_of(store, run_id)
+        context, resumption = continuation(folded, spent, run_log, appender, mailbox=mailbox)
         return await start((), context, config, signal, sink=sink, resumption=resumption, deps=deps)
     finally:
         appender.close()
@@ -211,6 +213,8 @@ def continuation(
     run_log: RunLog,
     appender: RunAppender | None = None,
     children: EarlierChildren | None = None,
+    *,
+    mailbox: Sequence[Mail] | Exception | None = None,
 ) -> tuple[AgentContext, Resumption]:
     """Return the context and the state to continue a run with. Its newest answer is announced
     again, so the context ends before it.
@@ -228,6 +232,7 @@ def continuation(
         appender,
         frozenset(folded.mails),
         folded.cancelled,
+        mailbox,
     )
     began = folded.began
     resumption = Resumption(
@@ -334,7 +339,8 @@ async def _resumption(
     try:
         await settle_requests(store, folded, appender, config.clock.now_ms())
         spent = await in_background(store, lambda: usage_tree(store, run_id))
-        return continuation(folded, spent, run_log, appender)
+        mailbox = await mailbox_of(store, run_id)
+        return continuation(folded, spent, run_log, appender, mailbox=mailbox)
     except BaseException:
         appender.close()
         raise

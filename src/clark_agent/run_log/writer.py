@@ -43,7 +43,7 @@ from clark_agent.messages.transcript import MessageView
 from clark_agent.messages.wire import encode_json, to_json_value
 from clark_agent.plugins.base import plugin_name
 from clark_agent.run_log._checksums import SEALED
-from clark_agent.run_log._reading import is_remote, may_have_mail
+from clark_agent.run_log._reading import caught, is_remote, may_have_mail
 from clark_agent.run_log.chunking import cut
 from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.records import (
@@ -197,14 +197,6 @@ def _is_taken(error: Exception | None) -> bool:
 _T = TypeVar("_T")
 
 
-def _caught(call: Callable[[], _T]) -> _T | Exception:
-    """Return what it returns, or raises."""
-    try:
-        return call()
-    except Exception as error:
-        return error
-
-
 def _could_not(what: str, error: Exception | None) -> RunLogError:
     if error is None:
         return RunLogError(f"the run log could not {what}")
@@ -318,6 +310,8 @@ class Continuation(Struct, frozen=True):
     """The ids of the messages in the mailbox that the run has taken."""
     cancelled: CancelReceived | None = None
     """The message that cancels the run, if that is still to happen."""
+    mailbox: Sequence[Mail] | Exception | None = None
+    """What is in the mailbox of a remote store, or why it cannot be read; None: read it now."""
 
 
 class RunWriter(Journal):
@@ -438,7 +432,10 @@ class RunWriter(Journal):
         self._mails.update(after.mails)
         if after.cancelled is not None and self.log.mail_every is not None:
             run.signal.cancel(after.cancelled.reason)
-        self._take_mail()
+        if after.mailbox is None:
+            self._take_mail()
+        elif self.log.mail_every is not None:  # before the run begins, as with other stores
+            self._took_mail(after.mailbox)
 
     def _open(self, what: str, take: Callable[[], RunAppender], *, may_fail: bool = False) -> None:
         try:
@@ -744,7 +741,7 @@ class RunWriter(Journal):
             assert self._run is not None
             self._run.signal.cancel(LET_GO)
         elif not is_remote(store):
-            self._took_mail(_caught(self._new_mail))
+            self._took_mail(caught(self._new_mail))
         elif may_have_mail(store, self.run_id):
             self._mail_task = asyncio.ensure_future(self._fetch_mail())
         else:
@@ -755,7 +752,7 @@ class RunWriter(Journal):
 
     async def _fetch_mail(self) -> None:
         """Take what is new in the mailbox of a store that may have to wait for a network."""
-        self._took_mail(await asyncio.to_thread(_caught, self._new_mail))
+        self._took_mail(await asyncio.to_thread(caught, self._new_mail))
 
     def _took_mail(self, mails: Sequence[Mail] | Exception) -> None:
         if isinstance(mails, Exception):
