@@ -18,6 +18,8 @@ OUTSIDE = (
     "cli",
     "durable",
     "gateway",
+    "mcp/test_faults.py",
+    "mcp/test_foreign",
     "model/test_many.py",
     "model/test_random.py",
     "model/test_steering.py",
