@@ -4,8 +4,8 @@
     .cache/mcp/current   servers and a client in Python, on the current SDK
     .cache/mcp/older     a server in Python, on the first version of the SDK
 
-They need other versions of packages than ours, so nothing of them is in our environment. What is in a
-folder is pinned in `package.json` and `requirements-*.txt`, next to this file.
+They need other versions of packages than ours, so nothing of them is in our environment. What is
+in a folder is pinned in `package.json` and `requirements-*.txt`, next to this file.
 
 `make test` installs them; `missing` says what is not there. Run as a module, it installs: twice
 does no harm, and two at once wait for each other.
@@ -42,6 +42,11 @@ def python(environment: str) -> str:
     """The interpreter of an environment."""
     folder = FOLDER / environment
     return str(folder / "Scripts" / "python.exe" if os.name == "nt" else folder / "bin" / "python")
+
+
+def script(environment: str, name: str) -> str:
+    """A program that a package has put into an environment."""
+    return str(Path(python(environment)).with_name(name))
 
 
 def node(package: str, program: str = "dist/index.js") -> list[str]:
