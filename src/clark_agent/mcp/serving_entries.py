@@ -8,6 +8,7 @@ results, exactly as in a run of an agent.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -180,13 +181,13 @@ def structured_output(output: Output[Any], value: Any) -> dict[str, Any]:
     """Return the output of a run as the JSON object that its schema describes."""
     finish = output.tool
     plain = msgspec.json.decode(tool_result(_Json(value)).plain_text)["value"]
-    if not finish.is_wrapped:
-        return dict(plain)
-    try:
-        finish.validate({"answer": plain})
-    except ToolValidationError:  # a union whose members are told apart by the name of the type
-        return {"answer": {"type": type(value).__name__, "value": plain}}
-    return {"answer": plain}
+    # Members of a union that JSON does not tell apart stand beside the name of their type.
+    for form in (plain, {"type": type(value).__name__, "value": plain}):
+        wanted = {"answer": form} if finish.is_wrapped else form
+        with suppress(ToolValidationError):
+            finish.validate(wanted)
+            return dict(wanted)
+    raise TypeError(f"{type(value).__name__} does not fit the output schema")
 
 
 class _Json(msgspec.Struct):
