@@ -197,6 +197,8 @@ class McpError(ClarkAgentError):
     ``timeout`` or ``protocol_error``. ``code`` is the JSON-RPC code, if the server sent an error.
     """
 
+    kind: Literal["unavailable", "connection_lost", "timeout", "protocol_error"]
+
     def __init__(
         self,
         server: str,

@@ -61,7 +61,7 @@ class Hooks:
         self.on_end: Callable[[], None] = _nothing
         """Called when nothing more can come from the server."""
         self.on_tools_changed: Callable[[], None] = _nothing
-        self.elicit: Callable[[Any, Any], Awaitable[Any]] | None = None
+        self.elicit: Any = None
         self.stderr: TextIO | None = None
         self.status: int | None = None
         """The status of the last HTTP response, if it was an error."""

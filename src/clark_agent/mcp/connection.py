@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clark_agent._extras import load_extra
@@ -111,25 +112,26 @@ class Connection:
             self._waiting -= 1
 
     async def request(
-        self, work: Callable[[Client], Coroutine[Any, Any, T]], *, timeout: float
+        self, work: Callable[[Client], Coroutine[Any, Any, T]], *, within: float
     ) -> T:
-        """Run the request in a task of its own. Raises `McpError`, and nothing else."""
+        """Run the request in a task of its own, ``within`` so many seconds.
+
+        Raises `McpError`, and nothing else.
+        """
         try:
-            return await self._request(work, timeout)
+            return await self._request(work, within)
         except _SessionGoneError:  # the server has not seen it, so it may be sent again
             try:
-                return await self._request(work, timeout)
+                return await self._request(work, within)
             except _SessionGoneError:
                 text = "the server forgets its sessions at once"
                 raise McpError(self._link.server.name, text, kind="protocol_error") from None
 
-    async def _request(
-        self, work: Callable[[Client], Coroutine[Any, Any, T]], timeout: float
-    ) -> T:
+    async def _request(self, work: Callable[[Client], Coroutine[Any, Any, T]], within: float) -> T:
         client = self._client
         if client is None:
             client = await self.connected()
-        flight = _Flight(self._loop.create_task(work(client)), timeout)
+        flight = _Flight(self._loop.create_task(work(client)), within)
         self._flights.add(flight)
         if not self._people:
             flight.resume()
@@ -142,7 +144,7 @@ class Connection:
                 raise
             name = self._link.server.name
             if flight.timed_out:
-                text = f"no answer within {timeout:g} seconds"
+                text = f"no answer within {within:g} seconds"
                 raise McpError(name, text, kind="timeout") from None
             raise McpError(name, "the connection was closed", kind="connection_lost") from None
         except Exception as error:
@@ -253,9 +255,7 @@ class Connection:
                 life = self._life = _Life(self, self._link)
                 lived = await life.end()
                 self._client = None
-                if self._is_closed:
-                    break
-                if not life.was_restarted:
+                if not life.was_restarted and not self.is_closed:
                     self._failed(life.failure())
                     delay = _FIRST_DELAY if lived >= _STABLE_SECONDS else delay
                     await self._pause(delay)
@@ -545,6 +545,4 @@ async def _load_sdk() -> None:
 
 def _import_sdk() -> None:
     load_extra("mcp", "mcp", "McpTools")
-    import clark_agent.mcp._sdk  # noqa: F401
-
-
+    import_module("clark_agent.mcp._sdk")

@@ -44,7 +44,8 @@ class Definition(Struct, frozen=True):
     """The server says that calling it again changes nothing more."""
     destructive: bool | None
     open_world: bool | None
-    is_strict: bool = False
+    loose: dict[str, Any] | None = None
+    """The portable schema, if ``parameters`` is the strict one."""
     warnings: tuple[str, ...] = ()
     """Which providers do not accept the schema."""
 
@@ -60,8 +61,8 @@ class Definition(Struct, frozen=True):
         return "\n".join(lines)
 
     def without_nulls(self, arguments: Any) -> Any:
-        """The arguments without nulls in place of optional ones."""
-        return _without_nulls(arguments)
+        """The arguments without nulls in place of optional ones, which the strict form requires."""
+        return arguments if self.loose is None else _without_nulls(arguments, self.loose)
 
 
 def _said(definition: Definition) -> Iterator[str]:
@@ -77,7 +78,7 @@ def _said(definition: Definition) -> Iterator[str]:
 
 def definition_of(tool: Any, *, strict: bool) -> Definition:
     """The definition of a tool of the SDK. Raises `UnusableToolError`."""
-    parameters, is_strict = _parameters(tool.input_schema, strict=strict)
+    parameters, loose = _parameters(tool.input_schema, strict=strict)
     rejections: list[str] = []
     for rules in _PROVIDERS:
         problems = check_schema(parameters, rules)
@@ -97,20 +98,18 @@ def definition_of(tool: Any, *, strict: bool) -> Definition:
         idempotent=said is not None and bool(said.idempotent_hint),
         destructive=None if said is None else said.destructive_hint,
         open_world=None if said is None else said.open_world_hint,
-        is_strict=is_strict,
+        loose=loose,
         warnings=tuple(rejections),
     )
 
 
-def _parameters(schema: Any, *, strict: bool) -> tuple[dict[str, Any], bool]:
+def _parameters(schema: Any, *, strict: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The schema to send and, if that is the strict form, the portable one."""
     try:
         msgspec.json.encode(schema)
         _check_size(schema)
-        if strict:
-            form = _strict(schema)
-            if form is not None:
-                return form, True
         portable = portable_schema(schema)
+        form = _strict(portable) if strict else None
     except UnusableToolError:
         raise
     except Exception as error:  # whatever a foreign schema may trigger
@@ -120,7 +119,7 @@ def _parameters(schema: Any, *, strict: bool) -> tuple[dict[str, Any], bool]:
     if portable.get("type") != "object":
         raise UnusableToolError("its schema is not that of an object")
     portable.setdefault("properties", {})
-    return portable, False
+    return (portable, None) if form is None else (form, portable)
 
 
 def _strict(schema: dict[str, Any]) -> dict[str, Any] | None:
@@ -162,11 +161,23 @@ def _check_size(schema: Any) -> None:
         )
 
 
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        fields: dict[str, Any] = value
-        return {key: _without_nulls(item) for key, item in fields.items() if item is not None}
-    if isinstance(value, list):
+def _without_nulls(value: Any, schema: Any) -> Any:
+    if isinstance(value, list) and isinstance(schema, dict):
         items: list[Any] = value
-        return [_without_nulls(item) for item in items]
-    return value
+        return [_without_nulls(item, schema.get("items")) for item in items]
+    if not isinstance(value, dict) or not isinstance(schema, dict):
+        return value
+    fields: dict[str, Any] = value
+    parts, required = schema.get("properties", {}), schema.get("required", ())
+    return {
+        key: _without_nulls(item, parts.get(key))
+        for key, item in fields.items()
+        if item is not None or key in required or _allows_null(parts.get(key))
+    }
+
+
+def _allows_null(schema: Any) -> bool:
+    """Whether null means something of its own. Then it stays."""
+    if not isinstance(schema, dict):
+        return True
+    return any(part.get("type") == "null" for part in schema.get("anyOf", ()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from clark_agent._text import well_formed
 from clark_agent.errors import ConfigError
@@ -30,9 +30,12 @@ __all__ = ["Elicitation", "check_elicitation"]
 
 logger = logging.getLogger(__name__)
 
+_Action: TypeAlias = Literal["accept", "decline", "cancel"]
+
 _MOST_FIELDS = 30
 _MOST_TRIES = 3
 _LONGEST = 2_000
+_CANCELLED: tuple[_Action, None] = ("cancel", None)
 _YES, _NO = "yes", "no"
 _SKIP = "skip"
 _WORDS = {
@@ -62,21 +65,19 @@ class Elicitation:
         self._ask = ask
         self._one_at_a_time = OneAtATime()
 
-    def callback(
-        self, server: str, connection: Connection
-    ) -> Callable[[Any, Any], Awaitable[Any]]:
+    def callback(self, server: str, connection: Connection) -> Callable[[Any, Any], Awaitable[Any]]:
         """The SDK's callback for one connection."""
 
         async def elicit(_: Any, params: Any) -> Any:
             from clark_agent.mcp._sdk import types
 
             outcome = await connection.elicit(lambda: self._answer(server, params))
-            action, content = outcome or ("cancel", None)
+            action, content = _CANCELLED if outcome is None else outcome
             return types.ElicitResult(action=action, content=content)
 
         return elicit
 
-    async def _answer(self, server: str, params: Any) -> tuple[Any, dict[str, Any] | None]:
+    async def _answer(self, server: str, params: Any) -> tuple[_Action, dict[str, Any] | None]:
         """What the person decides, and the values."""
         try:
             async with self._one_at_a_time.turn():
@@ -91,7 +92,7 @@ class Elicitation:
             logger.exception("MCP server %r: asking the user failed", server)
             return "cancel", None
 
-    async def _consent(self, server: str, params: Any) -> Any:
+    async def _consent(self, server: str, params: Any) -> _Action:
         url, message = _shown(str(params.url)), _shown(params.message)
         question = (
             f"The MCP server {server!r} asks you to open this address:\n{url}\n{message}\n"
@@ -215,10 +216,14 @@ def _number(answer: str, field: Mapping[str, Any], *, whole: bool) -> int | floa
     try:
         value = int(answer) if whole else float(answer)
     except ValueError:
-        raise ValueError("answer with a whole number" if whole else "answer with a number") from None
+        raise ValueError(
+            "answer with a whole number" if whole else "answer with a number"
+        ) from None
     least, most = field.get("minimum"), field.get("maximum")
-    if value != value or (least is not None and value < least) or (
-        most is not None and value > most
+    if (
+        value != value
+        or (least is not None and value < least)
+        or (most is not None and value > most)
     ):
         raise ValueError(f"it must be {_range(least, most)}")
     return value

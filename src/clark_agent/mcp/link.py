@@ -165,7 +165,7 @@ class ServerLink:
             return await _sdk.list_all(client.list_tools, "tools")
 
         try:
-            listed = await connection.request(work, timeout=self.server.timeout)
+            listed = await connection.request(work, within=self.server.timeout)
         except BaseException:
             connection.is_stale = True
             raise

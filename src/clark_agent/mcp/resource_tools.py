@@ -85,7 +85,7 @@ async def _lines(link: ServerLink) -> list[str]:
         return lines
 
     try:
-        return await link.connection.request(work, timeout=link.server.timeout)
+        return await link.connection.request(work, within=link.server.timeout)
     except McpError as error:
         return [f"{link.server.name}: not available ({error.kind})"]
 
@@ -117,7 +117,7 @@ class _ReadResource(_ResourceTool):
             return await client.read_resource(uri)
 
         try:
-            result = await found.connection.request(work, timeout=found.server.timeout)
+            result = await found.connection.request(work, within=found.server.timeout)
         except McpError as error:
             return error_result(error, found, self.name)
         content = found.reader.resources(result.contents)

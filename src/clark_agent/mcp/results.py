@@ -190,9 +190,7 @@ def _plain(value: Any, depth: int) -> Any:
             return value
         case dict() if depth:
             fields: dict[Any, Any] = value
-            return {
-                well_formed(str(key)): _plain(item, depth - 1) for key, item in fields.items()
-            }
+            return {well_formed(str(key)): _plain(item, depth - 1) for key, item in fields.items()}
         case list() | tuple() if depth:
             return [_plain(item, depth - 1) for item in value]
         case dict() | list() | tuple():

@@ -116,9 +116,9 @@ class McpServer(_Named, frozen=True, kw_only=True):
         kind = "command" if self.command is not None else "url"
         return f"McpServer({self.name!r}, {kind}={self.address!r}, …)"
 
-    def __rich_repr__(self) -> Iterator[Any]:
-        yield self.name
-        yield "command" if self.command is not None else "url", self.address
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        kind = "command" if self.command is not None else "url"
+        return [("name", self.name), (kind, self.address)]
 
 
 def shown_url(url: str) -> str:
@@ -145,13 +145,14 @@ def _problems(server: McpServer) -> Iterator[tuple[str, str]]:
         seconds = getattr(server, what)
         if not _is_number(seconds) or not isfinite(seconds) or seconds <= 0:
             yield what, f"must be more than 0 seconds, not {seconds!r}"
-    most = server.max_result_bytes
+    most: object = server.max_result_bytes
     if not isinstance(most, int) or isinstance(most, bool) or most < 1_000:
         yield "max_result_bytes", f"must be at least 1000, not {most!r}"
     for what in ("trust_annotations", "untrusted", "strict", "required"):
         if not isinstance(getattr(server, what), bool):
             yield what, f"must be True or False, not {getattr(server, what)!r}"
-    if server.share is not None and not callable(server.share):
+    share: object = server.share
+    if share is not None and not callable(share):
         yield "share", "must be a function of ToolSourceContext that returns a string"
 
 
@@ -185,7 +186,8 @@ def _url_problems(server: McpServer) -> Iterator[tuple[str, str]]:
 
 
 def _name_problems(server: McpServer) -> Iterator[tuple[str, str]]:
-    if server.prefix is not None and not isinstance(server.prefix, str):
+    prefix: object = server.prefix
+    if prefix is not None and not isinstance(prefix, str):
         yield "prefix", "must be a string or None"
     for what in ("include", "exclude"):
         patterns = getattr(server, what)

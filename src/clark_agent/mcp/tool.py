@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
@@ -49,8 +49,6 @@ class McpTool(AgentTool[Any]):
 
     def prepare_arguments(self, args: Any) -> Any:
         """Without the nulls that stand for omitted arguments in the strict form."""
-        if not self.definition.is_strict:
-            return args
         return self.definition.without_nulls(args)
 
     async def execute(self, args: Any, ctx: ToolContext[Any]) -> ToolResult:
@@ -80,7 +78,7 @@ class McpTool(AgentTool[Any]):
             return client.call_tool(name, arguments, progress_callback=on_progress)
 
         try:
-            result = await link.connection.request(work, timeout=self._timeout)
+            result = await link.connection.request(work, within=self._timeout)
         except McpError as error:
             return error_result(error, link, name, was_up=was_up)
         return link.reader.tool_result(result, name)
@@ -123,6 +121,8 @@ def error_result(
             code = "" if error.code is None else f" (error {error.code})"
             said = link.reader.quote(error.text)
             text = f"The server {link.server.name!r} has not carried out the call{code}: {said}"
+        case _ as unknown:
+            assert_never(unknown)
     return ToolResult.error(text, details=details)
 
 
@@ -156,9 +156,7 @@ class _Reports:
         listens = ctx._run.reports_progress if run is None else run.reports_progress
         self.on_progress = self._on_progress if listens else None
 
-    async def _on_progress(
-        self, progress: float, total: float | None, message: str | None
-    ) -> None:
+    async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self._pending.append(_progress_text(progress, total, message))
         if len(self._pending) > _MOST_PENDING_REPORTS:
             del self._pending[0]

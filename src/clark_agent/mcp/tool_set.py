@@ -175,9 +175,7 @@ class McpTools:
 
     # --- which link ---------------------------------------------------------------------------
 
-    async def _link_for(
-        self, server: McpServer, ctx: ToolSourceContext[Any] | None
-    ) -> ServerLink:
+    async def _link_for(self, server: McpServer, ctx: ToolSourceContext[Any] | None) -> ServerLink:
         """The link of the server for this run."""
         if server.is_shared:
             return self._link(server, None, {})
@@ -197,9 +195,7 @@ class McpTools:
         link.set_headers({**_fixed_headers(server), **headers})
         return link
 
-    def _link(
-        self, server: McpServer, key: str | None, headers: Mapping[str, str]
-    ) -> ServerLink:
+    def _link(self, server: McpServer, key: str | None, headers: Mapping[str, str]) -> ServerLink:
         link = self._links.get((server.name, key))
         if link is None:
             link = ServerLink(
@@ -237,7 +233,7 @@ class McpTools:
             return await client.call_tool(tool, given)
 
         try:
-            result = await link.connection.request(work, timeout=link.server.timeout)
+            result = await link.connection.request(work, within=link.server.timeout)
         except McpError as error:
             return error_result(error, link, tool)
         return link.reader.tool_result(result, tool)
@@ -270,7 +266,7 @@ class McpTools:
         async def work(client: Any) -> Any:
             return await client.read_resource(uri)
 
-        result = await link.connection.request(work, timeout=link.server.timeout)
+        result = await link.connection.request(work, within=link.server.timeout)
         return link.reader.resources(result.contents)
 
     async def prompts(
@@ -294,7 +290,7 @@ class McpTools:
         async def work(client: Any) -> Any:
             return await client.get_prompt(name, given)
 
-        result = await link.connection.request(work, timeout=link.server.timeout)
+        result = await link.connection.request(work, within=link.server.timeout)
         return prompt_messages(link.reader, result)
 
     async def _listed(
@@ -321,7 +317,7 @@ class McpTools:
                     return []
                 return await _sdk.list_all(getattr(client, method), field or capability)
 
-            found = await link.connection.request(work, timeout=link.server.timeout)
+            found = await link.connection.request(work, within=link.server.timeout)
             return [convert(link.server.name, entry) for entry in found]
 
         parts: list[list[T]] = []
@@ -371,5 +367,3 @@ def _digest(headers: Mapping[str, str]) -> str:
 
 def _is(one: object, other: object) -> bool:
     return one is other
-
-
