@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from clark_agent.cancellation import LET_GO, CancellationToken
 from clark_agent.mcp.serving_content import Outcome, to_protocol
+from clark_agent.toolkit.ask import OneAtATime
 from clark_agent.tools import ToolResult
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class ServedCall:
         """Cancelled when the call must end."""
         self.notes: list[str] = []
         """Added to the result: what the owner of the client should know."""
+        self.line = OneAtATime()
+        """The line of its questions: the users of other clients have their own."""
         self.has_begun = False
         """Whether it has had its turn. Before, it is cancelled without ceremony."""
         self.can_be_resumed = can_be_resumed

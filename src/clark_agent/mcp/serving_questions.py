@@ -6,19 +6,17 @@ any number of clients. Outside a call of an MCP client nobody is there to ask.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from clark_agent.mcp.serving_calls import CallOver, ServedCall, current_call
-from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.toolkit.approval import Approval, ApprovalRequest, AskApproval, Denied
+from clark_agent.toolkit.ask import AskUser, OneAtATime
 
 if TYPE_CHECKING:
     import mcp_types as types
 
 __all__ = ["elicited_answer", "elicited_approval"]
-
-logger = logging.getLogger(__name__)
 
 _CANNOT_ASK = (
     "Note: the server wanted to ask its user, and this MCP client does not support elicitation, so "
@@ -26,7 +24,7 @@ _CANNOT_ASK = (
 )
 
 
-def elicited_approval() -> Callable[[ApprovalRequest], Awaitable[Approval | Denied]]:
+def elicited_approval() -> AskApproval:
     """Make an ``ask`` function for an `ApprovalGate` that asks the user of the MCP client::
 
         Agent(model, tools=[deploy], plugins=[ApprovalGate(elicited_approval())])
@@ -34,8 +32,20 @@ def elicited_approval() -> Callable[[ApprovalRequest], Awaitable[Approval | Deni
     If the client cannot ask, or outside a call of a client, the call that needs approval is
     refused. A user who declines or dismisses the question refuses it too.
     """
+    return _Approval()
 
-    async def ask(request: ApprovalRequest) -> Approval | Denied:
+
+class _Eliciting:
+    """Asks the user of the client of the current call."""
+
+    def line(self) -> OneAtATime:
+        """Each call has its own line: one user who does not answer must not stop all others."""
+        call = current_call.get()
+        return OneAtATime() if call is None else call.line
+
+
+class _Approval(_Eliciting):
+    async def __call__(self, request: ApprovalRequest) -> Approval | Denied:
         answer = await _ask(f"Allow this call?\n{request.text}", _APPROVAL)
         content: dict[str, Any] = dict(answer.content or {})
         if answer.action != "accept":
@@ -47,8 +57,6 @@ def elicited_approval() -> Callable[[ApprovalRequest], Awaitable[Approval | Deni
         if decision == Approval.NEVER and not reason:
             return Approval.NEVER
         return Denied(reason) if reason else Approval.NO
-
-    return ask
 
 
 _APPROVAL: dict[str, Any] = {
@@ -71,12 +79,15 @@ _APPROVAL: dict[str, Any] = {
 }
 
 
-def elicited_answer() -> Callable[[str, Sequence[str]], Awaitable[str]]:
+def elicited_answer() -> AskUser:
     """Make an ``ask`` function for `clark_agent.toolkit.ask_user_tool` that asks the user of the
     MCP client.
     """
+    return _Answer()
 
-    async def ask(question: str, choices: Sequence[str]) -> str:
+
+class _Answer(_Eliciting):
+    async def __call__(self, question: str, choices: Sequence[str]) -> str:
         field: dict[str, Any] = {"type": "string", "title": "Answer"}
         if choices:
             field["description"] = "For example: " + "; ".join(choices)
@@ -85,8 +96,6 @@ def elicited_answer() -> Callable[[str, Sequence[str]], Awaitable[str]]:
         if answer.action != "accept":
             return ""
         return str((answer.content or {}).get("answer") or "")
-
-    return ask
 
 
 async def _ask(message: str, schema: dict[str, Any]) -> types.ElicitResult:
