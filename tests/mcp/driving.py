@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
-from clark_agent import Agent, AgentEvent, RunIdentity, RunResult, ToolResultMessage, repair_history
+from clark_agent import Agent, AgentEvent, RunIdentity, RunResult, ToolResultMessage
 from clark_agent.events import ToolExecutionUpdate
+from clark_agent.history import repair_history
 from clark_agent.mcp import McpTools
 from clark_agent.result import LoopOutcome
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, check_events

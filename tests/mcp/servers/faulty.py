@@ -16,6 +16,7 @@ them in this order:
     result    answers with this, whatever it is
     error     answers with this as the error
     size      answers with a text of so many bytes
+    image     answers with an image of so many bytes
     hold      keeps the answer until so many requests wait, and answers the last one first
     grow      has another tool from now on, and says so
 
@@ -110,6 +111,13 @@ class Faulty:
         elif "size" in action:
             content = [{"type": "text", "text": "y" * action["size"]}]
             self._answer(message, {"result": {"content": content}})
+        elif "image" in action:
+            image = {
+                "type": "image",
+                "mimeType": "image/png",
+                "data": "AAAA" * (action["image"] // 3),
+            }
+            self._answer(message, {"result": {"content": [image]}})
         elif "hold" in action:
             self._held.append(_encoded({"id": message["id"], "result": self._result(message)}))
             if len(self._held) >= action["hold"]:

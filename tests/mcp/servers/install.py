@@ -100,7 +100,13 @@ def _install_node() -> str | None:
     folder.mkdir(exist_ok=True)
     shutil.copy(MANIFESTS["node"], folder)
     command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--silent"]
-    return _run(command, cwd=folder)
+    if trouble := _run(command, cwd=folder):
+        return trouble
+    # The inspector's command line reads the manifest of the inspector, from where it is a part of
+    # it. The inspector itself is a web page with three times as many packages.
+    packages = folder / "node_modules" / "@modelcontextprotocol"
+    shutil.copy(packages / "inspector-cli" / "package.json", packages)
+    return None
 
 
 def _install_python(name: str) -> str | None:
