@@ -1,14 +1,11 @@
 """The only module that opens connections with the SDK. It is loaded with the first connection.
 
-Adds to the SDK's transports what a long-lived connection needs: a sign when a connection ends, the
-status of HTTP errors, and answers that the SDK's parser refuses (half of a character, deep nesting)
-in a form that it accepts, so that the call that waits for one does not wait in vain.
+Adds to the SDK's transports what a long-lived connection needs: a sign when it ends, and the status
+of HTTP errors. `clark_agent.mcp._mending` mends what the SDK would refuse as a whole.
 """
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TextIO
@@ -22,14 +19,14 @@ from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
-from mcp.shared.message import SessionMessage
-from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST, REQUEST_TIMEOUT
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from clark_agent._text import describe, well_formed
+from clark_agent._text import describe
 from clark_agent._version import __version__
 from clark_agent.errors import McpError
+from clark_agent.mcp._mending import mended_message, mended_tools
 from clark_agent.mcp.server_config import McpServer
 
 __all__ = [
@@ -40,18 +37,18 @@ __all__ = [
     "is_gone",
     "leaf_of",
     "list_all",
+    "list_tools",
     "listen_for_tools",
     "open_client",
     "types",
 ]
 
-_DEEPEST = 100
 _MOST_PAGES = 1_000
 _WAIT_SECONDS = 30.0
 _READ_SECONDS = 300.0
 _LARGEST_EVENT = 64 * 1_024 * 1_024
-_ID = re.compile(r'"id"\s*:\s*(\d+)')
 _SESSION_GONE = "Session terminated"
+_LOST = ("Connection closed", "SSE stream")
 
 
 class Hooks:
@@ -68,6 +65,16 @@ class Hooks:
         self.http: httpx2.AsyncClient | None = None
         self.noise: str | None = None
         """The last thing the server sent that is not a message."""
+        self.client: Client | None = None
+        self.left_out: dict[str, str] = {}
+        """Tools that the SDK does not accept, and why."""
+
+    def version(self) -> str | None:
+        """The version of the protocol, once it is known."""
+        try:
+            return None if self.client is None else self.client.session.protocol_version
+        except RuntimeError:  # it is connecting
+            return None
 
     async def on_message(self, message: object) -> None:
         """Take what the SDK does not handle itself."""
@@ -89,13 +96,14 @@ def open_client(
     server: McpServer, headers: Mapping[str, str], *, auth: httpx2.Auth | None, hooks: Hooks
 ) -> Client:
     """A client for the server. Entering it connects."""
-    return Client(
+    hooks.client = Client(
         _transport(server, headers, auth, hooks),
         cache=None,
         client_info=types.Implementation(name="clark-agent", version=__version__),
         message_handler=hooks.on_message,
         elicitation_callback=hooks.elicit,
     )
+    return hooks.client
 
 
 @asynccontextmanager
@@ -178,10 +186,23 @@ class _Watched:
     async def __anext__(self) -> Any:
         try:
             item = await self._stream.__anext__()
-        except (StopAsyncIteration, anyio.ClosedResourceError):
+        except BaseException:  # its end, or a cancellation of everything around it
             self._hooks.on_end()
             raise
-        return _readable(item) if isinstance(item, ValidationError) else item
+        if isinstance(item, Exception):
+            return mended_message(item) if isinstance(item, ValidationError) else item
+        answer = item.message
+        if isinstance(answer, types.JSONRPCResponse) and "tools" in answer.result:
+            self._mend_tools(answer)
+        return item
+
+    def _mend_tools(self, answer: types.JSONRPCResponse) -> None:
+        version = self._hooks.version()
+        if version is None or not isinstance(answer.result["tools"], list):
+            return
+        if "content" not in answer.result:
+            answer.result, left_out = mended_tools(answer.result, version)
+            self._hooks.left_out.update(left_out)
 
     async def receive(self) -> Any:
         return await self._stream.receive()
@@ -195,46 +216,6 @@ class _Watched:
 
     async def __aexit__(self, *error: Any) -> Any:
         return await self._stream.__aexit__(*error)
-
-
-def _readable(error: ValidationError) -> SessionMessage | Exception:
-    """The message that the SDK's parser has refused, or an error for the request it answers.
-
-    What is not an answer stays an exception.
-    """
-    line = error.errors(include_url=False)[0].get("input")
-    if not isinstance(line, str):
-        return error
-    try:
-        message: Any = _clean(json.loads(line), _DEEPEST)
-        return SessionMessage(types.jsonrpc_message_adapter.validate_python(message, by_name=False))
-    except (ValueError, RecursionError):
-        pass
-    if '"result"' not in line:
-        return error
-    found = _ID.search(line[:200]) or _ID.search(line[-200:])
-    if found is None:
-        return error
-    data = types.ErrorData(code=types.PARSE_ERROR, message="the result is not valid JSON")
-    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=data))
-
-
-def _clean(value: Any, depth: int) -> Any:
-    match value:
-        case str():
-            return well_formed(value)
-        case dict():
-            if not depth:
-                return "[nested too deeply]"
-            fields: dict[str, Any] = value
-            return {well_formed(key): _clean(item, depth - 1) for key, item in fields.items()}
-        case list():
-            if not depth:
-                return "[nested too deeply]"
-            items: list[Any] = value
-            return [_clean(item, depth - 1) for item in items]
-        case _:
-            return value
 
 
 # --- what a connection is used for ------------------------------------------------------------
@@ -253,6 +234,15 @@ async def list_all(list_page: Callable[..., Awaitable[Any]], field: str) -> list
             break
         seen.add(cursor)
     return found
+
+
+async def list_tools(client: Client, hooks: Hooks) -> tuple[list[Any], dict[str, str]]:
+    """The tools of the server, and those that were left out with the reason."""
+    left_out: dict[str, str] = {}
+    hooks.left_out = left_out
+    if client.server_capabilities.tools is None:
+        return [], left_out
+    return await list_all(client.list_tools, "tools"), left_out
 
 
 async def listen_for_tools(client: Client, on_change: Callable[[], None]) -> None:
@@ -294,6 +284,8 @@ def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
             )
         case PermissionError() if server.command is not None:
             return f"cannot start {server.command!r}: it may not be executed by this user"
+        case ValidationError():
+            return "the server does not follow the protocol: " + describe(error)[:300]
         case OSError() | ValueError() if server.command is not None:
             return f"cannot start {server.command!r}: {describe(error)}"
         case _ if hooks.status in (401, 403):
@@ -305,34 +297,37 @@ def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
             return f"{server.address} answered with status {hooks.status}; check the url"
         case httpx2.ConnectError() | httpx2.ConnectTimeout():
             return f"cannot connect to {server.address}: {describe(error)}; check the url"
-        case MCPError(error=data) if data.code == CONNECTION_CLOSED and server.command is not None:
+        case MCPError() if _is_lost(error) and server.command is not None:
             return f"the program {server.command!r} has ended, or has closed its output"
-        case MCPError(error=data) if data.code == CONNECTION_CLOSED:
+        case MCPError() if _is_lost(error):
             return f"{server.address} has closed the connection"
         case MCPError(error=data):
             return f"the server refuses the connection ({data.code}): {data.message}"
-        case ValidationError():
-            return "the server does not follow the protocol: " + describe(error)[:300]
         case _:
             return describe(error)
 
 
-def is_gone(error: BaseException) -> bool:
-    """Whether the server has forgotten the session, so that it has not seen the request."""
-    return (
-        isinstance(error, MCPError)
-        and error.code == INVALID_REQUEST
-        and error.message == _SESSION_GONE
-    )
+def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
+    """Whether the server has forgotten the session, so that it has not carried out the request."""
+    if not isinstance(error, MCPError):
+        return False
+    if error.message == _SESSION_GONE and error.code == INVALID_REQUEST:
+        return True
+    has_session = client.protocol_version not in MODERN_PROTOCOL_VERSIONS
+    is_about_it = error.code not in (METHOD_NOT_FOUND, INVALID_PARAMS)
+    return hooks.status == 404 and has_session and is_about_it
+
+
+def _is_lost(error: MCPError) -> bool:
+    """Whether the SDK says so. Servers use the same code for errors of their own."""
+    return error.code == CONNECTION_CLOSED and error.message.startswith(_LOST)
 
 
 def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
     """What a request failed of, in our terms."""
     match error:
-        case MCPError(error=data) if data.code == CONNECTION_CLOSED:
+        case MCPError() if _is_lost(error):
             return McpError(server, "the connection was lost", kind="connection_lost")
-        case MCPError(error=data) if data.code == REQUEST_TIMEOUT:
-            return McpError(server, data.message, kind="timeout", code=data.code)
         case MCPError(error=data):
             status = f" (status {hooks.status})" if hooks.status is not None else ""
             return McpError(server, data.message + status, kind="protocol_error", code=data.code)

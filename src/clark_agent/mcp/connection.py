@@ -160,8 +160,8 @@ class Connection:
         from clark_agent.mcp import _sdk
 
         life = self._life
-        if _sdk.is_gone(error):
-            if life is not None and self._client is client:  # else another request has noticed
+        if life is not None and life.hooks is not None and _sdk.is_gone(error, client, life.hooks):
+            if self._client is client:  # else another request has noticed
                 self._client = None
                 life.stop()
             return _SessionGoneError()
@@ -169,6 +169,18 @@ class Connection:
         failure = _sdk.failure_of_request(self._link.server.name, error, hooks)
         text = self._link.redact(failure.text)
         return McpError(failure.server, text, kind=failure.kind, code=failure.code)
+
+    async def list_tools(self) -> tuple[list[Any], dict[str, str]]:
+        """The tools of the server, and those that were left out with the reason."""
+
+        async def work(client: Client) -> tuple[list[Any], dict[str, str]]:
+            from clark_agent.mcp import _sdk
+
+            life = self._life
+            hooks = _sdk.Hooks() if life is None or life.hooks is None else life.hooks
+            return await _sdk.list_tools(client, hooks)
+
+        return await self.request(work, within=self._link.server.timeout)
 
     def set_headers(self, headers: dict[str, str]) -> None:
         """Use other headers from the next request on."""
@@ -277,14 +289,14 @@ class Connection:
             async with asyncio.timeout(delay):
                 await self._wake.wait()
 
-    def came_up(self, client: Client, tools: list[Any]) -> None:
+    def came_up(self, client: Client, tools: list[Any], left_out: dict[str, str]) -> None:
         """The life is connected."""
         self._client = client
         self._attempts += 1
         self.problem = None
         self._is_hopeless = False
         self.is_stale = False
-        self._link.take_tools(tools)
+        self._link.take_tools(tools, left_out)
         self._tell()
 
     def went_down(self) -> None:
@@ -490,15 +502,13 @@ class _Life:
         client = _sdk.open_client(server, self._link.headers, auth=auth, hooks=hooks)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(client)
-            tools: list[Any] = []
-            if client.server_capabilities.tools is not None:
-                tools = await _sdk.list_all(client.list_tools, "tools")
+            tools, left_out = await _sdk.list_tools(client, hooks)
             if self._is_late or self._over.is_set():
                 return
             self.pause_timer()
             self._is_connecting = False
             self._up_at = self._loop.time()
-            self._connection.came_up(client, tools)
+            self._connection.came_up(client, tools, left_out)
             listening = self._loop.create_task(self._listen(client))
             stack.push_async_callback(_end_task, listening)
             await self._over.wait()

@@ -158,30 +158,28 @@ class ServerLink:
         if not connection.is_stale or not connection.is_up:
             return
         connection.is_stale = False  # before the request: a change during it counts again
-
-        async def work(client: Any) -> list[Any]:
-            from clark_agent.mcp import _sdk
-
-            return await _sdk.list_all(client.list_tools, "tools")
-
         try:
-            listed = await connection.request(work, within=self.server.timeout)
+            listed, left_out = await connection.list_tools()
         except BaseException:
             connection.is_stale = True
             raise
-        self.take_tools(listed)
+        self.take_tools(listed, left_out)
 
-    def take_tools(self, listed: list[Any]) -> None:
+    def take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
         """Use the tools of this list. Known ones keep their place, and their object if they are
         unchanged.
         """
         with self._lock:
-            self._take_tools(listed)
+            self._take_tools(listed, left_out)
 
-    def _take_tools(self, listed: list[Any]) -> None:
+    def _take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
         server = self.server
         found: dict[str, McpTool] = {}
-        problems: list[McpProblem] = []
+        problems = [
+            McpProblem(server.name, name, f"left out: {why}")
+            for name, why in left_out.items()
+            if is_wanted(server, name)
+        ]
         raw: dict[str, Any] = {}
         known = {tool.remote_name: tool for tool in self.tools}
         for given in listed:

@@ -132,7 +132,9 @@ class Reader:
         except (Base64Error, ValueError):
             return self._note(f"({what}{where} is left out: its data is not valid base64)")
         if len(data) > left:
-            return self._note(f"({what}{where} of {size:,} bytes is left out: it is too large)")
+            return self._note(
+                f"({what}{where} ({media_type}, {size:,} bytes) is left out: it is too large)"
+            )
         if _MEDIA_TYPE.fullmatch(media_type) is None:
             media_type = _ANY_BYTES
         media_type = media_type.lower()

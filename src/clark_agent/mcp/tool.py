@@ -121,8 +121,8 @@ def error_result(
             code = "" if error.code is None else f" (error {error.code})"
             said = link.reader.quote(error.text)
             text = f"The server {link.server.name!r} has not carried out the call{code}: {said}"
-        case _ as unknown:
-            assert_never(unknown)
+        case _:
+            assert_never(error.kind)
     return ToolResult.error(text, details=details)
 
 
