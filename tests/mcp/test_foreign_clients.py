@@ -91,10 +91,10 @@ NAMES = {"add", "draw", "fail", "rest", "helper", "counter", "deployer"}
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_the_official_client(ours: Ours, mode: str) -> None:
-    progress: list[str | None] = []
+    reports: list[str | None] = []
 
-    async def heard(amount: float, total: float | None, message: str | None) -> None:
-        progress.append(message)
+    async def heard(progress: float, total: float | None, message: str | None) -> None:
+        reports.append(message)
 
     async with asyncio.timeout(SAFETY_NET), ours.client(mode=mode) as client:
         listed = (await client.list_tools()).tools
@@ -113,7 +113,7 @@ async def test_the_official_client(ours: Ours, mode: str) -> None:
     assert wrong.is_error
     assert not answered.is_error
     assert text_of(answered) == "The sum is 42."
-    assert any("add" in (message or "") for message in progress), progress
+    assert any("add" in (message or "") for message in reports), reports
     assert counted.structured_content == {"total": 42}
     assert "elicitation" in text_of(refused)
     assert ours.notes() == []

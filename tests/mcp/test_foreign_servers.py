@@ -367,7 +367,7 @@ async def test_a_prompt_is_the_beginning_of_a_run(everything: Connect) -> None:
         prompt = await tools.prompt("all", "simple-prompt", {})
         stream = ScriptedStream(["fine"])
         await Agent(stream, tool_source=tools).run(*prompt)
-    assert "simple prompt" in stream.requests[0].messages[0].plain_text  # type: ignore[union-attr]
+    assert "simple prompt" in stream.requests[0].messages[0].plain_text
 
 
 async def test_notifications_that_nobody_asked_for(everything: Connect) -> None:

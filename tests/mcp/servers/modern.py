@@ -42,7 +42,7 @@ async def slow(seconds: float) -> str:
 
 
 @server.tool()
-async def steps(count: int, ctx: Context) -> str:  # type: ignore[type-arg]
+async def steps(count: int, ctx: Context) -> str:
     """Report every step."""
     for number in range(1, count + 1):
         await ctx.report_progress(number, count, f"step {number}")
@@ -50,7 +50,7 @@ async def steps(count: int, ctx: Context) -> str:  # type: ignore[type-arg]
 
 
 @server.tool()
-async def add(name: str, ctx: Context) -> str:  # type: ignore[type-arg]
+async def add(name: str, ctx: Context) -> str:
     """Add a tool."""
 
     async def added() -> str:
@@ -62,7 +62,7 @@ async def add(name: str, ctx: Context) -> str:  # type: ignore[type-arg]
 
 
 @server.tool()
-async def remove(name: str, ctx: Context) -> str:  # type: ignore[type-arg]
+async def remove(name: str, ctx: Context) -> str:
     """Remove a tool."""
     server.remove_tool(name)
     await ctx.notify_tools_changed()
