@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from hashlib import sha256
 from io import TextIOWrapper
 from threading import Semaphore, Thread, current_thread, main_thread
@@ -44,10 +44,27 @@ async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.S
             scope.cancel()
 
         with _on_signals(end):
-            # The SDK lets stdout point to stderr meanwhile: what tools print is not sent.
-            async with stdio_server(stdin=_Lines(stdin)) as (received, sent):  # type: ignore[arg-type]
-                await server.run(received, sent, server.create_initialization_options())
+            lines: Any = _Lines(stdin)
+            async with stdio_server(stdin=lines) as (received, sent):
+                with _prints_to_stderr():
+                    await server.run(received, sent, server.create_initialization_options())
     return ended_by
+
+
+@contextmanager
+def _prints_to_stderr() -> Generator[None]:
+    """Print to stderr, in every way.
+
+    The SDK lets the descriptor point there meanwhile. What is in a buffer of Python must be written
+    while it does, or the client would get it in the end.
+    """
+    stdout = sys.stdout
+    stdout.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            stdout.flush()
 
 
 @contextmanager
