@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -72,14 +74,12 @@ def failed(driven: Driven, kind: str, *words: str) -> None:
         ({"tools/list": {"error": {"code": -32603, "message": "none today"}}}, "none today"),
         ({"tools/list": {"result": {"tools": "none"}}}, "faulty"),
         ({"tools/list": {"result": []}}, "faulty"),
-        ({"tools/list": {"result": {"tools": [{"name": 5}]}}}, "faulty"),
     ],
     ids=[
         "dies", "dies with words", "dies in the handshake", "is killed in the handshake",
         "dies in the probe", "never answers", "answers nothing at all", "refuses",
         "answers with a text", "answers with half of it", "speaks an unknown version",
         "dies in the list", "never lists", "refuses to list", "lists a text", "lists a list",
-        "lists a tool without anything",
     ],
 )  # fmt: skip
 async def test_one_that_cannot_be_used(faulty: FaultyServers, actions: Actions, said: str) -> None:
@@ -397,6 +397,90 @@ async def test_output_schemas_that_are_no_schemas(faulty: FaultyServers) -> None
             assert driven.texts[0]
 
 
+# --- questions --------------------------------------------------------------------------------
+
+QUESTION = {
+    "id": "q",
+    "method": "elicitation/create",
+    "params": {
+        "message": "Who are you?",
+        "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
+    },
+}
+
+
+class Silent:
+    """A person who never answers."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.gone = asyncio.Event()
+
+    async def __call__(self, question: str, choices: Any) -> str:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.gone.set()
+        return ""
+
+
+async def test_a_run_is_cancelled_while_a_person_is_asked(faulty: FaultyServers) -> None:
+    person, token = Silent(), CancellationToken()
+    actions = {"tools/call": {"flood": [1, QUESTION], "silent": True}}
+    async with McpTools(faulty(actions), ask=person) as tools:
+        agent = Agent(ScriptedStream([call("faulty_echo", text="x")]), tool_source=tools)
+        running = asyncio.create_task(agent.run("go", signal=token))
+        async with asyncio.timeout(SAFETY_NET):
+            await person.asked.wait()
+            token.cancel("enough")
+            with pytest.raises(RunAborted):
+                await running
+            await person.gone.wait()
+        await eventually(lambda: faulty.received("notifications/cancelled"))
+
+
+async def test_it_dies_while_a_person_is_asked(faulty: FaultyServers) -> None:
+    person = Silent()
+    actions = {"tools/call": {"flood": [1, QUESTION], "silent": True}}
+    async with McpTools(faulty(actions), ask=person) as tools:
+        running = asyncio.create_task(drive(tools, call("faulty_echo", text="x")))
+        async with asyncio.timeout(SAFETY_NET):
+            await person.asked.wait()
+            os.kill(faulty.running()[0], signal.SIGKILL)
+            driven = await running
+            await person.gone.wait()
+    failed(driven, "mcp_connection_lost")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        5,
+        {},
+        {"type": "object", "properties": {"a": 5}},
+        {"type": "object", "properties": {"a": {"type": "matrix"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "enum": []}}},
+        {"type": "object", "properties": {f"f{n}": {"type": "string"} for n in range(1000)}},
+        {"type": "object", "properties": {"a": {"type": "integer", "minimum": "low"}}},
+    ],
+    ids=["null", "number", "empty", "no field", "unknown type", "no choice", "wide", "odd limit"],
+)
+async def test_questions_that_cannot_be_asked(faulty: FaultyServers, schema: Any) -> None:
+    """The server is told so, or gets an answer; the call goes on."""
+    params = {"message": "Well?", "requestedSchema": schema}
+    question = {**QUESTION, "params": params}
+
+    async def answer(question: str, choices: Any) -> str:
+        return "1"
+
+    async with McpTools(faulty({"tools/call": {"flood": [1, question]}}), ask=answer) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+        await eventually(lambda: [entry for entry in faulty.journal if entry.get("id") == "q"])
+    assert driven.texts == ["echo: x"]
+
+
 # --- lists of tools ---------------------------------------------------------------------------
 
 
@@ -450,6 +534,19 @@ async def test_odd_schemas(faulty: FaultyServers, schema: Any) -> None:
         problems = str(tools.problems)
     assert driven.texts[1] == "echo: x"
     assert "faulty_odd" in driven.offered[0] or "odd" in problems
+
+
+@pytest.mark.parametrize(
+    "entry", [{"name": 5}, {"name": "odd"}, {"inputSchema": {"type": "object"}}, {}, None, "odd"],
+    ids=json.dumps,
+)  # fmt: skip
+async def test_entries_that_are_no_tools(faulty: FaultyServers, entry: Any) -> None:
+    """They are left out and the others stay."""
+    async with McpTools(faulty({"tools/list": {"result": {"tools": [entry, ECHO]}}})) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+        assert tools.problems
+    assert driven.offered[0] == ["faulty_echo"]
+    assert driven.texts == ["echo: x"]
 
 
 async def test_names_that_providers_refuse(faulty: FaultyServers) -> None:
@@ -680,6 +777,62 @@ async def test_a_list_that_fails_after_it_has_changed(faulty: FaultyServers) -> 
     assert driven.offered == [["faulty_echo"]] * 3
 
 
+# --- our own end ------------------------------------------------------------------------------
+
+
+def test_without_a_context_manager_nothing_is_left(faulty: FaultyServers) -> None:
+    """Each call of `run_sync` has an event loop of its own, and the server ends with it."""
+    tools = McpTools(faulty())
+    for text in ("x", "y"):
+        stream = ScriptedStream([call("faulty_echo", text=text), "done"])
+        result = Agent(stream, tool_source=tools).run_sync("go")
+        assert text_of(result.messages[2]) == f"echo: {text}"
+        assert faulty.running() == []
+
+
+async def test_a_run_that_is_cancelled_while_it_connects(faulty: FaultyServers) -> None:
+    tools = McpTools(faulty({"initialize": {"silent": True}}))
+    agent, token = Agent(ScriptedStream(["done"]), tool_source=tools), CancellationToken()
+    running = asyncio.create_task(agent.run("go", signal=token))
+    await eventually(lambda: faulty.received("initialize"))
+    token.cancel("enough")
+    async with asyncio.timeout(SAFETY_NET):
+        with pytest.raises(RunAborted):
+            await running
+        await tools.aclose()
+
+
+KILLED = """
+import asyncio, sys
+from clark_agent.mcp import McpServer, McpTools
+
+async def main():
+    async with McpTools(McpServer("faulty", command=sys.argv[1], args=sys.argv[2:])):
+        print("connected", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+async def test_our_process_is_killed(faulty: FaultyServers, number: signal.Signals) -> None:
+    """Its servers read the end of their input, and leave."""
+    server = faulty()
+    assert server.command is not None
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", KILLED, server.command, *server.args),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(SAFETY_NET):
+        assert await process.stdout.readline() == b"connected\n"
+        process.send_signal(number)
+        await process.wait()
+    await eventually(lambda: faulty.running() == [])
+
+
 # --- HTTP -------------------------------------------------------------------------------------
 
 
@@ -730,6 +883,7 @@ async def test_answers_of_http_in_a_call(
     http: FaultyHttp, refusal: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The call fails and says why; the next one works again."""
+    caplog.set_level("DEBUG")
     async with McpTools(at(http, timeout=10)) as tools:
         await tools.tools()
         http.answers["tools/call"] = REFUSALS[refusal]

@@ -21,14 +21,15 @@ from clark_agent import (
     CancellationToken,
     ImageContent,
     RunAborted,
+    ToolResultMessage,
     UserMessage,
 )
 from clark_agent.mcp import McpServer, McpTools
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.testing import RecordingSink, ScriptedStream, call
 from clark_agent.types import FileContent
-from tests.mcp.driving import SAFETY_NET, drive, eventually, text_of
+from tests.mcp.driving import SAFETY_NET, check, drive, eventually, text_of
 from tests.mcp.servers.everything import Everything
 from tests.mcp.servers.install import node, python, script
 from tests.transports.servers.child import ROOT, Child
@@ -486,6 +487,28 @@ async def test_two_servers_and_a_server_by_two_ways(
     assert len(names) == len(set(names))
     assert all(name.replace("_", "").replace("-", "").isalnum() for name in names)
     assert driven.texts[0] == "Echo: x"
+
+
+@pytest.mark.parametrize("transport", ["streamableHttp", "sse"])
+async def test_it_is_killed_in_a_call(foreign: Need, transport: Any) -> None:
+    """Over the network too, the call says that it may have happened, and nothing hangs."""
+    foreign("node")
+    with Everything(transport) as running:
+        kind: Any = "sse" if transport == "sse" else "http"
+        server = McpServer("all", url=running.url, transport=kind, connect_timeout=1.0)
+        async with asyncio.timeout(SAFETY_NET), McpTools(server) as tools:
+            operation = call("all_trigger-long-running-operation", duration=600, steps=6000)
+            sink, stream = RecordingSink(), ScriptedStream([operation, call("all_echo"), "done"])
+            agent = Agent(stream, tool_source=tools, event_sink=sink)
+            run = asyncio.create_task(agent.run("go"))
+            await eventually(lambda: "tool_execution_update" in sink.types)
+            running.child.stop()
+            result = await run
+    check(result, sink.events)
+    lost, away = [m for m in result.messages if isinstance(m, ToolResultMessage)]
+    assert lost.details["kind"] == "mcp_connection_lost"
+    assert "may or may not" in text_of(lost)
+    assert away.details["kind"] == "mcp_unavailable"
 
 
 # --- a current server -------------------------------------------------------------------------
