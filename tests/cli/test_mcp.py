@@ -334,10 +334,10 @@ async def test_serve_over_http_until_sigterm(tmp_path: Path) -> None:
     assert told.decode() == f"serving MCP at http://{address}/mcp; Ctrl-C stops\n"
     called = ("mcp", "call", f"http://{address}/mcp", "calculator", "expression=6*7")
     run.env["AUTH"] = "Bearer open sesame"
-    for _ in range(100):  # it listens soon after that line
+    said = await run(*called, "--header", "Authorization=AUTH")
+    while said.code != 0:  # it listens soon after that line
+        assert process.returncode is None
         said = await run(*called, "--header", "Authorization=AUTH")
-        if said.code == 0:
-            break
     assert said.out == "42\n"
     refused = await run(*called)
     assert refused.code == 1

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import mcp_types as types
 import pytest
@@ -30,12 +30,12 @@ from clark_agent.mcp.serving import (
 )
 from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.run_log.records import RunFailed
-from clark_agent.stream import StreamEvent, StreamRequest
+from clark_agent.stream import Start, StreamEvent, StreamRequest
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import ask_user_tool
 from clark_agent.toolkit.approval import ApprovalGate
 from clark_agent.tools import ToolContext, ToolResult, tool
-from clark_agent.types import FileContent, ImageContent, TextContent
+from clark_agent.types import AssistantMessage, FileContent, ImageContent, TextContent
 
 Mode = Literal["legacy", "auto"]
 PIXEL = "R0lGODlhAQABAAAAACwAAAAAAQABAAA="
@@ -287,7 +287,7 @@ async def test_an_agent_is_one_tool(mode: Mode) -> None:
     assert list(listed.input_schema["properties"]) == ["task"]
     assert listed.output_schema is None
     assert (texts(result), result.is_error) == (["It is 3."], False)
-    assert stream.requests[0].messages[-1].plain_text == "What is 1 + 2?"  # type: ignore[union-attr]
+    assert stream.requests[0].messages[-1].plain_text == "What is 1 + 2?"
     messages = ["turn 1", "add: started", "add: done", "turn 2"]
     assert seen == [(float(n), text) for n, text in enumerate(messages, 1)]
 
@@ -375,8 +375,8 @@ async def test_cancelling_a_call_cancels_the_run_and_its_log_says_so(mode: Mode)
     ) -> AsyncIterator[StreamEvent]:
         asked.set()
         await signal.wait()
-        return
-        yield
+        if not signal.cancelled:
+            yield Start(AssistantMessage.from_text(""))
 
     agent = Agent(stream, name="a", run_log=RunLog(store))
     async with Client(mcp_server(agent), mode=mode) as client:
@@ -470,7 +470,7 @@ async def test_a_tool_with_a_gate_asks_and_several_questions_can_be_open(mode: M
     async with Client(mcp_server(agent), mode=mode, elicitation_callback=elicit) as client:
         result = await client.call_tool("a", {"task": "Ask"})
     assert texts(result) == ["Thanks."]
-    answers = [m.plain_text for m in stream.requests[1].messages[-2:]]  # type: ignore[union-attr]
+    answers = [m.plain_text for m in stream.requests[1].messages[-2:]]
     assert answers == ["ONE?", "TWO?"]
 
 
@@ -578,7 +578,7 @@ async def test_outside_a_call_nobody_is_there_to_ask() -> None:
     [
         (lambda: mcp_server([]), "at least one tool"),
         (lambda: mcp_server("add"), "not 'add'"),
-        (lambda: mcp_server(add), "a list of tools"),
+        (lambda: mcp_server(cast("Any", add)), "a list of tools"),
         (lambda: mcp_server([add], description="x"), "for a single agent"),
         (lambda: mcp_server([add], question_timeout=0), "question_timeout"),
         (lambda: mcp_server([Agent(ScriptedStream([]))]), "needs a name"),

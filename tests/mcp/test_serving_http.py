@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -44,7 +44,7 @@ def add(a: int, b: int) -> int:
 
 
 @asynccontextmanager
-async def serving(app: Any) -> AsyncIterator[str]:
+async def serving(app: Any) -> AsyncGenerator[str]:
     """Serve the app on a free port, and yield its address."""
     started = asyncio.Event()
 

@@ -6,12 +6,12 @@ any number of clients. Outside a call of an MCP client nobody is there to ask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from clark_agent.mcp.serving_calls import CallOver, ServedCall, current_call
-from clark_agent.toolkit.approval import Approval, ApprovalRequest, AskApproval, Denied
-from clark_agent.toolkit.ask import AskUser, OneAtATime
+from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
+from clark_agent.toolkit.ask import OneAtATime
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -24,7 +24,7 @@ _CANNOT_ASK = (
 )
 
 
-def elicited_approval() -> AskApproval:
+def elicited_approval() -> Callable[[ApprovalRequest], Awaitable[Approval | Denied]]:
     """Make an ``ask`` function for an `ApprovalGate` that asks the user of the MCP client::
 
         Agent(model, tools=[deploy], plugins=[ApprovalGate(elicited_approval())])
@@ -79,7 +79,7 @@ _APPROVAL: dict[str, Any] = {
 }
 
 
-def elicited_answer() -> AskUser:
+def elicited_answer() -> Callable[[str, Sequence[str]], Awaitable[str]]:
     """Make an ``ask`` function for `clark_agent.toolkit.ask_user_tool` that asks the user of the
     MCP client.
     """
