@@ -89,6 +89,7 @@ class Connection:
         self._start()
         while self._client is None and not self._attempts and not self._is_closed:
             await asyncio.wait({self._news})
+        self.use()
         return None if self._client is not None else self.problem
 
     async def connected(self) -> Client:
@@ -333,12 +334,13 @@ class Connection:
         self._used_at = self._loop.time()
 
     def _watch_idleness(self) -> None:
+        if self._flights or self._waiting or not self._attempts:
+            self.use()
         due = self._used_at + self._link.server.idle_seconds
-        if not self._flights and self._loop.time() >= due:
+        if self._loop.time() >= due:
             self._link.forget(self)
             self.begin_to_close()
             return
-        due = max(due, self._loop.time() + 0.01)
         self._idle = self._loop.call_at(due, self._watch_idleness)
 
 

@@ -50,6 +50,7 @@ class ServerLink:
         headers: Mapping[str, str],
         names: ToolNames,
         elicitation: Elicitation | None,
+        on_open: Callable[[ServerLink], None],
         on_forget: Callable[[ServerLink], None],
     ) -> None:
         self.server = server
@@ -63,11 +64,13 @@ class ServerLink:
             untrusted=server.untrusted,
             redact=self.redact,
         )
-        self.tools: tuple[McpTool, ...] = ()
-        """The tools that were last listed. The same object until they change."""
-        self.tool_problems: tuple[McpProblem, ...] = ()
+        self._tools: tuple[McpTool, ...] = ()
+        self._tool_problems: tuple[McpProblem, ...] = ()
+        self._listed: tuple[list[Any], Mapping[str, str]] | None = None
+        """A list that was received, and not used yet."""
         self._names = names
         self._elicitation = elicitation
+        self._on_open = on_open
         self._on_forget = on_forget
         self._connections: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._raw: dict[str, Any] = {}
@@ -86,6 +89,7 @@ class ServerLink:
             for other in [other for other in self._connections if other.is_closed()]:
                 del self._connections[other]
             connection = self._connections[loop] = Connection(self)
+            self._on_open(self)
         return connection
 
     @property
@@ -134,7 +138,8 @@ class ServerLink:
             for loop, connection in [*self._connections.items()]
             if connection.problem is not None and not loop.is_closed()
         ]
-        return (*away[:1], *self.tool_problems)
+        self._use_list()
+        return (*away[:1], *self._tool_problems)
 
     def elicitation_callback(
         self, connection: Connection
@@ -166,13 +171,27 @@ class ServerLink:
         self.take_tools(listed, left_out)
 
     def take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
-        """Use the tools of this list. Known ones keep their place, and their object if they are
-        unchanged.
+        """Use the tools of this list from the next turn on."""
+        self._listed = listed, left_out
+
+    @property
+    def tools(self) -> tuple[McpTool, ...]:
+        """The tools that were last listed. The same object until they change.
+
+        They are made here, and not when a list arrives, so that their names do not depend on which
+        server was faster.
         """
+        self._use_list()
+        return self._tools
+
+    def _use_list(self) -> None:
         with self._lock:
-            self._take_tools(listed, left_out)
+            listed, self._listed = self._listed, None
+            if listed is not None:
+                self._take_tools(*listed)
 
     def _take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
+        """Known tools keep their place, and their object if they are unchanged."""
         server = self.server
         found: dict[str, McpTool] = {}
         problems = [
@@ -181,7 +200,7 @@ class ServerLink:
             if is_wanted(server, name)
         ]
         raw: dict[str, Any] = {}
-        known = {tool.remote_name: tool for tool in self.tools}
+        known = {tool.remote_name: tool for tool in self._tools}
         for given in listed:
             name = given.name
             if name in raw:
@@ -204,14 +223,14 @@ class ServerLink:
         order = [name for name in known if name in found]
         order += [name for name in found if name not in known]
         tools = tuple([found[name] for name in order])
-        if tools != self.tools:
-            self.tools = tools
+        if tools != self._tools:
+            self._tools = tools
         for problem in problems:
-            if problem not in self.tool_problems:
+            if problem not in self._tool_problems:
                 logger.warning(
                     "MCP server %r: tool %r: %s", problem.server, problem.tool, problem.text
                 )
-        self.tool_problems = tuple(problems)
+        self._tool_problems = tuple(problems)
 
     def _tool(self, name: str, definition: Definition, known: McpTool | None) -> McpTool:
         if known is not None and known.definition == definition:

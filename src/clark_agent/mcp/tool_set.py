@@ -64,6 +64,8 @@ class McpTools:
         self._elicitation = None if ask is None else Elicitation(ask)
         self._names = ToolNames()
         self._links: dict[tuple[str, str | None], ServerLink] = {}
+        self._open: set[ServerLink] = set()
+        """The links with connections. A run may still use one that was not used for a while."""
         self._combined: dict[tuple[ServerLink, ...], tuple[Any, tuple[AgentTool, ...]]] = {}
         self._resources = resources
         if resources:
@@ -90,7 +92,8 @@ class McpTools:
 
     async def aclose(self) -> None:
         """Close all connections, and wait until nothing is left of them. May be called again."""
-        links = [*self._links.values()]
+        links = [*self._open]
+        self._open.clear()
         self._links.clear()
         self._combined.clear()
         await asyncio.gather(*[link.close() for link in links])
@@ -204,12 +207,14 @@ class McpTools:
                 headers={**_fixed_headers(server), **headers},
                 names=self._names,
                 elicitation=self._elicitation,
+                on_open=self._open.add,
                 on_forget=self._forget,
             )
             self._links[server.name, key] = link
         return link
 
     def _forget(self, link: ServerLink) -> None:
+        self._open.discard(link)
         if self._links.get((link.server.name, link.key)) is link:
             del self._links[link.server.name, link.key]
         for links in [links for links in self._combined if link in links]:
