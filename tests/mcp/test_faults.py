@@ -62,18 +62,18 @@ def failed(driven: Driven, kind: str, *words: str) -> None:
         ({"initialize": {"die": 3}}, "faulty"),
         ({"initialize": {"die": -signal.SIGKILL}}, "faulty"),
         ({"server/discover": {"die": 3}}, "faulty"),
-        ({"initialize": {"silent": True}}, "1"),
-        ({"server/discover": {"silent": True}, "initialize": {"silent": True}}, "1"),
+        ({"initialize": {"silent": True}}, None),
+        ({"server/discover": {"silent": True}, "initialize": {"silent": True}}, None),
         ({"initialize": {"error": {"code": -32000, "message": "no licence"}}}, "no licence"),
-        ({"initialize": {"result": "yes"}}, "faulty"),
+        ({"initialize": {"result": "yes"}}, None),
         ({"initialize": {"result": {"protocolVersion": 5}}}, "faulty"),
         ({"initialize": {"result": {"protocolVersion": "1066-10-14", "capabilities": {},
           "serverInfo": {"name": "x", "version": "1"}}}}, "1066-10-14"),
         ({"tools/list": {"die": 3}}, "faulty"),
-        ({"tools/list": {"silent": True}}, "1"),
+        ({"tools/list": {"silent": True}}, None),
         ({"tools/list": {"error": {"code": -32603, "message": "none today"}}}, "none today"),
         ({"tools/list": {"result": {"tools": "none"}}}, "faulty"),
-        ({"tools/list": {"result": []}}, "faulty"),
+        ({"tools/list": {"result": []}}, None),
     ],
     ids=[
         "dies", "dies with words", "dies in the handshake", "is killed in the handshake",
@@ -82,14 +82,20 @@ def failed(driven: Driven, kind: str, *words: str) -> None:
         "dies in the list", "never lists", "refuses to list", "lists a text", "lists a list",
     ],
 )  # fmt: skip
-async def test_one_that_cannot_be_used(faulty: FaultyServers, actions: Actions, said: str) -> None:
-    """If it is required, entering fails and says why. If it is not, the run goes on without it."""
-    server = faulty(actions, connect_timeout=1.0)
+async def test_one_that_cannot_be_used(
+    faulty: FaultyServers, actions: Actions, said: str | None
+) -> None:
+    """If it is required, entering fails and says why. If it is not, the run goes on without it.
+
+    With no text, it never answers.
+    """
+    seconds = 20.0 if said else 1.0
+    server = faulty(actions, connect_timeout=seconds)
     error = await entered(server)
     assert error is not None
     assert "faulty" in str(error)
-    assert said in str(error), error
-    optional = faulty(actions, connect_timeout=1.0, required=False)
+    assert (said or "1") in str(error), error
+    optional = faulty(actions, connect_timeout=seconds, required=False)
     async with asyncio.timeout(SAFETY_NET), McpTools(optional) as tools:
         driven = await drive(tools, call("faulty_echo", text="x"))
         assert driven.answers[0].is_error
@@ -171,7 +177,7 @@ async def test_one_that_dies_in_every_call(faulty: FaultyServers) -> None:
 async def test_one_that_does_not_come_back(faulty: FaultyServers) -> None:
     """A call waits for it, but not longer than for a connection."""
     actions = {"start": {"die": 5}, "first": {"start": {}, "tools/call": {"die": 1}}}
-    async with McpTools(faulty(actions, connect_timeout=1.0)) as tools:
+    async with McpTools(faulty(actions, connect_timeout=2.0)) as tools:
         driven = await drive(tools, call("faulty_echo", text="x"), call("faulty_echo", text="y"))
         assert "faulty" in str(tools.problems)
     failed(driven, "mcp_connection_lost")
@@ -188,11 +194,11 @@ async def test_it_is_started_again_by_itself_and_less_and_less_often(faulty: Fau
     actions["first"]["tools/list"] = {}  # type: ignore[index]
     async with McpTools(faulty(actions)) as tools:
         await drive(tools, call("faulty_echo", text="x"))
-        await eventually(lambda: len(faulty.starts) >= 4)
-    times = [entry["at"] for entry in faulty.starts][1:]
-    pauses = [later - earlier for earlier, later in pairwise(times)]
-    assert pauses[0] > 0.2
-    assert pauses[-1] > 1.2 * pauses[0]
+        await eventually(lambda: len(faulty.starts) >= 3)
+    times = [entry["at"] for entry in faulty.starts]
+    first, second, *_ = [later - earlier for earlier, later in pairwise(times)]
+    assert first > 0.45
+    assert second > 0.9
 
 
 async def test_one_that_hangs(faulty: FaultyServers) -> None:
@@ -321,12 +327,14 @@ async def test_odd_results(faulty: FaultyServers, result: Any) -> None:
 )
 async def test_errors_of_the_protocol(faulty: FaultyServers, error: Any) -> None:
     """A proper one is shown; one that is not JSON-RPC is as good as no answer."""
-    async with McpTools(faulty({"tools/call": {"error": error}}, timeout=1)) as tools:
+    is_proper = isinstance(error, dict) and isinstance(error.get("code"), int) and len(error) > 1
+    seconds = 60 if is_proper else 1
+    async with McpTools(faulty({"tools/call": {"error": error}}, timeout=seconds)) as tools:
         driven = await drive(tools, call("faulty_echo", text="x"))
     [answer] = driven.answers
     assert answer.is_error
     assert answer.details["kind"] in {"mcp_protocol_error", "mcp_timeout"}
-    if isinstance(error, dict) and isinstance(error.get("code"), int) and "message" in error:
+    if is_proper:
         assert answer.details["kind"] == "mcp_protocol_error"
         assert "no such text" in text_of(answer)
         assert len(text_of(answer)) < 10_000
@@ -910,13 +918,13 @@ async def test_nobody_listens() -> None:
 
 
 async def test_http_that_hangs(http: FaultyHttp) -> None:
-    async with McpTools(at(http, timeout=0.3)) as tools:
+    async with McpTools(at(http, timeout=1.5)) as tools:
         http.answers["tools/call"] = Answer(200, hang=True)
         driven = await drive(tools, call("web_echo", text="x"))
         del http.answers["tools/call"]
         again = await drive(tools, call("web_echo", text="y"))
         http.released.set()
-    failed(driven, "mcp_timeout", "0.3")
+    failed(driven, "mcp_timeout", "1.5")
     assert again.texts == ["echo: y"]
 
 
@@ -972,7 +980,7 @@ async def test_a_session_that_the_server_has_lost(http: FaultyHttp) -> None:
 async def test_http_that_is_away_for_a_while() -> None:
     with FaultyHttp() as server:
         port = server.origin.rpartition(":")[2]
-        async with McpTools(McpServer("web", url=server.url, connect_timeout=1.0)) as tools:
+        async with McpTools(McpServer("web", url=server.url, connect_timeout=3.0)) as tools:
             await drive(tools, call("web_echo", text="x"))
             server.stop()
             away = await drive(tools, call("web_echo", text="y"))

@@ -228,6 +228,8 @@ async def test_every_tool_of_it(everything: Connect) -> None:
             ],
         )
     assert set(names) >= set(EVERY_TOOL)
+    # Those that need what this client does not offer are not there.
+    assert not {"all_trigger-sampling-request", "all_get-roots-list"} & set(names)
     echo, total, env, image, annotated, success, structured, links, reference, blob = driven.answers
     assert text_of(echo) == "Echo: hello"
     assert text_of(total) == "The sum of 2 and 40.5 is 42.5."
@@ -495,7 +497,7 @@ async def test_it_is_killed_in_a_call(foreign: Need, transport: Any) -> None:
     foreign("node")
     with Everything(transport) as running:
         kind: Any = "sse" if transport == "sse" else "http"
-        server = McpServer("all", url=running.url, transport=kind, connect_timeout=1.0)
+        server = McpServer("all", url=running.url, transport=kind, connect_timeout=3.0)
         async with asyncio.timeout(SAFETY_NET), McpTools(server) as tools:
             operation = call("all_trigger-long-running-operation", duration=600, steps=6000)
             sink, stream = RecordingSink(), ScriptedStream([operation, call("all_echo"), "done"])
@@ -508,7 +510,7 @@ async def test_it_is_killed_in_a_call(foreign: Need, transport: Any) -> None:
     lost, away = [m for m in result.messages if isinstance(m, ToolResultMessage)]
     assert lost.details["kind"] == "mcp_connection_lost"
     assert "may or may not" in text_of(lost)
-    assert away.details["kind"] == "mcp_unavailable"
+    assert away.details["kind"] in {"mcp_unavailable", "mcp_connection_lost"}
 
 
 # --- a current server -------------------------------------------------------------------------
@@ -565,7 +567,7 @@ async def test_a_cancelled_call_ends_at_the_server(modern: Modern) -> None:
 
 
 async def test_a_call_that_takes_too_long_ends_at_the_server(modern: Modern) -> None:
-    async with McpTools(modern.server(timeout=0.5)) as tools:
+    async with McpTools(modern.server(timeout=1.5)) as tools:
         driven = await drive(tools, call("m_slow", seconds=600), call("m_steps", count=1))
         await eventually(lambda: modern.notes() == ["began", "cancelled"])
     late, steps = driven.answers
