@@ -15,6 +15,7 @@ import httpx2
 import mcp_types as types
 from mcp import MCPError
 from mcp.client import Client
+from mcp.client.auth import OAuthFlowError
 from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -277,6 +278,10 @@ def leaf_of(error: BaseException) -> BaseException:
 def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
     """Why the server cannot be reached, and what to do."""
     match error:
+        case McpError():
+            return error.text
+        case OAuthFlowError():
+            return f"the login has failed: {describe(error)}"
         case FileNotFoundError() | NotADirectoryError() if server.command is not None:
             return (
                 f"cannot start {server.command!r}: there is no such program, or no such folder to "
