@@ -248,6 +248,22 @@ async def test_tools_of_servers_need_approval(
     assert ("needs approval" in last) is not ran
 
 
+async def test_a_suspended_run_is_resumed_with_its_servers(
+    tmp_path: Path, notes: tuple[str, str]
+) -> None:
+    command, script = notes
+    answers = [calls("notes_add", a=2, b=3), says("It is 5.")]
+    async with command_line(tmp_path, answers) as (run, server):
+        write_config(run.root, {"notes": {"command": command, "args": [script]}})
+        said = await run("run", "--mcp", ".mcp.json", "--suspend", "Add 2 and 3")
+        assert said.code == 4, said
+        decided = await run("decide", "last", "allow")
+        assert decided.code == 0, decided
+        resumed = await run("resume", "last", "--mcp", ".mcp.json")
+        assert (resumed.code, resumed.out) == (0, "It is 5.\n"), resumed
+        assert "5" in json.loads(server.requests[1].body)["messages"][-1]["content"]
+
+
 async def test_a_required_server_that_is_away_ends_the_run_before_it_begins(
     tmp_path: Path,
 ) -> None:
@@ -257,6 +273,43 @@ async def test_a_required_server_that_is_away_ends_the_run_before_it_begins(
         assert (said.code, said.out) == (1, "")
         assert "gone" in said.err
         assert server.requests == []
+
+
+async def test_a_chat_uses_the_tools_and_keeps_the_servers_when_the_model_changes(
+    tmp_path: Path, notes: tuple[str, str]
+) -> None:
+    command, script = notes
+    answers = [calls("notes_add", a=2, b=3), says("It is 5.")]
+    async with command_line(tmp_path, answers) as (run, server):
+        write_config(run.root, {"notes": {"command": command, "args": [script]}})
+        async with run.terminal("chat", "--mcp", ".mcp.json") as terminal:
+            await terminal.sees("/help for help")
+            terminal.type("/tools\r")
+            await terminal.sees("notes_add")
+            terminal.type(f"/model {server.url}/v1#other\r")
+            await terminal.sees("the model is")
+            terminal.type("Add 2 and 3\r")
+            await terminal.sees("wants to run")
+            terminal.type("y\r")
+            await terminal.sees("It is 5.")
+            terminal.type("\x04")
+            assert await terminal.ended() == 0
+
+
+async def test_an_agent_with_its_own_source_of_tools_takes_no_other(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    write_config(run.root, {"notes": {"command": "x"}})
+    (run.root / "sourced.py").write_text(
+        "from clark_agent import Agent\n"
+        "from clark_agent.testing import ScriptedStream\n"
+        "class Source:\n"
+        "    def tools_for_turn(self, ctx):\n"
+        "        return ()\n"
+        "agent = Agent(ScriptedStream([]), tool_source=Source())\n"
+    )
+    said = await run("run", "--agent", "sourced:agent", "--mcp", ".mcp.json", "Hello")
+    assert said.code == 2
+    assert "has a tool source of its own" in said.err
 
 
 # --- mcp-serve ----------------------------------------------------------------------------------
