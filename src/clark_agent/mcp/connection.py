@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from importlib import import_module
@@ -132,7 +133,7 @@ class Connection:
         client = self._client
         if client is None:
             client = await self.connected()
-        flight = _Flight(self._loop.create_task(work(client)), within)
+        flight = _Flight(_start(self._loop, work(client)), within)
         self._flights.add(flight)
         if not self._people:
             flight.resume()
@@ -342,6 +343,18 @@ class Connection:
             self.begin_to_close()
             return
         self._idle = self._loop.call_at(due, self._watch_idleness)
+
+
+if sys.version_info >= (3, 12):
+
+    def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that has begun to work when this returns: a turn of the event loop less."""
+        return asyncio.Task(work, loop=loop, eager_start=True)
+
+else:
+
+    def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return loop.create_task(work)
 
 
 class _SessionGoneError(Exception):

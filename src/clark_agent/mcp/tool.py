@@ -53,8 +53,11 @@ class McpTool(AgentTool[Any]):
 
     async def execute(self, args: Any, ctx: ToolContext[Any]) -> ToolResult:
         """Call the tool. Raises nothing but a cancellation."""
-        if ctx.run is None:
+        run = ctx.run
+        if run is None:
             return await _until_cancelled(self._execute(args, ctx), ctx)
+        if not run.reports_progress:
+            return await self.call(args)
         return await self._execute(args, ctx)
 
     async def _execute(self, args: Any, ctx: ToolContext[Any]) -> ToolResult:
@@ -72,15 +75,15 @@ class McpTool(AgentTool[Any]):
         if problem is not None:
             return ToolResult.error(problem, details={"kind": "mcp", **self._origin})
         on_progress = None if reports is None else reports.on_progress
-        was_up = link.connection.is_up
+        connection = link.connection
 
         def work(client: Client) -> Coroutine[Any, Any, Any]:
             return client.call_tool(name, arguments, progress_callback=on_progress)
 
         try:
-            result = await link.connection.request(work, within=self._timeout)
+            result = await connection.request(work, within=self._timeout)
         except McpError as error:
-            return error_result(error, link, name, was_up=was_up)
+            return error_result(error, link, name)
         return link.reader.tool_result(result, name)
 
     @property
@@ -92,9 +95,7 @@ class McpTool(AgentTool[Any]):
         return self.definition.preview(self.server)
 
 
-def error_result(
-    error: McpError, link: ServerLink, tool: str, *, was_up: bool = True
-) -> ToolResult:
+def error_result(error: McpError, link: ServerLink, tool: str) -> ToolResult:
     """An error that the model can react to."""
     details: dict[str, Any] = {
         "kind": f"mcp_{error.kind}",
@@ -152,9 +153,7 @@ class _Reports:
         self._ctx = ctx
         self._pending: list[str] = []
         self.task: asyncio.Task[None] | None = None
-        run = ctx.run
-        listens = ctx._run.reports_progress if run is None else run.reports_progress
-        self.on_progress = self._on_progress if listens else None
+        self.on_progress = self._on_progress
 
     async def _on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         self._pending.append(_progress_text(progress, total, message))
