@@ -317,6 +317,23 @@ async def test_calls_at_the_same_time_on_one_connection() -> None:
     assert len(pids) == 1
 
 
+@pytest.mark.parametrize("over", ["stdio", "http"])
+async def test_calls_that_are_cancelled_at_any_moment(over: str) -> None:
+    async with served(plain().streamable_http_app()) as origin:
+        server = stdio() if over == "stdio" else McpServer("own", url=f"{origin}/mcp")
+        async with nothing_left(), McpTools(server) as tools:
+            first = said(await tools.call("own", "process"))
+            for turns in range(40):
+                task = asyncio.create_task(tools.call("own", "add", {"a": turns}))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait({task})
+                if not task.cancelled():
+                    assert said(task.result()) == str(turns)
+            assert said(await tools.call("own", "process")) == first
+
+
 async def test_a_server_that_dies_is_started_again_for_the_next_call() -> None:
     async with nothing_left(), McpTools(stdio()) as tools:
         first = said(await tools.call("own", "process"))

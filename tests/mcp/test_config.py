@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def test_a_server_is_a_value() -> None:
 def test_sets_that_are_wrong(servers: Any, settings: Any, error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         McpTools(*servers, **settings)
+
+
+def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(
+        ConfigError, match=r"needs the package mcp: pip install 'clark-agent\[mcp\]'"
+    ):
+        McpTools(McpServer("s", command="a"))
 
 
 # --- names ------------------------------------------------------------------------------------

@@ -103,15 +103,20 @@ class Connection:
             while self._client is None:
                 if self._is_closed:
                     raise McpError(self._link.server.name, "the connection is closed")
-                if self._is_hopeless and self.problem is not None:
-                    raise self.problem
+                if self._is_hopeless:
+                    raise self._unavailable()
                 left = None if self._people else end - self._loop.time()
                 if left is not None and left <= 0:
-                    raise self.problem or McpError(self._link.server.name, "it is not connected")
+                    raise self._unavailable()
                 await asyncio.wait({self._news}, timeout=left)
             return self._client
         finally:
             self._waiting -= 1
+
+    def _unavailable(self) -> McpError:
+        """Another error each time: several tasks may raise it."""
+        text = "it is not connected" if self.problem is None else self.problem.text
+        return McpError(self._link.server.name, text)
 
     async def request(
         self, work: Callable[[Client], Coroutine[Any, Any, T]], *, within: float

@@ -25,13 +25,13 @@ HeadersFn: TypeAlias = Callable[
 ]
 """Returns the headers of the requests of a run. Called once a turn.
 
-Contract: plain or async. If it raises, the turn keeps the tools of the server that the run had.
+Contract: plain or async. If it raises, that is logged, and the turn has the tools of the last one.
 """
 
 ShareFn: TypeAlias = Callable[[ToolSourceContext[Any]], str]
 """Returns a string: runs with the same string share a connection.
 
-Contract: plain and quick. If it raises, the turn keeps the tools of the server that the run had.
+Contract: plain and quick. If it raises, that is logged, and the turn has the tools of the last one.
 """
 
 
@@ -52,6 +52,7 @@ class McpServer(_Named, frozen=True, kw_only=True):
     """Variables in addition to the few that a server inherits (PATH, HOME, …)."""
     cwd: str | PathLike[str] | None = None
     url: str | None = None
+    """The address. Secrets belong into ``headers``: HTTP libraries log addresses."""
     transport: Literal["http", "sse"] = "http"
     """``sse`` is the older protocol with two endpoints."""
     headers: Mapping[str, str] | HeadersFn | None = None
