@@ -10,7 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
 
+from clark_agent.mcp._mending import mended_message, mended_tools
 from clark_agent.mcp.definition import UnusableToolError, definition_of
 from clark_agent.mcp.results import Reader, clip, json_value
 from clark_agent.toolkit import without_marks
@@ -135,6 +138,53 @@ def test_values_that_json_does_not_have() -> None:
         deep = [deep]
     _, encoded = json_value({"a": deep, "\ud800": "\udfff", "b": 2**80})
     assert b"nested too deeply" in encoded
+
+
+# --- messages that the SDK refuses ------------------------------------------------------------
+
+
+def refused(line: str) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        types.jsonrpc_message_adapter.validate_json(line)
+    return caught.value
+
+
+def test_an_answer_with_half_of_a_character_is_mended() -> None:
+    line = r'{"jsonrpc": "2.0", "id": 7, "result": {"a": "x\ud800y", "\udfff": 1}}'
+    made = mended_message(refused(line))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, types.JSONRPCResponse)
+    assert (made.message.id, made.message.result) == (7, {"a": "x\ufffdy", "\ufffd": 1})
+
+
+@pytest.mark.parametrize("depth", [300, 200_000])
+def test_an_answer_that_is_nested_too_deeply_is_mended_or_an_error(depth: int) -> None:
+    line = '{"jsonrpc": "2.0", "id": 7, "result": {"a": ' + "[" * depth + "]" * depth + "}}"
+    made = mended_message(refused(line))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, (types.JSONRPCResponse, types.JSONRPCError))
+    assert made.message.id == 7
+
+
+@pytest.mark.parametrize("line", ["hello", "[1]", '{"id": 3}', '"result"', "{" * 500])
+def test_what_is_no_answer_stays_an_exception(line: str) -> None:
+    error = refused(line)
+    assert mended_message(error) is error
+
+
+def test_one_invalid_tool_does_not_hide_the_others() -> None:
+    good = {"name": "good", "inputSchema": {"type": "object"}}
+    loose = {"name": "loose", "inputSchema": {"properties": {}}}
+    odd = {**good, "name": "odd", "annotations": 5}
+    result = {"tools": [good, {"name": "bad"}, loose, 5, odd]}
+    made, left_out = mended_tools(result, "2025-11-25")
+    assert [tool["name"] for tool in made["tools"]] == ["good", "loose", "odd"]
+    assert made["tools"][1]["inputSchema"] == {"type": "object", "properties": {}}
+    assert left_out == [
+        ("bad", "its definition is invalid (inputSchema: Field required)"),
+        ("None", "it is not an object"),
+    ]
+    assert mended_tools({"tools": [good]}, "2025-11-25") == ({"tools": [good]}, [])
 
 
 # --- definitions ------------------------------------------------------------------------------

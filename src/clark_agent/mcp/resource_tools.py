@@ -66,7 +66,8 @@ class _ListResources(_ResourceTool):
         if len(lines) > _MOST_LISTED:
             lines = [*lines[:_MOST_LISTED], f"… and {len(lines) - _MOST_LISTED} more"]
         text = "\n".join(lines) or "There are no resources."
-        return ToolResult.text(links[0].reader.quote(text) if links else text)
+        strangers = [link for link in links if link.server.untrusted]
+        return ToolResult.text(strangers[0].reader.quote(text) if strangers else text)
 
 
 async def _lines(link: ServerLink) -> list[str]:
