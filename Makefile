@@ -25,13 +25,13 @@ SHELL := /bin/sh
 .NOTPARALLEL:
 .PHONY: help test test-fast test-all-pythons test-distributed soak-distributed check format docs demo eval-local bench bench-core \
 	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log bench-distributed \
-	bench-suspended soak mutants clean FORCE
+	bench-suspended bench-mcp soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
-test: $(VENV)/.stamp-test .cache/aimock/.stamp ## run all tests on all cores; with coverage in CI, or COVER=--cov
+test: $(VENV)/.stamp-test .cache/aimock/.stamp .cache/mcp/.stamp ## run all tests on all cores; with coverage in CI, or COVER=--cov
 	@$(PY) -m pytest $(PARALLEL) $(COVER)
 
 test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; under a minute
@@ -85,6 +85,9 @@ bench-distributed: $(VENV)/.stamp-test ## turns a second on Postgres, DBOS and T
 
 bench-suspended: $(VENV)/.stamp-test ## 100,000 suspended runs in Postgres: their size, and how fast one wakes up
 	@$(PY) -m benchmarks.suspended $(BENCH)
+
+bench-mcp: $(VENV)/.stamp-test ## what a call of a tool of an MCP server adds to its SDK
+	@$(PY) -m benchmarks.mcp_calls $(BENCH)
 
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts
@@ -165,6 +168,11 @@ $(VENV)/.stamp-test-core: $(VENV)/.stamp-core
 # with the next call.
 .cache/aimock/.stamp: tests/transports/servers/package.json | $(VENV)/.stamp-test
 	@if $(PY) -m tests.transports.servers.aimock; then touch $@; else test -z "$$CI"; fi
+
+# Servers and clients of others for the tests of MCP, on the same terms.
+.cache/mcp/.stamp: tests/mcp/servers/package.json $(wildcard tests/mcp/servers/requirements-*.txt) \
+		| $(VENV)/.stamp-test
+	@if $(PY) -m tests.mcp.servers.install; then touch $@; else test -z "$$CI"; fi
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-core
 	@$(PROGRESS) "installing the documentation tools" $(PIP) install --group docs

@@ -22,6 +22,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``run_log``: everything that enters a run, recorded as it happens
 - ``durable``: runs in workflow engines, which move them between machines
 - ``toolkit``: tools that most agents need
+- ``mcp``: the tools of MCP servers, and agents as an MCP server
 - ``transports``: connections to models, each loading its SDK when it is created
 - ``gateway``: a server between clients and models
 - ``trajectory``, ``export``, ``replay``: durable records, other formats, and a logged run again

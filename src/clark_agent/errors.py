@@ -6,6 +6,7 @@
     ├── DecodeError               stored or received JSON is invalid
     │   └── LogDamaged            a run log was changed or cut after it was written
     ├── EventOrderError           an event breaks the grammar of events
+    ├── McpError                  an MCP server cannot be reached, or refuses a request
     ├── TransportError            why a transport gave up; the cause of a StreamError
     │   ├── AccessRefused         the provider, or a gateway before it, does not accept the key
     │   ├── ReplayRefused         the history lacks a signature that the provider requires
@@ -75,6 +76,7 @@ __all__ = [
     "InvalidContinuationError",
     "LogDamaged",
     "LoopError",
+    "McpError",
     "MissingFieldError",
     "ModelRetry",
     "OutputError",
@@ -186,6 +188,32 @@ class EventOrderError(ClarkAgentError, AssertionError):
         self.position = position
         self.kind = kind
         self.rule = rule
+
+
+class McpError(ClarkAgentError):
+    """An MCP server cannot be reached, or refuses a request.
+
+    ``server`` is its name. ``kind`` is a category: ``unavailable``, ``connection_lost``,
+    ``timeout`` or ``protocol_error``. ``code`` is the JSON-RPC code, if the server sent an error.
+    """
+
+    kind: Literal["unavailable", "connection_lost", "timeout", "protocol_error"]
+
+    def __init__(
+        self,
+        server: str,
+        text: str,
+        *,
+        kind: Literal[
+            "unavailable", "connection_lost", "timeout", "protocol_error"
+        ] = "unavailable",
+        code: int | None = None,
+    ) -> None:
+        super().__init__(f"MCP server {server!r}: {text}")
+        self.server = server
+        self.text = text
+        self.kind = kind
+        self.code = code
 
 
 # --- errors of a transport --------------------------------------------------------------------

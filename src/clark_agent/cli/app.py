@@ -56,6 +56,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("log", "Export a run as Markdown or JSON."),
     "models": ("doctor", "List providers, or the models of one provider."),
     "doctor": ("doctor", "Check what works, what is missing, and how to get it."),
+    "mcp": ("mcp", "Look at MCP servers: their tools, resources and prompts."),
+    "mcp-serve": ("mcp_serve", "Serve an agent, or tools, to MCP clients."),
     "gateway": ("gateway", "Serve models to other machines; the API keys stay here."),
     "completion": ("doctor", "Print the completion script for a shell."),
 }
@@ -95,7 +97,7 @@ class _Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"clark_agent.cli.commands.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name)
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         if _DEBUG not in command.params:
             command.params.append(_DEBUG)
         return command

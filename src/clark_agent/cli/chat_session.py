@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from clark_agent._ids import random_id
 from clark_agent.cancellation import LET_GO, CancellationToken
@@ -51,6 +51,9 @@ from clark_agent.steering import SteeringReceipt, SteeringStatus
 from clark_agent.toolkit.approval import Approval, ApprovalRequest, Denied
 from clark_agent.toolkit.ask import SUSPEND, OneAtATime
 from clark_agent.types import AgentContext, RunIdentity, Usage, UserMessage
+
+if TYPE_CHECKING:
+    from clark_agent.mcp.tool_set import McpTools
 
 __all__ = ["Chat"]
 
@@ -213,6 +216,8 @@ class Chat:
         while self._task is not None:
             await asyncio.wait([self._task])
         await _close(self.agent)
+        if self.agent.mcp is not None:
+            await self.agent.mcp.aclose()
 
     async def _follow(self, run: Start) -> bool:
         """Run to the end. Return whether the run ended by itself."""
@@ -303,9 +308,12 @@ class Chat:
     async def change(self, settings: Settings) -> None:
         """Continue with another model or other tools. The conversation is kept."""
         before = self.agent
-        self.agent = self._made(settings)
+        mcp = before.mcp if settings.mcp == before.settings.mcp else None
+        self.agent = self._made(settings, mcp)
         self.conversation.config = self._config()
         await _close(before)
+        if before.mcp is not None and before.mcp is not self.agent.mcp:
+            await before.mcp.aclose()
 
     def fork(self, number: int | None) -> None:
         """Continue on a new branch, after the answer to the person's message of this number."""
@@ -347,9 +355,9 @@ class Chat:
 
         self.begin(resume_run)
 
-    def _made(self, settings: Settings) -> CliAgent:
+    def _made(self, settings: Settings, mcp: McpTools | None = None) -> CliAgent:
         ask = SUSPEND if settings.suspend else self._ask_user
-        return make_agent(settings, log=self.log, gate=self.gate, ask=ask)
+        return make_agent(settings, log=self.log, gate=self.gate, ask=ask, mcp=mcp)
 
     def _config(self) -> LoopConfig:
         return self.agent.config.replace(event_sink=self._on_event)

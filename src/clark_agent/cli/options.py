@@ -50,10 +50,12 @@ from clark_agent.toolkit.approval import ApprovalGate, AskApproval
 from clark_agent.toolkit.ask import AskUser, Suspended, ask_user_tool
 from clark_agent.toolkit.untrusted import UNTRUSTED_TEXT
 from clark_agent.toolkit.workspace import Workspace
-from clark_agent.tools.base import AgentTool
+from clark_agent.tools.base import AgentTool, is_tool_name
 from clark_agent.tools.repair import close_match
 
 if TYPE_CHECKING:
+    from clark_agent.mcp.server_config import McpServer
+    from clark_agent.mcp.tool_set import McpTools
     from clark_agent.run_log.postgres import PostgresStore
 
 __all__ = [
@@ -78,7 +80,10 @@ __all__ = [
     "log_options",
     "make_agent",
     "make_gate",
+    "make_tools",
+    "mcp_servers",
     "open_log",
+    "open_mcp",
     "open_model",
     "open_postgres",
     "read_system",
@@ -128,6 +133,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Its dependencies, as ``module:name``."""
     suspend: bool = False
     """Whether approvals and questions suspend the run instead of asking at the terminal."""
+    mcp: tuple[str, ...] = ()
+    """Files with MCP servers, whose tools are added; absolute if from `settings_from`."""
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -139,6 +146,7 @@ class Given(Struct, frozen=True, kw_only=True):
     max_iterations: int | None = None
     agent: str | None = None
     deps: str | None = None
+    mcp: tuple[str, ...] | None = None
 
 
 class Approvals(Struct, frozen=True, kw_only=True):
@@ -173,7 +181,15 @@ def settings_from(given: Given, base: Settings | None = None) -> Settings:
         raise ConfigError("--tools has no effect with --agent, which has its own tools")
     if given.agent is not None and given.model is None:
         settings = replace(settings, model="")
-    return replace(settings, root=os.path.abspath(os.path.expanduser(settings.root)))
+    return replace(
+        settings,
+        root=_absolute(settings.root),
+        mcp=tuple([_absolute(file) for file in settings.mcp]),
+    )
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def settings_of(began: RunBegan) -> Settings:
@@ -216,7 +232,7 @@ def settings_again(given: Given, log: Log, run_id: str, *, command: str, can_ask
         lines.append(f"  {LOG_INSIDE}")
     if given.agent is not None:
         differs.setdefault("agent", given.agent)
-    options = " ".join([f"{_OPTIONS[name]} {_quoted(value)}" for name, value in differs.items()])
+    options = " ".join([_as_option(name, value) for name, value in differs.items()])
     name = shlex.quote(RunNames(log)(run_id))
     explicit = f"{PROGRAM} {command}{log.option} {name} {options}"
     if not can_ask:
@@ -239,6 +255,7 @@ _OPTIONS = {
     "max_iterations": "--max-iterations",
     "agent": "--agent",
     "deps": "--deps",
+    "mcp": "--mcp",
 }
 """The settings that need consent. To suspend is none of them: nothing runs without a decision."""
 
@@ -248,8 +265,9 @@ def _shown(value: object) -> str:
     return visible(text).replace("\n", "\\n")
 
 
-def _quoted(value: object) -> str:
-    return shlex.quote(_shown(value))
+def _as_option(name: str, value: object) -> str:
+    each = value if name == "mcp" and isinstance(value, tuple) else (value,)
+    return " ".join([f"{_OPTIONS[name]} {shlex.quote(_shown(one))}" for one in each])
 
 
 def tool_names(given: Iterable[str]) -> tuple[str, ...]:
@@ -295,6 +313,8 @@ class CliAgent(Struct, frozen=True):
     gate: ApprovalGate
     system_prompt: SystemPrompt[Any]
     deps: Any = None
+    mcp: McpTools | None = None
+    """The MCP servers. Connected in the first turn, unless it is entered before."""
 
 
 def make_agent(
@@ -304,12 +324,14 @@ def make_agent(
     gate: ApprovalGate | None = None,
     ask: AskUser | Suspended | None = None,
     stream: StreamFn | None = None,
+    mcp: McpTools | None = None,
 ) -> CliAgent:
     """Make the agent that the settings describe. Raises `ConfigError`.
 
     ``gate`` approves tools with side effects and the reading of secrets (None refuses them all).
     Keep the gate when the settings change, because it remembers its answers. ``ask`` answers the
-    tool ``ask_user``. ``stream`` replaces the model.
+    tool ``ask_user`` and the questions of MCP servers. ``stream`` replaces the model. ``mcp`` are
+    the servers of the settings, if they are open already.
     """
     gate = gate or ApprovalGate(None)
     steering = ChannelSteering()
@@ -321,18 +343,37 @@ def make_agent(
         run_log = RunLog(log.store, notes=notes, live=True)  # for clark-agent follow
     if stream is None and settings.model:
         stream = open_model(settings.model)
+    mcp = mcp or open_mcp(settings.mcp, ask)
     if settings.agent is not None:
-        return _own_agent(settings, gate, steering, run_log, stream)
+        return _own_agent(settings, gate, steering, run_log, stream, mcp)
     assert stream is not None
     config = LoopConfig(
         stream=stream,
-        tools=_make_tools(settings.tools, workspace, gate, ask),
+        tools=make_tools(settings.tools, workspace, gate, ask),
+        tool_source=mcp,
         plugins=[LoopDetector(), gate, steering],
         model_id=without_password(settings.model),
         max_iterations=settings.max_iterations,
         run_log=run_log,
     )
-    return CliAgent(settings, config, steering.handle, gate, DEFAULT_SYSTEM)
+    return CliAgent(settings, config, steering.handle, gate, DEFAULT_SYSTEM, mcp=mcp)
+
+
+def open_mcp(files: Iterable[str], ask: AskUser | Suspended | None = None) -> McpTools | None:
+    """Open the MCP servers of these files; None if there are no files. Raises `ConfigError`."""
+    files = tuple(files)
+    if not files:
+        return None
+    from clark_agent.mcp.tool_set import McpTools
+
+    return McpTools(*mcp_servers(files), ask=None if isinstance(ask, Suspended) else ask)
+
+
+def mcp_servers(files: Iterable[str]) -> list[McpServer]:
+    """Return the MCP servers of these files. Raises `ConfigError`."""
+    from clark_agent.mcp.config_file import load_servers
+
+    return [server for file in files for server in load_servers(file)]
 
 
 def _own_agent(
@@ -341,6 +382,7 @@ def _own_agent(
     steering: ChannelSteering,
     run_log: RunLog | None,
     stream: StreamFn | None,
+    mcp: McpTools | None,
 ) -> CliAgent:
     """Make the agent of ``--agent``: its own settings, with approvals, steering and the log."""
     assert settings.agent is not None
@@ -353,10 +395,14 @@ def _own_agent(
     changes: dict[str, Any] = {} if stream is None else {"stream": stream}
     if settings.max_iterations != DEFAULT_TURNS:
         changes["max_iterations"] = settings.max_iterations
+    if mcp is not None:
+        if own.config.tool_source is not None:
+            raise ConfigError(f"--mcp: the agent {settings.agent} has a tool source of its own")
+        changes["tool_source"] = mcp
     config = own.config.replace(
         plugins=[*own.config.plugins, gate, steering], run_log=run_log, **changes
     )
-    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps)
+    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps, mcp)
 
 
 def open_model(model: str) -> StreamFn:
@@ -375,7 +421,10 @@ def open_model(model: str) -> StreamFn:
 
 
 def replay_agent(settings: Settings) -> CliAgent:
-    """Make the agent for a replay: it asks no person, and the folder need not exist any more."""
+    """Make the agent for a replay: it asks no person, and the folder need not exist any more. The
+    tools of MCP servers come from the log.
+    """
+    settings = replace(settings, mcp=())
     if not os.path.isdir(settings.root):
         settings = replace(settings, root=gettempdir())  # no tool runs
     return make_agent(settings, log=None, stream=ScriptedStream([]))
@@ -389,14 +438,26 @@ def make_gate(
     """Make the gate. ``ask`` asks the person; with None, calls that need approval are refused."""
     own = () if settings.agent is None else load_agent(settings.agent).config.registry.names
     if approvals.yes:
-        return ApprovalGate(ask, always=(*TOOLS, *own))
+        named = (*TOOLS, *own)
+        if not settings.mcp:
+            return ApprovalGate(ask, always=named)
+        # The names of the tools of MCP servers are not known yet.
+        return ApprovalGate(
+            ask, always=named, needs_approval=lambda ctx: ctx.tool_call.name in named
+        )
     words = [word.strip() for text in approvals.allow for word in text.split(",")]
-    known = [word for word in words if word in own]
-    others = tool_names([word for word in words if word not in own])
+    prefixes = tuple([server.name_prefix for server in mcp_servers(settings.mcp)])
+    known = [word for word in words if word in own or _is_of_server(word, prefixes)]
+    others = tool_names([word for word in words if word not in known])
     return ApprovalGate(ask, always=(*known, *others))
 
 
-def _make_tools(
+def _is_of_server(word: str, prefixes: tuple[str, ...]) -> bool:
+    """Return whether it may be a tool of an MCP server. Which tools it has is not known yet."""
+    return word not in TOOLS and is_tool_name(word) and word.startswith(prefixes)
+
+
+def make_tools(
     names: Sequence[str],
     workspace: Workspace,
     gate: ApprovalGate,
@@ -631,7 +692,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def agent_options(command: F) -> F:
-    """Add the argument ``given``: ``--model``, ``--tools``, ``--root``, ``--max-iterations``."""
+    """Add the argument ``given``: ``--model``, ``--tools``, ``--mcp``, ``--root``, …"""
 
     @wraps(command)
     def with_given(**options: Any) -> Any:
@@ -643,6 +704,7 @@ def agent_options(command: F) -> F:
             max_iterations=options.pop("max_iterations"),
             agent=options.pop("agent"),
             deps=options.pop("deps"),
+            mcp=tuple(options.pop("mcp")) or None,
         )
         return command(given=given, **options)
 
@@ -731,6 +793,14 @@ _AGENT = (
         multiple=True,
         shell_complete=_complete_tools,
         help=f"Tools, separated by commas: {', '.join(TOOLS)}; or files, all, none, default.",
+    ),
+    click.option(
+        "--mcp",
+        metavar="FILE",
+        multiple=True,
+        type=click.Path(dir_okay=False),
+        help="A file with MCP servers, such as .mcp.json. Their tools are added, and ask before "
+        "they run. Repeatable; see 'clark-agent mcp'.",
     ),
     click.option(
         "-C",

@@ -88,12 +88,13 @@ async def _model(chat: Chat, name: str) -> None:
 async def _tools(chat: Chat, names: str) -> None:
     if names:
         await chat.change(replace(chat.agent.settings, tools=tool_names(names.split())))
-    answers = chat.answers
-    for tool in chat.agent.config.registry.values():
+    answers, mcp = chat.answers, chat.agent.mcp
+    of_servers = () if mcp is None else await mcp.tools()
+    for tool in (*chat.agent.config.registry.values(), *of_servers):
         asks = not tool.reads_only and answers.get(tool.name) is not Approval.ALWAYS
         what = one_line(tool.description.partition("\n")[0], 80)
         chat.screen.note(f"{tool.name:14}{'asks first' if asks else '':12}{what}")
-    if not chat.agent.settings.tools:
+    if not chat.agent.settings.tools and not of_servers:
         chat.screen.note("the agent has no tools")
 
 

@@ -14,6 +14,8 @@ host's ``ask`` function, and runs the call only if the answer allows it. The rul
 - Nothing runs by mistake. If there is no ``ask``, or it raises, times out or returns anything else,
   the call is blocked and the model gets the reason.
 - Only one question is open at a time, even if several runs, event loops or threads share the gate.
+  An ``ask`` that reaches several people (`clark_agent.mcp.serving.elicited_approval`) has one line
+  for each of them.
 - Cancelling a run withdraws its question.
 - A tool with questions of its own, as the file tools have about secrets, asks them through the
   gate: ``file_tools(workspace, ask=gate.ask)``. They queue with the gate's questions. A call that
@@ -58,9 +60,9 @@ from clark_agent.toolkit._visible import call_block, call_line, visible
 from clark_agent.toolkit.ask import (
     SUSPEND,
     NobodyThere,
-    OneAtATime,
     Suspended,
     check_asking,
+    line_of,
     put_to,
 )
 from clark_agent.tools.base import AgentTool
@@ -212,7 +214,7 @@ class ApprovalGate:
         """The owner whose answers a running run uses, by run id."""
         self._approved: dict[str, dict[str, ApprovalRequest]] = {}
         """The approved calls of running runs, by run id and call id."""
-        self._one_at_a_time = OneAtATime()
+        self._line = line_of(ask)
         self._run_id: str | None = None
 
     # --- remembered answers ---------------------------------------------------------------------
@@ -291,7 +293,7 @@ class ApprovalGate:
             return await self._suspend(ctx)
         if self._ask is None:
             return _blocked("nobody_to_ask", _NOBODY)
-        async with self._one_at_a_time.turn():
+        async with self._line().turn():
             if (
                 known := self._known_answer(owner, name)
             ) is not None:  # answered while this call waited
@@ -333,7 +335,7 @@ class ApprovalGate:
             return Approval.ONCE
         if self._ask is None:
             raise EOFError("the gate has no ask function")
-        async with self._one_at_a_time.turn():
+        async with self._line().turn():
             return await self._answer(self._ask, request)
 
     def _has_approved(self, request: ApprovalRequest) -> bool:

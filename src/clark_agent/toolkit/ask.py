@@ -37,6 +37,7 @@ __all__ = [
     "Suspended",
     "ask_user_tool",
     "check_asking",
+    "line_of",
     "put_to",
     "unless_stopped",
 ]
@@ -80,7 +81,7 @@ def ask_user_tool(
     check_asking("ask_user_tool", ask, timeout, "question", "choices")
     if assignee is not None and ask is not SUSPEND:
         raise ConfigError("ask_user_tool: assignee needs SUSPEND: ask_user_tool(SUSPEND, ...)")
-    one_at_a_time = OneAtATime()
+    line = line_of(ask)
 
     # If the program dies while it waits, the answer is lost. Asking again does no harm.
     @tool(idempotent=True, reads_only=True)
@@ -104,7 +105,7 @@ def ask_user_tool(
             asked = {"kind": "question", "question": question.strip(), "choices": list(offered)}
             raise ToolSuspended(asked, expires_in=timeout, assignee=assignee)
         try:
-            async with one_at_a_time.turn(), asyncio.timeout(timeout):
+            async with line().turn(), asyncio.timeout(timeout):
                 answer: Any = await put_to(ask, question.strip(), offered)
         except TimeoutError:
             return ToolResult.error(f"The user has not answered in time. {_GO_ON}")
@@ -231,6 +232,18 @@ class OneAtATime:
             except RuntimeError:  # its event loop is closed, so the waiting task is gone
                 continue
             return
+
+
+def line_of(ask: object) -> Callable[[], OneAtATime]:
+    """Return the function that says where a question has to queue, when it is asked.
+
+    An ``ask`` that reaches several people has its own: a method ``line()``.
+    """
+    own: Callable[[], OneAtATime] | None = getattr(ask, "line", None)
+    if own is not None:
+        return own
+    line = OneAtATime()
+    return lambda: line
 
 
 def _wake(waiting: asyncio.Future[None]) -> None:

@@ -242,6 +242,7 @@ def _findings(log: Log) -> Iterator[Finding]:
         "uvicorn": "gateway",
         "xllamacpp": "local",
         "genai_prices": "prices",
+        "mcp": "mcp",
     }
     for package, extra in extras.items():
         have = _version(package)

@@ -15,9 +15,9 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Coroutine, Generator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,7 +62,9 @@ from clark_agent.errors import (
     ConfigError,
     InvalidContinuationError,
     LoopError,
+    RunAborted,
     RunLetGo,
+    ToolExecutionError,
     failure_of,
 )
 from clark_agent.events import AgentEvent, EventSink
@@ -73,9 +75,12 @@ from clark_agent.run_log import fork as fork_run
 from clark_agent.run_log import resume as resume_run
 from clark_agent.run_log.records import RunSuspended
 from clark_agent.running import Starter
-from clark_agent.toolkit.ask import SUSPEND
+from clark_agent.toolkit.ask import SUSPEND, unless_stopped
 from clark_agent.types import AgentContext, RunIdentity, Usage
 from clark_agent.waiting import WaitingRequest
+
+if TYPE_CHECKING:
+    from clark_agent.mcp.tool_set import McpTools
 
 __all__ = ["SUSPENDED", "check_not_queued", "continue_run", "fork", "resume", "run"]
 
@@ -94,6 +99,7 @@ prompt_argument = click.argument("prompt", nargs=-1)
         'clark-agent run -m anthropic:claude-sonnet-5 -t files,shell "Why do the tests fail?"',
         'cat error.log | clark-agent run "What went wrong?"',
         'clark-agent run --yes --json "Add a licence to every file in src" | jq .type',
+        'clark-agent run --mcp .mcp.json "What changed in the tracker this week?"',
         'clark-agent run --suspend "Clean up the notes"     # decide about its calls later',
     )
 )
@@ -291,6 +297,7 @@ class Stage:
         self._unwritable: OSError | None = None
         """The error that made the output unwritable, such as a broken pipe or a full disk."""
         self._run_id: str | None = None
+        self._mcp: McpTools | None = None
 
     def agent(self, settings: Settings, approvals: Approvals) -> CliAgent:
         """Make the agent, which asks the person at this terminal, or suspends its run."""
@@ -302,12 +309,14 @@ class Stage:
             self.screen.note(LOG_INSIDE)
         nobody = SUSPEND if settings.suspend else None
         ask = nobody if person is None else person.approve
-        return make_agent(
+        agent = make_agent(
             settings,
             log=self._log,
             gate=make_gate(ask, approvals, settings),
             ask=nobody if person is None else person.answer,
         )
+        self._mcp = agent.mcp
+        return agent
 
     def still_waits(self, run_id: str, waiting: Sequence[WaitingRequest], usage: Usage) -> int:
         """Say what a run waits for, and return the exit code."""
@@ -326,7 +335,8 @@ class Stage:
 
         async def main() -> RunResult:
             with self._signals():
-                return await starter(self._sink, self._token)
+                async with self._servers():
+                    return await starter(self._sink, self._token)
 
         with show_log_messages(self.screen, debug=is_debugging()):
             try:
@@ -345,6 +355,21 @@ class Stage:
         if self._unwritable is not None:
             raise self._unwritable
         return self._ended(outcome)
+
+    @asynccontextmanager
+    async def _servers(self) -> AsyncGenerator[None]:
+        """Connect to the MCP servers, unless that is interrupted, and disconnect at the end."""
+        if self._mcp is None:
+            yield
+            return
+        try:
+            await unless_stopped(self._mcp.__aenter__(), self._token)
+        except ToolExecutionError:
+            raise RunAborted("stopped before all MCP servers were connected") from None
+        try:
+            yield
+        finally:
+            await self._mcp.aclose()
 
     def _sink(self, event: AgentEvent) -> None:
         self._run_id = getattr(getattr(event, "identity", None), "run_id", self._run_id)

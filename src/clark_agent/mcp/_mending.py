@@ -1,0 +1,118 @@
+"""Messages that the SDK refuses as a whole although most of them is fine, mended.
+
+- an answer with half of a character or deep nesting, which its parser rejects: without it, the
+  request would wait for its answer in vain
+- a list of tools in which one tool is invalid, which would hide all the others
+
+Whatever is left out is reported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import mcp_types as types
+from mcp.shared.message import SessionMessage
+from mcp_types import methods
+from pydantic import ValidationError
+
+from clark_agent._text import well_formed
+
+__all__ = ["mended_message", "mended_tools"]
+
+_DEEPEST = 100
+_ID = re.compile(r'"id"\s*:\s*(\d+)')
+_OPTIONAL = ("annotations", "icons", "execution", "title", "_meta", "description", "outputSchema")
+
+
+def mended_message(error: ValidationError) -> SessionMessage | Exception:
+    """The message that the parser has rejected, or an error for the request that it answers.
+
+    What is not an answer stays an exception.
+    """
+    line = error.errors(include_url=False)[0].get("input")
+    if not isinstance(line, str):
+        return error
+    try:
+        message: Any = _clean(json.loads(line), _DEEPEST)
+        return SessionMessage(types.jsonrpc_message_adapter.validate_python(message, by_name=False))
+    except (ValueError, RecursionError):
+        pass
+    if '"result"' not in line:
+        return error
+    found = _ID.search(line[:200]) or _ID.search(line[-200:])
+    if found is None:
+        return error
+    data = types.ErrorData(code=types.PARSE_ERROR, message="the result is not valid JSON")
+    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=data))
+
+
+def _clean(value: Any, depth: int) -> Any:
+    match value:
+        case str():
+            return well_formed(value)
+        case dict():
+            if not depth:
+                return "[nested too deeply]"
+            fields: dict[str, Any] = value
+            return {well_formed(key): _clean(item, depth - 1) for key, item in fields.items()}
+        case list():
+            if not depth:
+                return "[nested too deeply]"
+            items: list[Any] = value
+            return [_clean(item, depth - 1) for item in items]
+        case _:
+            return value
+
+
+def mended_tools(
+    result: dict[str, Any], version: str
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The result of ``tools/list`` with the tools that the SDK accepts, and what was left out."""
+    if _problem(result, version) is None:
+        return result, []
+    kept: list[Any] = []
+    left_out: list[tuple[str, str]] = []
+    for tool in result["tools"]:
+        made, problem = _mended_tool(tool, {**result, "tools": []}, version)
+        if problem is None:
+            kept.append(made)
+        else:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            left_out.append((well_formed(str(name))[:100], problem))
+    return {**result, "tools": kept}, left_out
+
+
+def _mended_tool(tool: Any, page: dict[str, Any], version: str) -> tuple[Any, str | None]:
+    """The tool as it is, with a small correction, or without what is not essential."""
+    if not isinstance(tool, dict):
+        return tool, "it is not an object"
+    schema = tool.get("inputSchema")
+    if isinstance(schema, dict) and ("type" not in schema or _allows_object(schema["type"])):
+        tool = {**tool, "inputSchema": {**schema, "type": "object"}}
+    if _problem({**page, "tools": [tool]}, version) is None:
+        return tool, None
+    for key in _OPTIONAL:
+        if key in tool:
+            tool = {name: value for name, value in tool.items() if name != key}
+            if _problem({**page, "tools": [tool]}, version) is None:
+                return tool, None
+    return tool, _problem({**page, "tools": [tool]}, version)
+
+
+def _allows_object(kind: Any) -> bool:
+    return isinstance(kind, list) and "object" in kind
+
+
+def _problem(result: dict[str, Any], version: str) -> str | None:
+    try:
+        methods.validate_server_result("tools/list", version, result)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join([str(part) for part in first["loc"][2:]])
+        return f"its definition is invalid ({place}: {first['msg']})"
+    except (KeyError, ValueError):
+        return None
+    return None

@@ -1,0 +1,345 @@
+"""The only module that opens connections with the SDK. It is loaded with the first connection.
+
+Adds to the SDK's transports what a long-lived connection needs: a sign when it ends, and the status
+of HTTP errors. `clark_agent.mcp._mending` mends what the SDK would refuse as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TextIO
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp import MCPError
+from mcp.client import Client
+from mcp.client.auth import OAuthFlowError
+from mcp.client.sse import sse_client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import ToolsListChanged
+from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from clark_agent._text import describe
+from clark_agent._version import __version__
+from clark_agent.errors import McpError
+from clark_agent.mcp._mending import mended_message, mended_tools
+from clark_agent.mcp.server_config import McpServer
+
+__all__ = [
+    "Client",
+    "Hooks",
+    "explain",
+    "failure_of_request",
+    "is_gone",
+    "leaf_of",
+    "list_all",
+    "list_tools",
+    "listen_for_tools",
+    "open_client",
+    "types",
+]
+
+_MOST_PAGES = 1_000
+_WAIT_SECONDS = 30.0
+_READ_SECONDS = 300.0
+_LARGEST_EVENT = 64 * 1_024 * 1_024
+_SESSION_GONE = "Session terminated"
+_LOST = ("Connection closed", "SSE stream")
+
+
+class Hooks:
+    """What a connection tells whoever has opened it."""
+
+    def __init__(self) -> None:
+        self.on_end: Callable[[], None] = _nothing
+        """Called when nothing more can come from the server."""
+        self.on_tools_changed: Callable[[], None] = _nothing
+        self.elicit: Any = None
+        self.stderr: TextIO | None = None
+        self.status: int | None = None
+        """The status of the last HTTP response, if it was an error."""
+        self.http: httpx2.AsyncClient | None = None
+        self.noise: str | None = None
+        """The last thing the server sent that is not a message."""
+        self.client: Client | None = None
+        self.left_out: dict[str, str] = {}
+        """Tools that the SDK does not accept, and why."""
+
+    def version(self) -> str | None:
+        """The version of the protocol, once it is known."""
+        try:
+            return None if self.client is None else self.client.session.protocol_version
+        except RuntimeError:  # it is connecting
+            return None
+
+    async def on_message(self, message: object) -> None:
+        """Take what the SDK does not handle itself."""
+        if isinstance(message, types.ToolListChangedNotification):
+            self.on_tools_changed()
+        elif isinstance(message, Exception):
+            self.noise = describe(message)[:500]
+
+    async def on_response(self, response: httpx2.Response) -> None:
+        """Remember the status of errors, which the SDK does not pass on."""
+        self.status = response.status_code if response.status_code >= 400 else None
+
+
+def _nothing() -> None:
+    pass
+
+
+def open_client(
+    server: McpServer, headers: Mapping[str, str], *, auth: httpx2.Auth | None, hooks: Hooks
+) -> Client:
+    """A client for the server. Entering it connects."""
+    hooks.client = Client(
+        _transport(server, headers, auth, hooks),
+        cache=None,
+        client_info=types.Implementation(name="clark-agent", version=__version__),
+        message_handler=hooks.on_message,
+        elicitation_callback=hooks.elicit,
+    )
+    return hooks.client
+
+
+@asynccontextmanager
+async def _transport(
+    server: McpServer, headers: Mapping[str, str], auth: httpx2.Auth | None, hooks: Hooks
+) -> AsyncGenerator[Any]:
+    if server.command is not None:
+        parameters = StdioServerParameters(
+            command=server.command,
+            args=list(server.args),
+            env=dict(server.env or {}),
+            cwd=None if server.cwd is None else str(server.cwd),
+            encoding_error_handler="replace",  # with "strict", one bad byte ends the connection
+        )
+        assert hooks.stderr is not None
+        async with stdio_client(parameters, errlog=hooks.stderr) as (reading, writing):
+            hooks.stderr.close()
+            yield _Watched(reading, hooks), writing
+        return
+    assert server.url is not None
+    read = max(_READ_SECONDS, server.timeout + _WAIT_SECONDS)
+    timeout = httpx2.Timeout(_WAIT_SECONDS, read=read)
+    if server.transport == "sse":
+
+        def factory(
+            headers: dict[str, str] | None = None,
+            timeout: httpx2.Timeout | None = None,
+            auth: httpx2.Auth | None = None,
+        ) -> httpx2.AsyncClient:
+            hooks.http = httpx2.AsyncClient(
+                headers=headers,
+                timeout=timeout,
+                auth=auth,
+                event_hooks={"response": [hooks.on_response]},
+            )
+            return hooks.http
+
+        async with sse_client(
+            server.url,
+            headers=dict(headers),
+            timeout=_WAIT_SECONDS,
+            sse_read_timeout=read,
+            httpx_client_factory=factory,
+            auth=auth,
+        ) as (reading, writing):
+            yield _Watched(reading, hooks), writing
+        return
+    client = httpx2.AsyncClient(
+        headers=dict(headers),
+        timeout=timeout,
+        auth=auth,
+        event_hooks={"response": [hooks.on_response]},
+    )
+    hooks.http = client
+    most = max(_LARGEST_EVENT, 8 * server.max_result_bytes)
+    async with (
+        client,
+        streamable_http_client(server.url, http_client=client, max_sse_event_size=most) as (
+            reading,
+            writing,
+        ),
+    ):
+        yield _Watched(reading, hooks), writing
+
+
+class _Watched:
+    """The messages of a server, with a sign at their end."""
+
+    def __init__(self, stream: Any, hooks: Hooks) -> None:
+        self._stream = stream
+        self._hooks = hooks
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._stream, "last_context", None)
+
+    def __aiter__(self) -> _Watched:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            item = await self._stream.__anext__()
+        except BaseException:  # its end, or a cancellation of everything around it
+            self._hooks.on_end()
+            raise
+        if isinstance(item, Exception):
+            return mended_message(item) if isinstance(item, ValidationError) else item
+        answer = item.message
+        if isinstance(answer, types.JSONRPCResponse) and "tools" in answer.result:
+            self._mend_tools(answer)
+        return item
+
+    def _mend_tools(self, answer: types.JSONRPCResponse) -> None:
+        version = self._hooks.version()
+        if version is None or not isinstance(answer.result["tools"], list):
+            return
+        if "content" not in answer.result:
+            answer.result, left_out = mended_tools(answer.result, version)
+            self._hooks.left_out.update(left_out)
+
+    async def receive(self) -> Any:
+        return await self._stream.receive()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def __aenter__(self) -> _Watched:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> Any:
+        return await self._stream.__aexit__(*error)
+
+
+# --- what a connection is used for ------------------------------------------------------------
+
+
+async def list_all(list_page: Callable[..., Awaitable[Any]], field: str) -> list[Any]:
+    """All entries of a list that comes in pages. Ends, also if the pages do not."""
+    found: list[Any] = []
+    cursor: str | None = None
+    seen: set[str] = set()
+    for _ in range(_MOST_PAGES):
+        page = await list_page(cursor=cursor)
+        found.extend(getattr(page, field))
+        cursor = page.next_cursor
+        if not cursor or cursor in seen:
+            break
+        seen.add(cursor)
+    return found
+
+
+async def list_tools(client: Client, hooks: Hooks) -> tuple[list[Any], dict[str, str]]:
+    """The tools of the server, and those that were left out with the reason."""
+    left_out: dict[str, str] = {}
+    hooks.left_out = left_out
+    if client.server_capabilities.tools is None:
+        return [], left_out
+    return await list_all(client.list_tools, "tools"), left_out
+
+
+async def listen_for_tools(client: Client, on_change: Callable[[], None]) -> None:
+    """Report changes of the tools, on connections where a client has to ask for them.
+
+    Returns when the server ends it or does not support it.
+    """
+    tools = client.server_capabilities.tools
+    if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None:
+        return
+    if not tools.list_changed:
+        return
+    async with client.listen(tools_list_changed=True) as subscription:
+        if not subscription.honored.tools_list_changed:
+            return
+        async for event in subscription:
+            if isinstance(event, ToolsListChanged):
+                on_change()
+
+
+# --- what goes wrong --------------------------------------------------------------------------
+
+
+def leaf_of(error: BaseException) -> BaseException:
+    """The first error of a group that is not another group."""
+    while isinstance(error, BaseExceptionGroup):
+        leaves = error.exceptions
+        error = next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
+    return error
+
+
+def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
+    """Why the server cannot be reached, and what to do."""
+    match error:
+        case McpError():
+            return error.text
+        case OAuthFlowError():
+            return f"the login has failed: {describe(error)}"
+        case FileNotFoundError() | NotADirectoryError() if server.command is not None:
+            return (
+                f"cannot start {server.command!r}: there is no such program, or no such folder to "
+                "start it in; install it, or correct command, cwd or PATH"
+            )
+        case PermissionError() if server.command is not None:
+            return f"cannot start {server.command!r}: it may not be executed by this user"
+        case ValidationError():
+            return "the server does not follow the protocol: " + describe(error)[:300]
+        case OSError() | ValueError() if server.command is not None:
+            return f"cannot start {server.command!r}: {describe(error)}"
+        case _ if hooks.status in (401, 403):
+            return (
+                f"{server.address} does not accept the credentials (status {hooks.status}); check "
+                "headers or auth"
+            )
+        case _ if hooks.status is not None:
+            return f"{server.address} answered with status {hooks.status}; check the url"
+        case httpx2.ConnectError() | httpx2.ConnectTimeout():
+            return f"cannot connect to {server.address}: {describe(error)}; check the url"
+        case MCPError() if _is_lost(error) and server.command is not None:
+            return f"the program {server.command!r} has ended, or has closed its output"
+        case MCPError() if _is_lost(error):
+            return f"{server.address} has closed the connection"
+        case MCPError(error=data):
+            return f"the server refuses the connection ({data.code}): {data.message}"
+        case _:
+            return describe(error)
+
+
+def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
+    """Whether the server has forgotten the session, so that it has not carried out the request."""
+    if not isinstance(error, MCPError):
+        return False
+    if error.message == _SESSION_GONE and error.code == INVALID_REQUEST:
+        return True
+    has_session = client.protocol_version not in MODERN_PROTOCOL_VERSIONS
+    is_about_it = error.code not in (METHOD_NOT_FOUND, INVALID_PARAMS)
+    return hooks.status == 404 and has_session and is_about_it
+
+
+def _is_lost(error: MCPError) -> bool:
+    """Whether the SDK says so. Servers use the same code for errors of their own."""
+    return error.code == CONNECTION_CLOSED and error.message.startswith(_LOST)
+
+
+def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
+    """What a request failed of, in our terms."""
+    match error:
+        case MCPError() if _is_lost(error):
+            return McpError(server, "the connection was lost", kind="connection_lost")
+        case MCPError(error=data):
+            status = f" (status {hooks.status})" if hooks.status is not None else ""
+            return McpError(server, data.message + status, kind="protocol_error", code=data.code)
+        case ValidationError():
+            text = f"the result does not follow the protocol: {describe(error)[:500]}"
+            return McpError(server, text, kind="protocol_error")
+        case anyio.BrokenResourceError() | anyio.ClosedResourceError() | OSError():
+            return McpError(server, "the connection was lost", kind="connection_lost")
+        case _:
+            return McpError(server, describe(error)[:1_000], kind="protocol_error")

@@ -1,0 +1,578 @@
+"""Connection: one client of one server on one event loop, connected again whenever it is lost.
+
+Everything of the SDK runs in tasks of this module, because its cancel scopes must be left in the
+task that entered them, and the code that calls a tool may continue in another one:
+
+- each connection lives in a task of its own (`_Life`), from connecting to closing
+- each request runs in a task of its own; cancelling it cancels the request at the server and
+  leaves the connection as it is
+
+While the server is away, it is tried again after half a second, then after twice as long, and so
+on; at once if something needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from clark_agent._extras import load_extra
+from clark_agent._text import describe
+from clark_agent._threads import run_in_thread
+from clark_agent.engine.supervised import is_cancelled
+from clark_agent.errors import McpError
+from clark_agent.mcp._stderr import StderrTail
+
+if TYPE_CHECKING:
+    from clark_agent.mcp._sdk import Client, Hooks
+    from clark_agent.mcp.link import ServerLink
+
+__all__ = ["Connection"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_DELAY = 0.5
+_LONGEST_DELAY = 30.0
+_LONGEST_DELAY_WHEN_NEEDED = 2.0
+_STABLE_SECONDS = 10.0
+_CLOSE_SECONDS = 3.0
+"""How long a server at a URL has to say goodbye. The SDK limits it for a program."""
+_LISTEN_AGAIN = 5.0
+
+
+class Connection:
+    """A connection that is made when it is first needed and kept until `close`."""
+
+    def __init__(self, link: ServerLink) -> None:
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._client: Client | None = None
+        self._life: _Life | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._news: asyncio.Future[None] = self._loop.create_future()
+        """Done when something changes: connected, failed, closed, a person is asked."""
+        self._wake = asyncio.Event()
+        self._waiting = 0
+        self._flights: set[_Flight] = set()
+        self._people = 0
+        self._elicitations: set[asyncio.Task[Any]] = set()
+        self._attempts = 0
+        self._is_closed = False
+        self._is_hopeless = False
+        self._used_at = self._loop.time()
+        self._idle: asyncio.TimerHandle | None = None
+        self.problem: McpError | None = None
+        """Why the server is away, if it is."""
+        self.is_stale = True
+        """Whether the tools of the server have changed since they were listed."""
+
+    # --- for users of the connection ----------------------------------------------------------
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it is connected."""
+        return self._client is not None
+
+    @property
+    def was_tried(self) -> bool:
+        """Whether an attempt to connect has ended, well or not."""
+        return self._attempts > 0
+
+    async def first_attempt(self) -> McpError | None:
+        """Wait until it is connected, or has failed once. Returns why it has failed."""
+        self._start()
+        while self._client is None and not self._attempts and not self._is_closed:
+            await asyncio.wait({self._news})
+        self.use()
+        return None if self._client is not None else self.problem
+
+    async def connected(self) -> Client:
+        """The client; if it is away, wait for it up to ``connect_timeout``. Raises `McpError`."""
+        self._start()
+        self._wake.set()
+        end = self._loop.time() + self._link.server.connect_timeout
+        self._waiting += 1
+        try:
+            while self._client is None:
+                if self._is_closed:
+                    raise McpError(self._link.server.name, "the connection is closed")
+                if self._is_hopeless:
+                    raise self._unavailable()
+                left = None if self._people else end - self._loop.time()
+                if left is not None and left <= 0:
+                    raise self._unavailable()
+                await asyncio.wait({self._news}, timeout=left)
+            return self._client
+        finally:
+            self._waiting -= 1
+
+    def _unavailable(self) -> McpError:
+        """Another error each time: several tasks may raise it."""
+        text = "it is not connected" if self.problem is None else self.problem.text
+        return McpError(self._link.server.name, text)
+
+    async def request(
+        self, work: Callable[[Client], Coroutine[Any, Any, T]], *, within: float
+    ) -> T:
+        """Run the request in a task of its own, ``within`` so many seconds.
+
+        Raises `McpError`, and nothing else.
+        """
+        try:
+            return await self._request(work, within)
+        except _SessionGoneError:  # the server has not seen it, so it may be sent again
+            try:
+                return await self._request(work, within)
+            except _SessionGoneError:
+                text = "the server forgets its sessions at once"
+                raise McpError(self._link.server.name, text, kind="protocol_error") from None
+
+    async def _request(self, work: Callable[[Client], Coroutine[Any, Any, T]], within: float) -> T:
+        client = self._client
+        if client is None:
+            client = await self.connected()
+        flight = _Flight(_start(self._loop, work(client)), within)
+        self._flights.add(flight)
+        if not self._people:
+            flight.resume()
+        self._used_at = self._loop.time()
+        try:
+            result: T = await flight.task
+            return result
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            name = self._link.server.name
+            if flight.timed_out:
+                text = f"no answer within {within:g} seconds"
+                raise McpError(name, text, kind="timeout") from None
+            raise McpError(name, "the connection was closed", kind="connection_lost") from None
+        except Exception as error:
+            raise self._failure_of(error, client) from None
+        finally:
+            flight.pause()
+            self._flights.discard(flight)
+            if not self._flights:
+                for task in self._elicitations:  # nothing is left that could need the answer
+                    task.cancel()
+
+    def _failure_of(self, error: Exception, client: Client) -> Exception:
+        from clark_agent.mcp import _sdk
+
+        life = self._life
+        if life is not None and life.hooks is not None and _sdk.is_gone(error, client, life.hooks):
+            if self._client is client:  # else another request has noticed
+                self._client = None
+                life.stop()
+            return _SessionGoneError()
+        hooks = _sdk.Hooks() if life is None or life.hooks is None else life.hooks
+        failure = _sdk.failure_of_request(self._link.server.name, error, hooks)
+        text = self._link.redact(failure.text)
+        return McpError(failure.server, text, kind=failure.kind, code=failure.code)
+
+    async def list_tools(self) -> tuple[list[Any], dict[str, str]]:
+        """The tools of the server, and those that were left out with the reason."""
+
+        async def work(client: Client) -> tuple[list[Any], dict[str, str]]:
+            from clark_agent.mcp import _sdk
+
+            life = self._life
+            hooks = _sdk.Hooks() if life is None or life.hooks is None else life.hooks
+            return await _sdk.list_tools(client, hooks)
+
+        return await self.request(work, within=self._link.server.timeout)
+
+    def set_headers(self, headers: dict[str, str]) -> None:
+        """Use other headers from the next request on."""
+        life = self._life
+        if life is not None and life.hooks is not None and life.hooks.http is not None:
+            life.hooks.http.headers.update(headers)
+
+    async def close(self) -> None:
+        """Close the connection, and wait until nothing is left of it."""
+        self.begin_to_close()
+        if self._supervisor is not None:
+            await asyncio.wait({self._supervisor})
+
+    def begin_to_close(self) -> None:
+        """Make it close by itself."""
+        self._is_closed = True
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        for flight in self._flights:
+            flight.task.cancel()
+        if self._life is not None:
+            self._life.stop()
+        self._wake.set()
+        self._tell()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is closed for good."""
+        return self._is_closed
+
+    # --- questions to a person ----------------------------------------------------------------
+
+    def asking(self) -> _Asking:
+        """While the block runs, a person is asked: no timeout counts."""
+        return _Asking(self)
+
+    async def elicit(self, answer: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """The answer of a person. None if every request that could need it is over."""
+        task = self._loop.create_task(answer())
+        self._elicitations.add(task)
+        try:
+            with self.asking():
+                return await task
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            return None
+        finally:
+            self._elicitations.discard(task)
+
+    def _begin_asking(self) -> None:
+        self._people += 1
+        if self._people == 1:
+            for flight in self._flights:
+                flight.pause()
+            if self._life is not None:
+                self._life.pause_timer()
+            self._tell()
+
+    def _end_asking(self) -> None:
+        self._people -= 1
+        if not self._people:
+            for flight in self._flights:
+                flight.resume()
+            if self._life is not None:
+                self._life.start_timer()
+            self._tell()
+
+    # --- its own life -------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._supervisor is None and not self._is_closed:
+            self._supervisor = self._loop.create_task(
+                self._supervise(), name=f"mcp {self._link.server.name}"
+            )
+            if not self._link.server.is_shared:
+                self._watch_idleness()
+
+    async def _supervise(self) -> None:
+        delay = _FIRST_DELAY
+        try:
+            while not self._is_closed:
+                life = self._life = _Life(self, self._link)
+                lived = await life.end()
+                self._client = None
+                if not life.was_restarted and not self.is_closed:
+                    self._failed(life.failure())
+                    delay = _FIRST_DELAY if lived >= _STABLE_SECONDS else delay
+                    await self._pause(delay)
+                    delay = min(2 * delay, _LONGEST_DELAY)
+        finally:
+            self._is_closed = True
+            self._client = None
+            if self._life is not None and not self._life.task.done():
+                self._life.cancel()
+                await asyncio.wait({self._life.task})
+            self._tell()
+
+    async def _pause(self, delay: float) -> None:
+        """Wait until it is time for another attempt, or until something needs it."""
+        self._wake.clear()
+        if self._waiting:
+            delay = min(delay, _LONGEST_DELAY_WHEN_NEEDED)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay):
+                await self._wake.wait()
+
+    def came_up(self, client: Client, tools: list[Any], left_out: dict[str, str]) -> None:
+        """The life is connected."""
+        self._client = client
+        self._attempts += 1
+        self.problem = None
+        self._is_hopeless = False
+        self.is_stale = False
+        self._link.take_tools(tools, left_out)
+        self._tell()
+
+    def went_down(self) -> None:
+        """The life has no connection any more, and is about to end."""
+        self._client = None
+
+    def _failed(self, problem: McpError, *, is_hopeless: bool | None = None) -> None:
+        self._attempts += 1
+        self.problem = problem
+        life = self._life
+        if is_hopeless is None:
+            is_hopeless = life is not None and life.is_hopeless
+        self._is_hopeless = is_hopeless
+        logger.info("%s", problem)
+        self._tell()
+
+    def gave_up(self, problem: McpError) -> None:
+        """The time to connect is over. The life ends a little later."""
+        self._failed(problem, is_hopeless=False)
+
+    def tools_changed(self) -> None:
+        """The server says that its tools have changed."""
+        self.is_stale = True
+
+    def _tell(self) -> None:
+        news, self._news = self._news, self._loop.create_future()
+        if not news.done():
+            news.set_result(None)
+
+    # --- idleness -----------------------------------------------------------------------------
+
+    def use(self) -> None:
+        """Count as used now."""
+        self._used_at = self._loop.time()
+
+    def _watch_idleness(self) -> None:
+        if self._flights or self._waiting or not self._attempts:
+            self.use()
+        due = self._used_at + self._link.server.idle_seconds
+        if self._loop.time() >= due:
+            self._link.forget(self)
+            self.begin_to_close()
+            return
+        self._idle = self._loop.call_at(due, self._watch_idleness)
+
+
+if sys.version_info >= (3, 12):
+
+    def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task that has begun to work when this returns: a turn of the event loop less."""
+        return asyncio.Task(work, loop=loop, eager_start=True)
+
+else:
+
+    def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return loop.create_task(work)
+
+
+class _SessionGoneError(Exception):
+    """The server does not know the session any more."""
+
+
+class _Asking:
+    """A block in which a person is asked."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection._begin_asking()
+
+    def __exit__(self, *error: object) -> None:
+        self._connection._end_asking()
+
+
+class _Flight:
+    """A request in progress, with a clock that can be stopped."""
+
+    __slots__ = ("_left", "_timer", "task", "timed_out")
+
+    def __init__(self, task: asyncio.Task[Any], timeout: float) -> None:
+        self.task = task
+        self._left = timeout
+        self._timer: asyncio.TimerHandle | None = None
+        self.timed_out = False
+
+    def resume(self) -> None:
+        if self._timer is None:
+            self._timer = self.task.get_loop().call_later(self._left, self._expire)
+
+    def pause(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._left = max(0.0, self._timer.when() - self.task.get_loop().time())
+            self._timer = None
+
+    def _expire(self) -> None:
+        self.timed_out = True
+        self.task.cancel()
+
+
+class _Life:
+    """One attempt to connect and, if it succeeds, the connection until it ends.
+
+    Its task is cancelled at most once: a second time would interrupt the SDK while it ends the
+    server's process.
+    """
+
+    def __init__(self, connection: Connection, link: ServerLink) -> None:
+        self._connection = connection
+        self._link = link
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self._left = link.server.connect_timeout
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_connecting = True
+        self._is_stopped = False
+        self._is_late = False
+        self._is_cancelled = False
+        self._up_at: float | None = None
+        self._error: BaseException | None = None
+        self._stderr: StderrTail | None = None
+        self.hooks: Hooks | None = None
+        self.is_hopeless = False
+        """Whether it would fail in the same way at once."""
+        self.was_restarted = False
+        self.task = self._loop.create_task(self._run(), name=f"mcp {link.server.name} connection")
+        self.start_timer()
+
+    async def end(self) -> float:
+        """Wait for the end. Returns how many seconds it was connected."""
+        await asyncio.wait({self.task})
+        self.pause_timer()
+        if not self.task.cancelled():
+            self._error = self.task.exception()
+        if self._stderr is not None:
+            self._stderr.close_writer()
+            if self._up_at is None:
+                await run_in_thread(self._stderr.join, 0.5)
+        return 0.0 if self._up_at is None else self._loop.time() - self._up_at
+
+    def stop(self) -> None:
+        """Make it end."""
+        self.pause_timer()
+        if self._up_at is None:
+            self.cancel()
+            return
+        if not self._is_stopped:
+            self._is_stopped = self.was_restarted = True
+            self._over.set()
+            if self._link.server.url is not None:
+                self._loop.call_later(_CLOSE_SECONDS, self.cancel)
+
+    def cancel(self) -> None:
+        """Make it end now."""
+        if not self._is_cancelled and not self.task.done() and not self.task.cancelling():
+            self._is_cancelled = True
+            self.task.cancel()
+
+    def start_timer(self) -> None:
+        """Let the time to connect pass."""
+        if self._is_connecting and self._timer is None:
+            self._timer = self._loop.call_later(self._left, self._give_up)
+
+    def pause_timer(self) -> None:
+        """Stop the clock of connecting."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._left = max(0.0, self._timer.when() - self._loop.time())
+            self._timer = None
+
+    def _give_up(self) -> None:
+        self._is_late = True
+        self._connection.gave_up(self.failure())
+        self.cancel()
+
+    def failure(self) -> McpError:
+        """Why it has ended, and the last lines of the server's stderr."""
+        server = self._link.server
+        if self._is_late:
+            text = (
+                f"no connection within {server.connect_timeout:g} seconds; check that "
+                f"{server.address} is an MCP server, or raise connect_timeout"
+            )
+            if self.hooks is not None and self.hooks.noise is not None:
+                text += f" (it has sent something else: {self.hooks.noise})"
+        elif self._error is not None and self.hooks is not None:
+            from clark_agent.mcp import _sdk
+
+            leaf = _sdk.leaf_of(self._error)
+            text = _sdk.explain(server, leaf, self.hooks)
+            self.is_hopeless = self._up_at is None and isinstance(leaf, (OSError, ValueError))
+            self.is_hopeless = self.is_hopeless and server.command is not None
+        elif self._error is not None:
+            text = describe(self._error)
+        else:
+            text = "the connection has ended"
+        lines = () if self._stderr is None else self._stderr.lines
+        if lines:
+            text += ". Its last lines on stderr:\n" + "\n".join(lines)
+        return McpError(server.name, self._link.redact(text))
+
+    async def _run(self) -> None:
+        await _load_sdk()
+        from clark_agent.mcp import _sdk
+
+        server = self._link.server
+        hooks = self.hooks = _sdk.Hooks()
+        hooks.on_end = self._ended
+        hooks.on_tools_changed = self._connection.tools_changed
+        hooks.elicit = self._link.elicitation_callback(self._connection)
+        if server.command is not None:
+            self._stderr = StderrTail(server.name)
+            hooks.stderr = self._stderr.writer
+        auth = self._link.make_auth(self._connection)
+        client = _sdk.open_client(server, self._link.headers, auth=auth, hooks=hooks)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(client)
+            tools, left_out = await _sdk.list_tools(client, hooks)
+            if self._is_late or self._over.is_set():
+                return
+            self.pause_timer()
+            self._is_connecting = False
+            self._up_at = self._loop.time()
+            self._connection.came_up(client, tools, left_out)
+            listening = self._loop.create_task(self._listen(client))
+            stack.push_async_callback(_end_task, listening)
+            await self._over.wait()
+            self._connection.went_down()
+
+    def _ended(self) -> None:
+        if self._up_at is not None:
+            self._connection.went_down()
+        self._over.set()
+
+    async def _listen(self, client: Client) -> None:
+        from clark_agent.mcp import _sdk
+
+        while not self._over.is_set():
+            try:
+                await _sdk.listen_for_tools(client, self._connection.tools_changed)
+                return
+            except Exception as error:
+                logger.debug("mcp server %r: not listening: %r", self._link.server.name, error)
+                if type(error).__name__ != "SubscriptionLost":
+                    return
+            await asyncio.sleep(_LISTEN_AGAIN)
+            self._connection.tools_changed()  # whatever was missed in the meantime
+
+
+async def _end_task(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+_loaded = False
+
+
+async def _load_sdk() -> None:
+    """Import the SDK in a thread: it takes long enough for the event loop to notice."""
+    global _loaded
+    if not _loaded:
+        load: Callable[[], Any] = _import_sdk
+        await run_in_thread(load)
+        _loaded = True
+
+
+def _import_sdk() -> None:
+    load_extra("mcp", "mcp", "McpTools")
+    import_module("clark_agent.mcp._sdk")

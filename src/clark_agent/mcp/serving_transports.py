@@ -1,0 +1,270 @@
+"""How clients reach a server: stdin and stdout, or streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from hashlib import sha256
+from io import TextIOWrapper
+from threading import Semaphore, Thread, current_thread, main_thread
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from clark_agent._extras import load_extra
+from clark_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+    from starlette.applications import Starlette
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+__all__ = ["http_app", "parse_address", "serve_http", "serve_stdio"]
+
+
+# --- stdin and stdout -----------------------------------------------------------------------------
+
+
+async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.Signals | None:
+    """Serve one client until it closes stdin, or until SIGTERM or SIGINT. Return the signal."""
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    ended_by: signal.Signals | None = None
+    with _private_stdin() as stdin, anyio.CancelScope() as scope:
+
+        def end(number: signal.Signals) -> None:
+            nonlocal ended_by
+            ended_by = number
+            stop()
+            scope.cancel()
+
+        with _on_signals(end):
+            lines: Any = _Lines(stdin)
+            async with stdio_server(stdin=lines) as (received, sent):
+                with _prints_to_stderr():
+                    await server.run(received, sent, server.create_initialization_options())
+    return ended_by
+
+
+@contextmanager
+def _prints_to_stderr() -> Generator[None]:
+    """Print to stderr, in every way.
+
+    The SDK lets the descriptor point there meanwhile. What is in a buffer of Python must be written
+    while it does, or the client would get it in the end.
+    """
+    stdout = sys.stdout
+    stdout.flush()
+    with redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            stdout.flush()
+
+
+@contextmanager
+def _on_signals(end: Callable[[signal.Signals], None]) -> Generator[None]:
+    """Call ``end`` at the first SIGTERM or SIGINT. The second has its usual effect."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+
+    def restore() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    def on_signal(number: signal.Signals) -> None:
+        restore()
+        end(number)
+
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    finally:
+        restore()
+
+
+@contextmanager
+def _private_stdin() -> Generator[BinaryIO]:
+    """Yield stdin under a descriptor of its own; meanwhile tools and commands read an empty one."""
+    try:
+        is_real = sys.stdin.buffer.fileno() == 0
+    except (AttributeError, OSError, ValueError):
+        is_real = False
+    if not is_real:  # replaced, as in a test
+        yield sys.stdin.buffer
+        return
+    private = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    try:
+        # Not closed: the thread that reads it may still wait for input.
+        yield os.fdopen(private, "rb", closefd=False)
+    finally:
+        os.dup2(private, 0)
+
+
+class _Lines:
+    """The lines of a file, read by a thread that does not keep the process from ending.
+
+    The SDK's own reader cannot be cancelled while it waits for input.
+    """
+
+    _AHEAD = 64
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue()
+        self._room = Semaphore(self._AHEAD)
+        Thread(target=self._read, name="clark_agent.mcp.stdin", daemon=True).start()
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self
+
+    async def __anext__(self) -> str:
+        line = await self._lines.get()
+        if line is None:
+            raise StopAsyncIteration
+        self._room.release()
+        return line
+
+    def _read(self) -> None:
+        with suppress(RuntimeError, ValueError, OSError):  # the loop, or the file, is closed
+            for line in TextIOWrapper(self._file, encoding="utf-8", errors="replace"):
+                self._room.acquire()
+                self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+
+# --- HTTP -----------------------------------------------------------------------------------------
+
+_SHUTDOWN_SECONDS = 10
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def http_app(
+    server: Server[Any], *, path: str, token: str | None, hosts: Sequence[str] | None
+) -> Starlette:
+    """Make the ASGI app. Raises `ConfigError`."""
+    from mcp.server.transport_security import TransportSecuritySettings
+    from starlette.middleware import Middleware
+
+    if not path.startswith("/"):
+        raise ConfigError(f"path must begin with a slash, not {path!r}")
+    if token is not None and not token.strip():
+        raise ConfigError("token is empty")
+    names = _allowed(hosts)
+    security = TransportSecuritySettings(
+        allowed_hosts=names,
+        allowed_origins=[f"{scheme}://{name}" for name in names for scheme in ("http", "https")],
+    )
+    app = server.streamable_http_app(streamable_http_path=path, transport_security=security)
+    if token is not None:
+        app.user_middleware.insert(0, Middleware(_BearerToken, token=token))
+    return app
+
+
+def _allowed(hosts: Sequence[str] | None) -> list[str]:
+    """Return the hosts in the form of the SDK: each with and without any port."""
+    if isinstance(hosts, str):
+        raise ConfigError(f"hosts must be a list: [{hosts!r}]")
+    given = _LOOPBACK if hosts is None else tuple(hosts)
+    allowed: list[str] = []
+    for host in given:
+        has_port = ":" in host.rpartition("]")[2]
+        allowed += [host] if has_port else [host, f"{host}:*"]
+    return allowed
+
+
+class _BearerToken:
+    """Rejects requests without the token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._expected = sha256(token.strip().encode()).digest()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self._is_known(scope):
+            from starlette.responses import JSONResponse
+
+            error = {"error": "invalid_token", "error_description": "a bearer token is required"}
+            headers = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
+            await JSONResponse(error, 401, headers)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _is_known(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        kind, _, secret = (given[0] if len(given) == 1 else b"").partition(b" ")
+        is_same = hmac.compare_digest(sha256(secret.strip()).digest(), self._expected)
+        return kind.lower() == b"bearer" and is_same
+
+
+async def serve_http(
+    server: Server[Any],
+    stop: Callable[[], None],
+    *,
+    address: str,
+    path: str,
+    token: str | None,
+    hosts: Sequence[str] | None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises `ConfigError`."""
+    host, port = parse_address(address)
+    if not _is_loopback(host):
+        if token is None:
+            raise ConfigError(f"other machines can reach {host}: an MCP server there needs a token")
+        if hosts is None:
+            raise ConfigError(
+                f"other machines can reach {host}: give the names that clients use for it, as in "
+                "hosts=['agents.example.com']"
+            )
+    app = http_app(server, path=path, token=token, hosts=hosts)
+    uvicorn = load_extra("uvicorn", "mcp", "an MCP server over HTTP")
+
+    class Stopping(uvicorn.Server):  # type: ignore[misc,name-defined]
+        """Ends the calls as soon as it is told to stop: it would wait for them."""
+
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            super().handle_exit(sig, frame)
+            loop.call_soon_threadsafe(stop)
+
+    loop = asyncio.get_running_loop()
+    config = uvicorn.Config(
+        app,
+        host=host.strip("[]"),
+        port=port,
+        log_level="warning",
+        proxy_headers=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    await Stopping(config).serve()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT``. Raises `ConfigError`."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, not {address!r}")
+    if ":" in host and not host.startswith("["):
+        raise ConfigError(f"write an IPv6 address in brackets: [{host}]:{port}")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,100 @@
+"""A server on the official SDK, with what the servers of others lack: work that notices when it is
+cancelled, tools that appear and disappear, and questions to the person on current connections.
+
+    python -m tests.mcp.servers.modern journal.txt          over stdio
+    python -m tests.mcp.servers.modern journal.txt http     over streamable HTTP; prints its port
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import uvicorn
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.resolve import Elicit, Resolve
+from pydantic import BaseModel
+
+journal = Path(sys.argv[1])
+server = MCPServer("modern")
+
+
+def note(text: str) -> None:
+    with journal.open("a") as file:
+        file.write(text + "\n")
+
+
+@server.tool()
+async def slow(seconds: float) -> str:
+    """Take a while."""
+    note("began")
+    try:
+        await asyncio.sleep(seconds)
+    except asyncio.CancelledError:
+        note("cancelled")
+        raise
+    note("finished")
+    return "rested"
+
+
+@server.tool()
+async def steps(count: int, ctx: Context) -> str:
+    """Report every step."""
+    for number in range(1, count + 1):
+        await ctx.report_progress(number, count, f"step {number}")
+    return f"{count} steps"
+
+
+@server.tool()
+async def add(name: str, ctx: Context) -> str:
+    """Add a tool."""
+
+    async def added() -> str:
+        return f"this is {name}"
+
+    server.add_tool(added, name=name, description="Say who it is.")
+    await ctx.notify_tools_changed()
+    return "added"
+
+
+@server.tool()
+async def remove(name: str, ctx: Context) -> str:
+    """Remove a tool."""
+    server.remove_tool(name)
+    await ctx.notify_tools_changed()
+    return "removed"
+
+
+class Name(BaseModel):
+    name: str
+
+
+async def name_of_person() -> Elicit[Name]:
+    return Elicit("What is your name?", Name)
+
+
+@server.tool()
+async def greet(person: Annotated[Name, Resolve(name_of_person)]) -> str:
+    """Ask for a name, and greet."""
+    return f"Hello, {person.name}!"
+
+
+def serve_http() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    print(f"port {listening.getsockname()[1]} ", flush=True)
+    app = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), log_level="warning"))
+
+    def leave_with_us() -> None:
+        sys.stdin.read()
+        app.should_exit = True
+
+    threading.Thread(target=leave_with_us, daemon=True).start()
+    app.run([listening])
+
+
+if __name__ == "__main__":
+    serve_http() if "http" in sys.argv else server.run("stdio")

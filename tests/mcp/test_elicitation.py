@@ -1,0 +1,189 @@
+"""Questions of servers to a person."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import mcp_types as types
+import pytest
+
+from clark_agent import ToolResult
+from clark_agent.mcp import McpServer, McpTools
+from clark_agent.mcp.elicitation import _choices, _value
+from clark_agent.toolkit import without_marks
+from clark_agent.tools import ToolContext
+from tests.mcp.own_servers import FORM, program
+
+
+class Person:
+    """Answers by the last line of the question that is not in brackets, in order."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = [*answers]
+        self.questions: list[str] = []
+        self.choices: list[Sequence[str]] = []
+
+    async def __call__(self, question: str, choices: Sequence[str]) -> str:
+        self.questions.append(question)
+        self.choices.append(choices)
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return str(answer)
+
+
+def legacy(**settings: Any) -> McpServer:
+    return McpServer("own", **program("legacy"), **settings)
+
+
+def said(result: ToolResult) -> str:
+    return without_marks(result.plain_text)
+
+
+async def test_a_form_is_a_question_for_each_field() -> None:
+    person = Person("A", "Ann", "old", "-1", "42", "blue", "green", "skip", "ann@example.org")
+    async with McpTools(legacy(), ask=person) as tools:
+        result = await tools.call("own", "ask")
+    assert said(result) == (
+        "accept {'name': 'Ann', 'age': 42, 'colour': 'green', 'member': False, "
+        "'mail': 'ann@example.org'}"
+    )
+    assert person.questions == [
+        "The MCP server 'own' asks: Who are you?\nName",
+        "The MCP server 'own' asks: Who are you?\nName\n(its length must be at least 2 characters)",
+        "The MCP server 'own' asks: Who are you?\nage",
+        "The MCP server 'own' asks: Who are you?\nage\n(answer with a whole number)",
+        "The MCP server 'own' asks: Who are you?\nage\n(it must be 0 to 150)",
+        "The MCP server 'own' asks: Who are you?\ncolour",
+        "The MCP server 'own' asks: Who are you?\ncolour\n(choose one of: red, green)",
+        "The MCP server 'own' asks: Who are you?\nmember\n"
+        "(optional: answer 'skip' to leave it out)",
+        "The MCP server 'own' asks: Who are you?\nmail\n(optional: answer 'skip' to leave it out)",
+    ]
+    assert person.choices[5] == ("red", "green")
+    assert person.choices[7] == ("yes", "no", "skip")
+
+
+@pytest.mark.parametrize(
+    ("answers", "action"),
+    [
+        ([""], "decline"),
+        ([EOFError()], "cancel"),
+        ([RuntimeError("broken")], "cancel"),
+        (["A", "A", "A"], "decline"),
+    ],
+)
+async def test_a_person_who_does_not_answer(answers: list[Any], action: str) -> None:
+    async with McpTools(legacy(), ask=Person(*answers)) as tools:
+        assert said(await tools.call("own", "ask")) == f"{action} None"
+        assert said(await tools.call("own", "add", {"a": 1})) == "1"
+
+
+@pytest.mark.parametrize(("answer", "action"), [("Yes", "accept"), ("no", "decline")])
+async def test_a_page_to_open(answer: str, action: str) -> None:
+    person = Person(answer)
+    async with McpTools(legacy(), ask=person) as tools:
+        assert said(await tools.call("own", "open_page")) == action
+    assert "https://example.org/sign-in" in person.questions[0]
+
+
+async def test_without_a_person_the_server_learns_that_nobody_answers() -> None:
+    async with McpTools(legacy()) as tools:
+        assert (await tools.call("own", "ask")).is_error
+
+
+async def test_the_time_of_the_person_does_not_count() -> None:
+    """The call may take half a second. The person starts to answer after that."""
+    loop = asyncio.get_running_loop()
+
+    async def ask(question: str, choices: Sequence[str]) -> str:
+        # Wait until the timer of the call would have gone off, on the clock that it uses.
+        over = loop.create_future()
+        loop.call_later(0.7, over.set_result, None)
+        await over
+        return ""
+
+    async with McpTools(legacy(timeout=0.5), ask=ask) as tools:
+        assert said(await tools.call("own", "ask")) == "decline None"
+
+
+async def test_a_cancelled_call_withdraws_its_question() -> None:
+    asked, withdrawn = asyncio.Event(), asyncio.Event()
+
+    async def ask(question: str, choices: Sequence[str]) -> str:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            withdrawn.set()
+        return ""
+
+    async with McpTools(legacy(), ask=ask) as tools:
+        task = asyncio.create_task(tools.call("own", "ask"))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await withdrawn.wait()
+        assert said(await tools.call("own", "add", {"a": 1})) == "1"
+
+
+async def test_a_question_that_outlives_its_call_is_withdrawn() -> None:
+    withdrawn = asyncio.Event()
+
+    async def ask(question: str, choices: Sequence[str]) -> str:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            withdrawn.set()
+        return ""
+
+    async with asyncio.timeout(30), McpTools(legacy(), ask=ask) as tools:
+        [leave] = [t for t in await tools.tools() if t.name == "own_ask_and_leave"]
+        ctx = ToolContext(tool_call_id="c", tool_name="t")
+        while not withdrawn.is_set():
+            assert said(await leave.execute({}, ctx)) == "left"
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("field", "answer", "value"),
+    [
+        ({"type": "boolean"}, "YES", True),
+        ({"type": "number"}, "1.5", 1.5),
+        ({"type": "string", "format": "date"}, "2026-01-31", "2026-01-31"),
+        ({"type": "string", "format": "date-time"}, "2026-01-31T10:00:00Z", "2026-01-31T10:00:00Z"),
+        ({"type": "string", "format": "uri"}, "https://a", "https://a"),
+        ({"type": "string", "enum": ["a", "b"], "enumNames": ["A!", "B!"]}, "B!", "b"),
+        ({"type": "string", "oneOf": [{"const": "x", "title": "The X"}]}, "the x", "x"),
+        ({"type": "array", "items": {"enum": ["a", "b"]}}, "a, b", ["a", "b"]),
+        ({"type": "array", "items": {"anyOf": [{"const": "a", "title": "A"}]}}, "A", ["a"]),
+    ],
+)
+def test_answers_as_values(field: Any, answer: str, value: Any) -> None:
+    assert _value(answer, field, _choices(field)) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "answer"),
+    [
+        ({"type": "boolean"}, "perhaps"),
+        ({"type": "number"}, "nan"),
+        ({"type": "integer"}, "1.5"),
+        ({"type": "string", "format": "date"}, "tomorrow"),
+        ({"type": "string", "format": "date-time"}, "noon"),
+        ({"type": "string", "format": "uri"}, "somewhere"),
+        ({"type": "string", "format": "email"}, "@"),
+        ({"type": "string", "maxLength": 2}, "long"),
+        ({"type": "array", "items": {"enum": ["a"]}, "maxItems": 1}, "a, a"),
+    ],
+)
+def test_answers_that_do_not_fit(field: Any, answer: str) -> None:
+    with pytest.raises(ValueError, match=r"answer|length|must|give"):
+        _value(answer, field, _choices(field))
+
+
+def test_the_form_is_one_that_the_protocol_allows() -> None:
+    types.ElicitRequestFormParams(message="m", requested_schema=FORM)

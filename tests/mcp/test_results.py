@@ -1,0 +1,254 @@
+"""What servers return, as content of ours."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import mcp_types as types
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp.shared.message import SessionMessage
+from pydantic import ValidationError
+
+from clark_agent.mcp._mending import mended_message, mended_tools
+from clark_agent.mcp.definition import UnusableToolError, definition_of
+from clark_agent.mcp.results import Reader, clip, json_value
+from clark_agent.toolkit import without_marks
+from clark_agent.types import FileContent, ImageContent, TextContent
+
+PNG = base64.b64encode(b"\x89PNG").decode()
+
+
+def reader(*, most: int = 10_000, untrusted: bool = False) -> Reader:
+    return Reader("s", most=most, untrusted=untrusted, redact=str)
+
+
+def result(*content: Any, **fields: Any) -> types.CallToolResult:
+    return types.CallToolResult(content=list(content), **fields)
+
+
+def test_every_kind_of_content() -> None:
+    given = result(
+        types.TextContent(text="hello"),
+        types.ImageContent(data=PNG, mime_type="image/png"),
+        types.ImageContent(data=PNG, mime_type="image/tiff"),
+        types.AudioContent(data=PNG, mime_type="audio/wav"),
+        types.EmbeddedResource(resource=types.TextResourceContents(uri="a://b", text="t")),
+        types.EmbeddedResource(
+            resource=types.BlobResourceContents(uri="a://c", blob=PNG, mime_type="application/pdf")
+        ),
+        types.EmbeddedResource(resource=types.BlobResourceContents(uri="a://d", blob=PNG)),
+        types.ResourceLink(uri="a://e", name="e", title="E", description="The e."),
+    )
+    assert reader().tool_result(given, "t").content == (
+        TextContent("hello"),
+        ImageContent(f"data:image/png;base64,{PNG}", "image/png"),
+        FileContent(f"data:image/tiff;base64,{PNG}", "image/tiff"),
+        FileContent(f"data:audio/wav;base64,{PNG}", "audio/wav"),
+        TextContent("a://b:\nt"),
+        FileContent(f"data:application/pdf;base64,{PNG}", "application/pdf", "a://c"),
+        FileContent(
+            f"data:application/octet-stream;base64,{PNG}", "application/octet-stream", "a://d"
+        ),
+        TextContent("E: a://e\nThe e."),
+    )
+
+
+def test_structured_content() -> None:
+    both = result(types.TextContent(text="x"), structured_content={"a": 1}, _meta={"m": 2})
+    made = reader().tool_result(both, "t")
+    assert made.content == (TextContent("x"),)
+    assert made.details == {
+        "kind": "mcp",
+        "server": "s",
+        "tool": "t",
+        "structured": {"a": 1},
+        "meta": {"m": 2},
+    }
+    alone = reader().tool_result(result(structured_content=[1, None]), "t")
+    assert alone.content == (TextContent("[1,null]"),)
+    large = reader(most=1_000).tool_result(result(structured_content={"a": "x" * 2_000}), "t")
+    assert large.details["structured_bytes"] == 2_008
+    assert len(large.plain_text) < 1_000
+    assert reader().tool_result(result(is_error=True), "t").plain_text == (
+        "(The tool returned nothing.)"
+    )
+    assert reader().tool_result(result(is_error=True), "t").is_error
+
+
+def test_content_that_cannot_be_used_becomes_a_note() -> None:
+    given = result(
+        types.ImageContent(data="not base64!", mime_type="image/png"),
+        types.ImageContent(data=PNG, mime_type="nonsense"),
+        types.AudioContent(data="A" * 20_000, mime_type="audio/wav"),
+    )
+    assert reader().tool_result(given, "t").content == (
+        TextContent("(An image is left out: its data is not valid base64)"),
+        FileContent(f"data:application/octet-stream;base64,{PNG}", "application/octet-stream"),
+        TextContent("(A recording (audio/wav, 15,000 bytes) is left out: it is too large)"),
+    )
+
+
+def test_marks() -> None:
+    made = reader(untrusted=True).tool_result(result(types.TextContent(text="hello")), "t")
+    assert made.plain_text.startswith("<untrusted-")
+    assert without_marks(made.plain_text) == "hello"
+
+
+@given(st.lists(st.text(max_size=3_000), max_size=8), st.integers(1_000, 5_000))
+def test_all_texts_together_keep_to_the_limit(texts: list[str], most: int) -> None:
+    given = [types.TextContent.model_construct(type="text", text=text) for text in texts]
+    made = reader(most=most).blocks(given)
+    size = sum(len(block.text.encode()) for block in made if isinstance(block, TextContent))
+    assert size <= most + 200 * len(texts)
+    for block, text in zip(made, texts, strict=True):
+        assert isinstance(block, TextContent)
+        block.text.encode()
+        if "bytes left out" not in block.text:
+            assert block.text == text
+
+
+def test_a_text_that_is_cut_keeps_head_and_tail() -> None:
+    text = clip("a" * 5_000 + "é" * 5_000, 1_000)
+    assert text.startswith("aaa")
+    assert text.endswith("ééé")
+    assert "\n[… " in text
+    assert len(text.encode()) <= 1_000
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(_JSON)
+def test_any_structured_value_can_be_written(value: Any) -> None:
+    made, encoded = json_value(value)
+    assert msgspec.json.encode(made) == encoded
+
+
+def test_values_that_json_does_not_have() -> None:
+    deep: Any = "x"
+    for _ in range(5_000):
+        deep = [deep]
+    _, encoded = json_value({"a": deep, "\ud800": "\udfff", "b": 2**80})
+    assert b"nested too deeply" in encoded
+
+
+# --- messages that the SDK refuses ------------------------------------------------------------
+
+
+def refused(line: str) -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        types.jsonrpc_message_adapter.validate_json(line)
+    return caught.value
+
+
+def test_an_answer_with_half_of_a_character_is_mended() -> None:
+    line = r'{"jsonrpc": "2.0", "id": 7, "result": {"a": "x\ud800y", "\udfff": 1}}'
+    made = mended_message(refused(line))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, types.JSONRPCResponse)
+    assert (made.message.id, made.message.result) == (7, {"a": "x\ufffdy", "\ufffd": 1})
+
+
+@pytest.mark.parametrize("depth", [300, 200_000])
+def test_an_answer_that_is_nested_too_deeply_is_mended_or_an_error(depth: int) -> None:
+    line = '{"jsonrpc": "2.0", "id": 7, "result": {"a": ' + "[" * depth + "]" * depth + "}}"
+    made = mended_message(refused(line))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, (types.JSONRPCResponse, types.JSONRPCError))
+    assert made.message.id == 7
+
+
+@pytest.mark.parametrize("line", ["hello", "[1]", '{"id": 3}', '"result"', "{" * 500])
+def test_what_is_no_answer_stays_an_exception(line: str) -> None:
+    error = refused(line)
+    assert mended_message(error) is error
+
+
+def test_one_invalid_tool_does_not_hide_the_others() -> None:
+    good = {"name": "good", "inputSchema": {"type": "object"}}
+    loose = {"name": "loose", "inputSchema": {"properties": {}}}
+    odd = {**good, "name": "odd", "annotations": 5}
+    result = {"tools": [good, {"name": "bad"}, loose, 5, odd]}
+    made, left_out = mended_tools(result, "2025-11-25")
+    assert [tool["name"] for tool in made["tools"]] == ["good", "loose", "odd"]
+    assert made["tools"][1]["inputSchema"] == {"type": "object", "properties": {}}
+    assert left_out == [
+        ("bad", "its definition is invalid (inputSchema: Field required)"),
+        ("None", "it is not an object"),
+    ]
+    assert mended_tools({"tools": [good]}, "2025-11-25") == ({"tools": [good]}, [])
+
+
+# --- definitions ------------------------------------------------------------------------------
+
+
+def made_of(schema: Any, *, strict: bool = False) -> Any:
+    return definition_of(types.Tool(name="t", input_schema=schema), strict=strict)
+
+
+def test_a_schema_that_explodes_is_left_out() -> None:
+    """Each definition has the next one ten times."""
+    definitions: dict[str, Any] = {
+        f"d{n}": {
+            "type": "object",
+            "properties": {f"p{i}": {"$ref": f"#/$defs/d{n + 1}"} for i in range(10)},
+        }
+        for n in range(12)
+    }
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": definitions}
+    with pytest.raises(UnusableToolError, match="too large"):
+        made_of(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "error"),
+    [
+        ({"type": "array", "items": {}}, "not that of an object"),
+        ({"type": "object", "properties": 5}, "invalid"),
+        ({"type": "object", "properties": {"a": {"type": "colour"}}}, "no provider accepts"),
+        ({"type": "object", "required": 5, "properties": {}}, "invalid"),
+    ],
+)
+def test_schemas_that_are_left_out(schema: Any, error: str) -> None:
+    with pytest.raises(UnusableToolError, match=error):
+        made_of(schema)
+
+
+def test_a_schema_that_some_providers_reject_is_kept_and_reported() -> None:
+    made = made_of({"type": "object", "properties": {"a b": {"type": "string"}}})
+    assert [text.split(":")[0] for text in made.warnings] == ["anthropic"]
+
+
+def test_a_recursive_schema() -> None:
+    tree = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/tree"}}}
+    made = made_of({**tree, "$defs": {"tree": tree}})
+    assert made.parameters["properties"]["inner"]["type"] == "object"
+
+
+def test_the_strict_form_only_where_it_is_possible() -> None:
+    item = {"type": "object", "properties": {"e": {"type": "string"}}}
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "b": {"type": "integer"},
+            "c": {"type": ["string", "null"]},
+            "d": {"type": "array", "items": item},
+        },
+        "required": ["a"],
+    }
+    made = made_of(schema, strict=True)
+    assert made.parameters["required"] == ["a", "b", "c", "d"]
+    given = {"a": "x", "b": None, "c": None, "d": [{"e": None}]}
+    assert made.without_nulls(given) == {"a": "x", "c": None, "d": [{}]}
+    free = made_of({"type": "object", "additionalProperties": {"type": "string"}}, strict=True)
+    assert free.loose is None
+    assert free.without_nulls({"a": None}) == {"a": None}
