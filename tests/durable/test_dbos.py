@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +55,12 @@ from tests.durable import servers
 from tests.durable.agents import agents, deeds, folder, support
 from tests.transports.servers.child import Child
 
+pytestmark = pytest.mark.filterwarnings(
+    # DBOS, when it is destroyed while it starts a workflow.
+    "ignore:Exception ignored in. <coroutine object execute_dequeued_workflow"
+    ":pytest.PytestUnraisableExceptionWarning"
+)
+
 LEASE = 2.0
 PATIENCE = 60.0
 SETTINGS = ("--lease", str(LEASE), "--poll", "0.05", "--sweep", "0.2", "--concurrency", "4")
@@ -84,6 +92,9 @@ def worker(store: PostgresStore) -> Iterator[Worker]:
     DBOS.launch()
     yield worker
     worker.stop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()  # what DBOS leaves behind, here and not in a test of something else
 
 
 async def result_of(runs: RunQueue, run_id: str) -> RunResult[str]:
