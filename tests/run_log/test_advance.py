@@ -24,6 +24,7 @@ from clark_agent import (
     RunAborted,
     RunResult,
     ToolResultMessage,
+    ToolSuspended,
     tool,
 )
 from clark_agent.errors import ConfigError, StreamError, ToolAborted, ToolFatal
@@ -38,6 +39,7 @@ from clark_agent.run_log import (
     RunStore,
     advance,
     decide,
+    deliver,
 )
 from clark_agent.run_log.records import RunBegan, RunResumed
 from clark_agent.stream import Error, StreamErrorKind
@@ -401,3 +403,32 @@ async def test_a_failed_run_raises_an_error_of_the_same_class_again() -> None:
     assert (again.value.kind, again.value.message) == (first.value.kind, first.value.message)
     assert str(again.value) == str(first.value)
     assert again.value.messages == first.value.messages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_event_that_came_before_the_run_asked_for_it(kind: str, tmp_path: Path) -> None:
+    store = open_store(kind, tmp_path)
+
+    @tool
+    async def order() -> str:
+        """Order something."""
+        raise ToolSuspended({"order": 1}, event="paid")
+
+    agent = Agent(Model(call("order"), call("order"), "Done."), tools=[order], plugins=[Gate()])
+    first = await advance(store, "r", agent, "Go.")
+    deliver(store, "r", "paid", {"payment": 1})
+    deliver(store, "r", "paid", {"payment": 2})
+    await decide(store, "r", first.waiting[0].request_id, Allow())
+    second = await advance(store, "r", agent)
+    assert [request.needs for request in second.waiting] == ["permission"]  # of the second order
+    await decide(store, "r", second.waiting[0].request_id, Allow())
+    result = await advance(store, "r", agent)
+    assert result.outcome is LoopOutcome.DONE
+    assert texts(result) == ['{"payment":1}', '{"payment":2}']
+
+
+@pytest.mark.parametrize("run_id", [5, None, b"r", "", "a\ud800"])
+async def test_an_invalid_id_is_refused(run_id: Any, tmp_path: Path) -> None:
+    for kind in KINDS:
+        with pytest.raises(ConfigError, match="the id of a run"):
+            await advance(open_store(kind, tmp_path / kind), run_id, paying([]), "Go.")

@@ -28,7 +28,7 @@ from clark_agent import (
     ToolResult,
     UserMessage,
 )
-from clark_agent.errors import ConfigError, RunStoreError
+from clark_agent.errors import ConfigError, RunExists, RunStoreError
 from clark_agent.messages.wire import encode_json
 from clark_agent.run_log import _files
 from clark_agent.run_log.records import (
@@ -586,3 +586,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> SqliteStore:
 @given(text=st.text(st.sampled_from("\"'*()^-+:{} \0ANDORTé"), max_size=12) | TEXT)
 def test_any_text_may_be_searched_for(library: SqliteStore, text: str) -> None:
     assert isinstance(library.search(text), tuple)
+
+
+def test_a_link_to_the_file_is_the_same_store(tmp_path: Path) -> None:
+    (tmp_path / "other.db").symlink_to(tmp_path / "runs.db")
+    store, linked = SqliteStore(tmp_path / "runs.db"), SqliteStore(tmp_path / "other.db")
+    appender = store.create("r")
+    with pytest.raises(RunExists):
+        linked.create("r")
+    appender.close()

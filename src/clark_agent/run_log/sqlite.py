@@ -102,7 +102,8 @@ class SqliteStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if str(path) == ":memory:":
             raise ConfigError("SqliteStore needs a file: a database in memory has one connection")
-        self._path = Path(path).absolute()
+        # The locks are beside the file itself, by whatever name it is opened.
+        self._path = Path(os.path.realpath(path))
         self._connections = Connections(self._path)
         self._committer = Committer(self._connections)
         finalize(self, _shut, self._committer, self._connections)
