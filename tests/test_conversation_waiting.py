@@ -11,6 +11,7 @@ from clark_agent.run_log import (
     Allow,
     Deny,
     MemoryStore,
+    RunBusy,
     RunLog,
     RunStore,
     SqliteStore,
@@ -127,4 +128,20 @@ async def test_a_stream_resumes_too() -> None:
         kinds = [event.type async for event in events]
     assert kinds[0] == "agent_start"
     assert events.result.text == "Paid."
+    assert paid == [5]
+
+
+async def test_a_prompt_that_is_sent_again_because_the_run_is_busy_arrives_once() -> None:
+    store, paid = MemoryStore(), list[int]()
+    agent = make(store, call("pay", amount=5), "Paid.", "Quickly.", paid=paid)
+    conversation = agent.conversation()
+    (request,) = (await conversation.send("Pay 5.")).waiting
+    await decide(store, request.run_id, request.request_id, Allow())
+    worker = store.reopen(request.run_id, after=store.load(request.run_id).records[-1].seq)
+    for _ in range(2):
+        with pytest.raises(RunBusy):
+            await conversation.send("Quickly!")
+    worker.close()
+    await conversation.send("Quickly!")
+    assert texts(conversation).count("Quickly!") == 1
     assert paid == [5]

@@ -108,7 +108,9 @@ class Conversation(Generic[OutputT_co]):
     ) -> RunResult[OutputT_co]:
         """Run the agent with the prompts; without prompts it continues the transcript.
 
-        An interrupted answer at the end of the transcript is then requested again.
+        An interrupted answer at the end of the transcript is then requested again. Raises
+        `RunBusy` if another process works on the suspended run; that run gets the prompts, and
+        sending them again does not repeat them.
         """
         return await self._run(prompts, signal)
 
@@ -225,8 +227,11 @@ class Conversation(Generic[OutputT_co]):
             if isinstance(ended, RunResult):
                 return ended
             raise ended
-        for message in () if prompts is None else prompt_messages(prompts, config):
-            steer(store, run_id, message)
+        for number, message in enumerate(
+            () if prompts is None else prompt_messages(prompts, config)
+        ):
+            mail_id = _mail_id(run_id, len(self._context.messages), number, message)
+            steer(store, run_id, message, id=mail_id)
         try:
             result = await resume(store, run_id, config, signal, sink=sink, deps=self.deps)
         except BaseException as error:
@@ -301,3 +306,14 @@ def without_broken_answer(context: AgentContext) -> AgentContext:
     if isinstance(last, AssistantMessage) and last.stop_reason is StopReason.ABORTED:
         return replace(context, messages=context.messages[:-1])
     return context
+
+
+def _mail_id(run_id: str, length: int, number: int, message: AgentMessage) -> str:
+    """The id of a prompt for a suspended run: the same if it is sent again because the run was
+    busy.
+    """
+    from hashlib import blake2b  # only runs that wait need it
+
+    text = encode_message(replace(message, timestamp=None))
+    key = f"{run_id} {length} {number} ".encode("utf-8", "surrogatepass")
+    return f"send {blake2b(key + text, digest_size=16).hexdigest()}"
