@@ -27,7 +27,7 @@ from clark_agent import (
     ToolSuspended,
     tool,
 )
-from clark_agent.errors import ConfigError, StreamError, ToolAborted, ToolFatal
+from clark_agent.errors import AlreadyDecided, ConfigError, StreamError, ToolAborted, ToolFatal
 from clark_agent.run_log import (
     Allow,
     Deny,
@@ -432,3 +432,22 @@ async def test_an_invalid_id_is_refused(run_id: Any, tmp_path: Path) -> None:
     for kind in KINDS:
         with pytest.raises(ConfigError, match="the id of a run"):
             await advance(open_store(kind, tmp_path / kind), run_id, paying([]), "Go.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_event_that_came_first_counts_and_no_decision_after_it(
+    kind: str, tmp_path: Path
+) -> None:
+    store = open_store(kind, tmp_path)
+
+    @tool
+    async def order() -> str:
+        """Order something."""
+        raise ToolSuspended({"order": 1}, event="paid")
+
+    agent = Agent(Model(call("order"), "Done."), tools=[order])
+    (request,) = (await advance(store, "r", agent, "Go.")).waiting
+    deliver(store, "r", "paid", "paid in full")
+    with pytest.raises(AlreadyDecided):
+        await decide(store, "r", request.request_id, Deny("too late"))
+    assert texts(await advance(store, "r", agent)) == ["paid in full"]

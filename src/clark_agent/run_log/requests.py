@@ -46,10 +46,10 @@ from clark_agent.waiting import (
     Decision,
     Delivered,
     Deny,
+    Elapsed,
     Expired,
     GiveArguments,
     GiveResult,
-    Verdict,
     WaitingRequest,
     run_of_request,
 )
@@ -173,9 +173,10 @@ async def decide(
     ``run_id`` is the run that has the request, or its outermost run. Returns what that outermost
     run still waits for: if it is empty, `clark_agent.run_log.resume` goes on.
 
-    Raises `AlreadyDecided` if another decision came first, `RequestExpired` if its time is over,
-    `RequestNotFound`, `DecisionNotApplicable` if the call has already run and waits for its result,
-    and `RunBusy` if a process still works on other calls of the run, after ``patience`` seconds.
+    Raises `AlreadyDecided` if another decision, or the event, came first, `RequestExpired` if its
+    time is over, `RequestNotFound`, `DecisionNotApplicable` if the call has already run and waits
+    for its result, and `RunBusy` if a process still works on other calls of the run, after
+    ``patience`` seconds.
     """
     store = store_of(store)
     for name, value in (("run_id", run_id), ("request_id", request_id), ("by", by)):
@@ -194,18 +195,19 @@ async def decide(
     request = _open(folded, request_id)
     try:
         now_ms = clock.now_ms()
-        overdue = request.overdue(now_ms)
-        verdict: Verdict = overdue or decision
-        who = None if overdue is not None else by
-        entry = RequestDecided(request_id=request_id, decision=verdict, by=who)
+        due = await in_background(store, lambda: list(_due(store, folded, now_ms)))
+        earlier = next((entry for entry in due if entry.request_id == request_id), None)
+        entry = earlier or RequestDecided(request_id=request_id, decision=decision, by=by)
         if (wakes := getattr(appender, "wakes", None)) is not None:
             wakes(request.root_run_id)
         await _append(appender, folded, [entry], now_ms)
     finally:
         appender.close()
         await appender.barrier()
-    if overdue is not None:
-        raise RequestExpired(request_id, overdue.at)
+    if earlier is not None:  # the time, or an event, was first
+        if isinstance(earlier.decision, (Expired, Elapsed)):
+            raise RequestExpired(request_id, earlier.decision.at)
+        raise AlreadyDecided(request_id, earlier.decision, None, now_ms)
     return await in_background(store, lambda: _left(store, request, now_ms))
 
 
