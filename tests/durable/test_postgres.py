@@ -169,7 +169,8 @@ async def test_one_who_follows_sees_deltas_of_another_process(open_store: Open) 
     ) -> AsyncIterator[StreamEvent]:
         watching.append(asyncio.ensure_future(watch()))
         await heard(0)  # the run is logged and followed
-        while not there._parts.keeper.is_listening:  # deltas before that are lost, and may be
+        # Deltas before that are lost, as they may be.
+        while not there._parts.keeper.is_listening:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         yield Start(AssistantMessage.from_text(""))
         for number, word in enumerate(words, 1):

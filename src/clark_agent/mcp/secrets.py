@@ -14,6 +14,8 @@ from clark_agent.mcp.server_config import McpServer
 __all__ = ["Redaction"]
 
 _SHORTEST = 4
+_SHORTEST_VARIABLE = 8
+"""Variables are often words, such as ``debug``, which are in ordinary texts."""
 _HIDDEN = "[hidden]"
 
 
@@ -23,7 +25,7 @@ class Redaction:
     def __init__(self, server: McpServer) -> None:
         found: set[str] = set()
         if server.env is not None:
-            found.update(server.env.values())
+            found.update([text for text in server.env.values() if len(text) >= _SHORTEST_VARIABLE])
         if server.url is not None:
             found.update(_of_url(server.url))
         if isinstance(server.headers, Mapping):
