@@ -95,7 +95,11 @@ TOOLS = {
 }
 
 
-AIMOCK = ".cache/aimock/.stamp"
+FETCHED = {
+    ".cache/aimock/.stamp": "tests/transports/servers/package.json",
+    ".cache/mcp/.stamp": "tests/mcp/servers/package.json",
+}
+"""Programs of others that tests need, and the files that name their versions."""
 
 
 def make(
@@ -110,10 +114,9 @@ def make(
     )
     python.chmod(0o755)
     stamps = [f"--assume-old={folder}/.stamp-{name}" for name in ("core", "test", "docs")]
-    if target == AIMOCK:
-        stamps.append("--assume-new=tests/transports/servers/package.json")
-    else:
-        stamps.append(f"--assume-old={AIMOCK}")
+    for stamp, source in FETCHED.items():
+        is_wanted = target == stamp
+        stamps.append(f"--assume-new={source}" if is_wanted else f"--assume-old={stamp}")
     return subprocess.run(
         ["make", *stamps, f"VENV={folder}", f"PY={python}", target],
         cwd=ROOT,
@@ -141,9 +144,11 @@ def test_documentation_is_built_so_that_a_warning_fails(target: str, tmp_path: P
     assert "-q" not in command  # then the warnings are dropped before they are counted
 
 
-def test_a_mock_provider_that_is_missing_fails_continuous_integration(tmp_path: Path) -> None:
-    assert make(AIMOCK, "aimock", tmp_path, ci="").returncode == 0
-    assert make(AIMOCK, "aimock", tmp_path, ci="true").returncode != 0
+@pytest.mark.parametrize("stamp", FETCHED)
+def test_a_program_that_is_missing_fails_continuous_integration(stamp: str, tmp_path: Path) -> None:
+    module = "servers.aimock" if "aimock" in stamp else "servers.install"
+    assert make(stamp, module, tmp_path, ci="").returncode == 0
+    assert make(stamp, module, tmp_path, ci="true").returncode != 0
 
 
 CONTINUOUS_INTEGRATION = (

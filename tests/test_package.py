@@ -49,6 +49,7 @@ SDIST = [
     "tests/*.jsonl",
     "tests/*.py",
     "tests/*.sql",
+    "tests/mcp/servers/*.txt",
     ".gitignore",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
@@ -147,7 +148,7 @@ sys.path.insert(0, sys.argv[1])
 import clark_agent
 OF_EXTRAS = (
     "clark_agent.cli.", "clark_agent.durable.temporal", "clark_agent.durable._temporal",
-    "clark_agent.run_log._postgres.", "clark_agent.toolkit._http",
+    "clark_agent.run_log._postgres.", "clark_agent.toolkit._http", "clark_agent.mcp._",
 )
 assert clark_agent.__file__.startswith(sys.argv[1]), clark_agent.__file__
 for module in pkgutil.walk_packages(clark_agent.__path__, "clark_agent."):
