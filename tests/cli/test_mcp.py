@@ -292,7 +292,7 @@ async def test_a_chat_uses_the_tools_and_keeps_the_servers_when_the_model_change
             await terminal.sees("wants to run")
             terminal.type("y\r")
             await terminal.sees("It is 5.")
-            terminal.type("\x04")
+            terminal.type("/quit\r")  # it counts whenever it is read, unlike the end of the input
             assert await terminal.ended() == 0
 
 

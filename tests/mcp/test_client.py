@@ -453,6 +453,51 @@ async def test_new_headers_of_a_shared_connection() -> None:
                 assert said(result) == expected
 
 
+async def test_runs_that_share_a_key_do_not_share_a_token() -> None:
+    async with served(plain().streamable_http_app()) as origin:
+        server = McpServer(
+            "web",
+            url=f"{origin}/mcp",
+            headers=lambda ctx: {"X-Token": ctx.deps},
+            share=lambda _: "same",
+        )
+        async with McpTools(server) as tools:
+            reads = (await tools.tools_for_turn(turn("reader")))[0]
+            await tools.tools_for_turn(turn("admin"))  # another run, at the same time
+            header = {tool.name: tool for tool in await tools.tools_for_turn(turn("reader"))}
+            assert reads in header.values()
+            ctx = ToolContext(tool_call_id="c", tool_name="web_header")
+            result = await header["web_header"].execute({"name": "x-token"}, ctx)
+            assert said(result) == "reader"
+
+
+async def test_a_function_for_headers_that_fails_costs_the_tools_of_one_server() -> None:
+    def fails(ctx: object) -> dict[str, str]:
+        raise OSError("no token for secret-123")
+
+    broken = McpServer("broken", url="http://127.0.0.1:9/mcp", headers=fails)
+    async with nothing_left(), McpTools(broken, stdio()) as tools:
+        names = [tool.name for tool in await tools.tools_for_turn(turn())]
+        assert names
+        assert not [name for name in names if name.startswith("broken_")]
+        (problem,) = tools.problems
+        assert (problem.server, problem.tool) == ("broken", None)
+        assert "secret-123" not in problem.text
+
+
+@pytest.mark.parametrize("value", ["Bearer secret\n", "Bearer s\x00", "Bearer é"])
+async def test_a_header_that_cannot_be_sent_is_refused_without_its_value(value: str) -> None:
+    with pytest.raises(ConfigError, match="Authorization") as error:
+        McpServer("web", url="http://127.0.0.1:9/mcp", headers={"Authorization": value})
+    assert value not in str(error.value)
+    server = McpServer("web", url="http://127.0.0.1:9/mcp", headers=lambda _: {"X-Token": value})
+    async with McpTools(server) as tools:
+        assert await tools.tools_for_turn(turn()) == ()
+        (problem,) = tools.problems
+        assert "X-Token" in problem.text
+        assert value not in problem.text
+
+
 async def test_a_connection_that_is_not_used_is_closed_and_opened_again() -> None:
     server = stdio(share=lambda ctx: ctx.deps, idle_seconds=0.2)
     async with nothing_left(), McpTools(server) as tools:

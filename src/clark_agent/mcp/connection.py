@@ -189,12 +189,6 @@ class Connection:
 
         return await self.request(work, within=self._link.server.timeout)
 
-    def set_headers(self, headers: dict[str, str]) -> None:
-        """Use other headers from the next request on."""
-        life = self._life
-        if life is not None and life.hooks is not None and life.hooks.http is not None:
-            life.hooks.http.headers.update(headers)
-
     async def close(self) -> None:
         """Close the connection, and wait until nothing is left of it."""
         self.begin_to_close()

@@ -104,14 +104,6 @@ class ServerLink:
         connection.use()
         return connection.is_stale or not connection.was_tried
 
-    def set_headers(self, headers: Mapping[str, str]) -> None:
-        """Use other headers from the next request on."""
-        if headers != self.headers:
-            self.headers = headers
-            self.redact.add_headers(headers)
-            for connection in self._connections.values():
-                connection.set_headers(dict(headers))
-
     def forget(self, connection: Connection) -> None:
         """The connection was not used for long enough, and closes."""
         for loop, known in [*self._connections.items()]:

@@ -18,20 +18,20 @@ from msgspec.structs import force_setattr
 from clark_agent.errors import ConfigError
 from clark_agent.tool_source import ToolSourceContext
 
-__all__ = ["HeadersFn", "McpServer", "ShareFn", "shown_url"]
+__all__ = ["HeadersFn", "McpServer", "ShareFn", "bad_header", "shown_url"]
 
 HeadersFn: TypeAlias = Callable[
     [ToolSourceContext[Any]], Mapping[str, str] | Awaitable[Mapping[str, str]]
 ]
 """Returns the headers of the requests of a run. Called once a turn.
 
-Contract: plain or async. If it raises, that is logged, and the turn has the tools of the last one.
+Contract: plain or async. If it raises, that is logged, and the turn has no tools of this server.
 """
 
 ShareFn: TypeAlias = Callable[[ToolSourceContext[Any]], str]
 """Returns a string: runs with the same string share a connection.
 
-Contract: plain and quick. If it raises, that is logged, and the turn has the tools of the last one.
+Contract: plain and quick. If it raises, that is logged, and the turn has no tools of this server.
 """
 
 
@@ -83,7 +83,7 @@ class McpServer(_Named, frozen=True, kw_only=True):
     required: bool = True
     """Whether `McpTools` fails if the server cannot be reached."""
     share: ShareFn | None = None
-    """Which runs share a connection. None: all."""
+    """Which runs share a connection, if they have the same headers. None: all."""
     idle_seconds: float = 300.0
     """When a connection that belongs to a user or a run is closed, if it is not used."""
 
@@ -181,9 +181,22 @@ def _url_problems(server: McpServer) -> Iterator[tuple[str, str]]:
     headers = server.headers
     if headers is not None and not callable(headers) and not _is_text_mapping(headers):
         yield "headers", "must be a mapping of names to strings, or a function that returns one"
+    elif isinstance(headers, Mapping) and (name := bad_header(headers)) is not None:
+        yield "headers", f"has a character that HTTP does not allow, or a line break, in {name!r}"
     for what in ("args", "env", "cwd"):
         if getattr(server, what):
             yield what, "is for servers with a command"
+
+
+def bad_header(headers: Mapping[str, str]) -> str | None:
+    """The name of a header whose value cannot be sent, if there is one. The HTTP library would
+    quote the value when it refuses it.
+    """
+    for name, given in headers.items():
+        value: object = given  # of a function, it may be anything
+        if not isinstance(value, str) or not value.isascii() or not value.isprintable():
+            return name
+    return None
 
 
 def _name_problems(server: McpServer) -> Iterator[tuple[str, str]]:

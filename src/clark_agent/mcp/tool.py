@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["McpTool", "error_result"]
 
 _MOST_PENDING_REPORTS = 8
+_REFUSED = (-32601, -32602)
+"""The codes of errors after which a call has certainly not happened: an unknown method or tool, or
+invalid arguments."""
 
 
 class McpTool(AgentTool[Any]):
@@ -121,7 +124,13 @@ def error_result(error: McpError, link: ServerLink, tool: str) -> ToolResult:
         case "protocol_error":
             code = "" if error.code is None else f" (error {error.code})"
             said = link.reader.quote(error.text)
-            text = f"The server {link.server.name!r} has not carried out the call{code}: {said}"
+            if error.code in _REFUSED:
+                text = f"The server {link.server.name!r} has refused the call{code}: {said}"
+            else:
+                text = (
+                    f"The server {link.server.name!r} has not answered the call as it should{code}:"
+                    f" {said}\nThe call may or may not have happened: check before you call again."
+                )
         case _:
             assert_never(error.kind)
     return ToolResult.error(text, details=details)

@@ -27,7 +27,7 @@ from clark_agent.mcp.elicitation import Elicitation, check_elicitation
 from clark_agent.mcp.link import McpProblem, ServerLink
 from clark_agent.mcp.names import ToolNames
 from clark_agent.mcp.resource_tools import RESOURCE_TOOLS, resource_tools
-from clark_agent.mcp.server_config import McpServer
+from clark_agent.mcp.server_config import McpServer, bad_header
 from clark_agent.mcp.tool import error_result
 from clark_agent.tool_source import ToolSourceContext
 from clark_agent.toolkit.ask import AskUser
@@ -67,6 +67,8 @@ class McpTools:
         self._open: set[ServerLink] = set()
         """The links with connections. A run may still use one that was not used for a while."""
         self._combined: dict[tuple[ServerLink, ...], tuple[Any, tuple[AgentTool, ...]]] = {}
+        self._unidentified: dict[str, McpProblem] = {}
+        """The servers whose function for ``headers`` or ``share`` has failed last time."""
         self._resources = resources
         if resources:
             for name in RESOURCE_TOOLS:
@@ -122,7 +124,16 @@ class McpTools:
 
         The same object while nothing has changed. Tools of a server that is away stay.
         """
-        links = [await self._link_for(server, ctx) for server in self._servers.values()]
+        links: list[ServerLink] = []
+        for server in self._servers.values():
+            try:
+                links.append(await self._link_for(server, ctx))
+                self._unidentified.pop(server.name, None)
+            except Exception as error:  # of a function for headers or share
+                text = error.text if isinstance(error, McpError) else type(error).__name__
+                text = f"who uses it could not be found out (headers, share): {text}"
+                self._unidentified[server.name] = McpProblem(server.name, None, text)
+                logger.exception("mcp server %r: no tools in this turn", server.name)
         return await self._current(tuple(links), raises=False)
 
     async def tools(self, ctx: ToolSourceContext[Any] | None = None) -> Sequence[AgentTool]:
@@ -174,7 +185,8 @@ class McpTools:
     @property
     def problems(self) -> tuple[McpProblem, ...]:
         """The servers that are away and the tools that were left out, and why."""
-        return tuple([problem for link in self._links.values() for problem in link.problems])
+        of_links = [problem for link in self._links.values() for problem in link.problems]
+        return (*self._unidentified.values(), *of_links)
 
     # --- which link ---------------------------------------------------------------------------
 
@@ -191,12 +203,14 @@ class McpTools:
         if callable(server.headers):
             made = server.headers(ctx)
             headers = dict(await made if isawaitable(made) else made)
-        key = _digest(headers) if server.share is None else server.share(ctx)
-        if not isinstance(key, str):
-            raise McpError(server.name, f"share must return a string, not {type(key).__name__}")
-        link = self._link(server, key, headers)
-        link.set_headers({**_fixed_headers(server), **headers})
-        return link
+            if (name := bad_header(headers)) is not None:
+                raise McpError(server.name, f"the value of the header {name!r} is not allowed")
+        share = "" if server.share is None else server.share(ctx)
+        if not isinstance(share, str):
+            raise McpError(server.name, f"share must return a string, not {type(share).__name__}")
+        # Other headers are another identity, whoever shares it: no call goes out with those of
+        # another run.
+        return self._link(server, f"{share}\n{_digest(headers)}", headers)
 
     def _link(self, server: McpServer, key: str | None, headers: Mapping[str, str]) -> ServerLink:
         link = self._links.get((server.name, key))
