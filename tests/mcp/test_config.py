@@ -213,3 +213,27 @@ def test_files_that_are_wrong(tmp_path: Path, content: str, error: str) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_servers(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\xff\xfe{}", b'{"mcpServers": {"a": {"command": "\xe9"}}}', b"[" * 20_000],
+    ids=["another encoding", "a byte of Latin-1", "nested too deeply"],
+)
+def test_a_file_that_cannot_be_decoded_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "servers.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"servers\.json is not valid JSON"):
+        load_servers(path)
+
+
+def test_a_file_of_an_editor_that_writes_a_mark_first(tmp_path: Path) -> None:
+    path = tmp_path / "servers.json"
+    path.write_bytes(b'\xef\xbb\xbf{"mcpServers": {"a": {"command": "a"}}}')
+    assert [server.name for server in load_servers(path)] == ["a"]
+
+
+def test_a_switch_that_is_neither_true_nor_false() -> None:
+    servers = {"mcpServers": {"a": {"command": "a", "disabled": "yes"}}}
+    with pytest.raises(ConfigError, match=r"mcpServers\.a\.disabled must be true or false"):
+        load_servers(servers)

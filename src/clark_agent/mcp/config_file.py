@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,10 +65,10 @@ def load_servers(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[Mc
     where = os.fspath(source)
     try:
         with open(where, "rb") as file:
-            content = msgspec.json.decode(file.read())
+            content = msgspec.json.decode(file.read().removeprefix(BOM_UTF8))
     except OSError as error:
         raise ConfigError(f"cannot read {where}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{where} is not valid JSON: {error}") from None
     return _servers(content, where)
 
@@ -90,6 +91,9 @@ def _servers(content: Any, where: str) -> tuple[McpServer, ...]:
         place = f"{where}: {key}.{name}"
         if not isinstance(settings, Mapping):
             raise ConfigError(f"{place} must be an object")
+        for switch in ("disabled", "enabled"):
+            if not isinstance(settings.get(switch, False), bool):
+                raise ConfigError(f"{place}.{switch} must be true or false")
         if settings.get("disabled") is True or settings.get("enabled") is False:
             continue
         servers.append(_server(str(name), settings, place))
