@@ -24,7 +24,7 @@ The protocol is the SDK's, which is loaded when a server is made.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from re import sub
 from signal import Signals
@@ -143,13 +143,14 @@ async def serve_mcp(
     path: str = _PATH,
     token: str | None = None,
     hosts: Sequence[str] | None = None,
+    on_listening: Callable[[str], None] | None = None,
     **options: Unpack[ServerOptions],
 ) -> Signals | None:
     """Serve until the client closes stdin, or until SIGTERM or Ctrl-C. Return the signal, if any.
 
     With ``http="HOST:PORT"`` over streamable HTTP instead; then the signal has its usual effect
     afterwards. A host that other machines can reach needs a ``token`` and ``hosts``, as in
-    `mcp_app`.
+    `mcp_app`. Port 0 is any free one; ``on_listening`` gets the URL.
 
     Raises `ConfigError`.
     """
@@ -158,7 +159,15 @@ async def serve_mcp(
     offer = _Offer(what, **options)
     if http is None:
         return await serve_stdio(offer.server(), offer.stop)
-    await serve_http(offer.server(), offer.stop, address=http, path=path, token=token, hosts=hosts)
+    await serve_http(
+        offer.server(),
+        offer.stop,
+        address=http,
+        path=path,
+        token=token,
+        hosts=hosts,
+        on_listening=on_listening,
+    )
     return None
 
 

@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -218,8 +219,9 @@ async def serve_http(
     path: str,
     token: str | None,
     hosts: Sequence[str] | None,
+    on_listening: Callable[[str], None] | None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises `ConfigError`."""
+    """Serve until SIGTERM or SIGINT. Raises `ConfigError`, also if the address is taken."""
     host, port = parse_address(address)
     if not _is_loopback(host):
         if token is None:
@@ -242,13 +244,19 @@ async def serve_http(
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(
         app,
-        host=host.strip("[]"),
-        port=port,
         log_level="warning",
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    await Stopping(config).serve()
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
+    with listener:
+        if on_listening is not None:
+            on_listening(f"http://{host}:{listener.getsockname()[1]}{path}")
+        await Stopping(config).serve(sockets=[listener])
 
 
 def parse_address(address: str) -> tuple[str, int]:

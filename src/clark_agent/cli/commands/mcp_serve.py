@@ -144,7 +144,9 @@ def mcp_serve(
         what = make_tools(tool_names(tools), workspace, gate, elicited_answer())
         options["plugins"] = [gate]
     if http is not None:
-        click.echo(f"serving MCP at http://{http}/mcp; Ctrl-C stops", err=True)
+        options["on_listening"] = lambda url: click.echo(
+            f"serving MCP at {url}; Ctrl-C stops", err=True
+        )
     ended_by = asyncio.run(serve_mcp(what, **options))
     return 0 if ended_by is None else 128 + ended_by
 
