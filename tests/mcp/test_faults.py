@@ -338,6 +338,8 @@ async def test_errors_of_the_protocol(faulty: FaultyServers, error: Any) -> None
         assert answer.details["kind"] == "mcp_protocol_error"
         assert "no such text" in text_of(answer)
         assert len(text_of(answer)) < 10_000
+        is_refused = error["code"] == -32602  # other errors say nothing about what was done
+        assert ("may or may not have happened" in text_of(answer)) is not is_refused
 
 
 @pytest.mark.parametrize(
