@@ -63,7 +63,6 @@ class Hooks:
         self.stderr: TextIO | None = None
         self.status: int | None = None
         """The status of the last HTTP response, if it was an error."""
-        self.http: httpx2.AsyncClient | None = None
         self.noise: str | None = None
         """The last thing the server sent that is not a message."""
         self.client: Client | None = None
@@ -134,13 +133,12 @@ async def _transport(
             timeout: httpx2.Timeout | None = None,
             auth: httpx2.Auth | None = None,
         ) -> httpx2.AsyncClient:
-            hooks.http = httpx2.AsyncClient(
+            return httpx2.AsyncClient(
                 headers=headers,
                 timeout=timeout,
                 auth=auth,
                 event_hooks={"response": [hooks.on_response]},
             )
-            return hooks.http
 
         async with sse_client(
             server.url,
@@ -158,7 +156,6 @@ async def _transport(
         auth=auth,
         event_hooks={"response": [hooks.on_response]},
     )
-    hooks.http = client
     most = max(_LARGEST_EVENT, 8 * server.max_result_bytes)
     async with (
         client,
