@@ -144,6 +144,7 @@ async def _transform(
         before = messages
         try:
             if hook.should_transform is not None and not hook.should_transform(messages, context):
+                run.journal.edited(hook.name, messages, messages)  # it may have edited before
                 continue
             edited = await call_hook(run, hook.transform, messages, context)
             messages = accept_messages(edited, known=messages)

@@ -2,9 +2,9 @@
 
 `RunLog` is the setting, with a store: `JsonlStore`, `SqliteStore` or `MemoryStore`. `resume`
 continues a run, `fork` starts another from its middle, `diff` compares two, `usage_tree` adds up
-their cost, and `fold` returns the state that the records describe. `follow` and `sse` return the
-events of a run in any process, from any position; `steer`, `follow_up`, `cancel` and `deliver` send
-it messages. `clark_agent.replay` runs a logged run again.
+their cost, `check_prefix` shows what a provider could cache, and `fold` returns the state that the
+records describe. `follow` and `sse` return the events of a run in any process, from any position;
+`steer`, `follow_up`, `cancel` and `deliver` send it messages. `clark_agent.replay` runs a logged run again.
 """
 
 from clark_agent.errors import (
@@ -30,6 +30,7 @@ from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.mailbox import cancel, deliver, follow_up, steer
 from clark_agent.run_log.memory import MemoryStore
+from clark_agent.run_log.prefix import PrefixChanged, PrefixReport, check_prefix
 from clark_agent.run_log.reader import LogReader
 from clark_agent.run_log.recorded import recorded_end
 from clark_agent.run_log.requests import decide, ready_runs, waiting_for
@@ -65,6 +66,8 @@ __all__ = [
     "Mail",
     "MemoryStore",
     "OnFailure",
+    "PrefixChanged",
+    "PrefixReport",
     "RequestExpired",
     "RequestNotFound",
     "RunAppender",
@@ -84,6 +87,7 @@ __all__ = [
     "WaitingRequest",
     "advance",
     "cancel",
+    "check_prefix",
     "decide",
     "deliver",
     "diff",

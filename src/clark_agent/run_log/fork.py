@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from clark_agent.errors import InvalidContinuationError
 from clark_agent.prices import ModelRef
 from clark_agent.run_log.fold import FoldedRun, fold
+from clark_agent.run_log.prefix import prefix_of
 from clark_agent.run_log.reader import outcome_of
 from clark_agent.run_log.records import Answered, Record, RunResumed, ToolStarted
 from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
@@ -77,6 +78,10 @@ class RunUsage(Struct, frozen=True, kw_only=True):
     tool_calls: int
     milliseconds: int
     """How long processes worked on it: from the first record of each to its last."""
+    prefix_reuse: float | None = None
+    """The share of what could repeat in its requests that was the same in the next request; None
+    if there was one request. See `clark_agent.run_log.prefix`. Computed by `usage_tree` alone.
+    """
     children: tuple[RunUsage, ...] = ()
 
     def __str__(self) -> str:
@@ -84,11 +89,13 @@ class RunUsage(Struct, frozen=True, kw_only=True):
 
 
 def usage_tree(store: RunStore | RunLog, run_id: str) -> RunUsage:
-    """Return tokens, calls and time of a run and of all runs below it."""
-    return usage_of(store_of(store), run_id)
+    """Return tokens, calls, time and `prefix_reuse` of a run and of all runs below it."""
+    return usage_of(store_of(store), run_id, checks_prefix=True)
 
 
-def usage_of(store: RunStore, run_id: str, end: int | None = None) -> RunUsage:
+def usage_of(
+    store: RunStore, run_id: str, end: int | None = None, *, checks_prefix: bool = False
+) -> RunUsage:
     """Like `usage_tree`. If ``end`` is given, it is the index of a ``run_resumed``: count what was
     spent before that process took the run up.
     """
@@ -106,7 +113,7 @@ def usage_of(store: RunStore, run_id: str, end: int | None = None) -> RunUsage:
     children = tuple(
         [usage_of(store, child, taken_up_at(store, child, first)) for child in counted]
         if end is not None
-        else [usage_of(store, child) for child in counted]
+        else [usage_of(store, child, checks_prefix=checks_prefix) for child in counted]
     )
     total = folded.usage
     for child in children:
@@ -121,8 +128,14 @@ def usage_of(store: RunStore, run_id: str, end: int | None = None) -> RunUsage:
         model_calls=sum(isinstance(entry, Answered) for entry in entries),
         tool_calls=sum(isinstance(entry, ToolStarted) for entry in entries),
         milliseconds=folded.worked_ms,
+        prefix_reuse=_prefix_reuse(loaded) if checks_prefix else None,
         children=children,
     )
+
+
+def _prefix_reuse(loaded: LoadedRun) -> float | None:
+    report = prefix_of(loaded)
+    return report.reuse if len(report.requests) > 1 else None
 
 
 def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
@@ -165,4 +178,6 @@ def _lines(run: RunUsage, depth: int) -> list[str]:
         f"{run.model_calls} model calls, {run.tool_calls} tool calls, "
         f"{run.milliseconds / 1000:.1f} s"
     )
+    if run.prefix_reuse is not None:
+        line += f", {run.prefix_reuse:.1%} of the prefix kept"
     return [line, *[text for child in run.children for text in _lines(child, depth + 1)]]

@@ -34,7 +34,7 @@ from clark_agent.events import EventSink
 from clark_agent.result import RunResult
 from clark_agent.run_log._reading import in_background, mailbox_of
 from clark_agent.run_log.fold import FoldedRun, fold
-from clark_agent.run_log.fork import RunUsage, usage_tree
+from clark_agent.run_log.fork import RunUsage, usage_of
 from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.recorded import recorded_end, suspended_result
 from clark_agent.run_log.records import (
@@ -144,7 +144,7 @@ async def resume_folded(
         now_ms = config.clock.now_ms()
         await settle_requests(store, folded, appender, now_ms)
         waiting = await in_background(store, lambda: open_requests(store, folded, now_ms))
-        spent = await in_background(store, lambda: usage_tree(store, run_id))
+        spent = await in_background(store, lambda: usage_of(store, run_id))
         if waiting and isinstance(folded.ending, RunSuspended):
             return suspended_result(folded, spent, config, waiting)
         _check_tools(folded, config)
@@ -338,7 +338,7 @@ async def _resumption(
     folded, appender = await locked(store, run_id, lambda: fold(store.load(run_id)), _PATIENCE)
     try:
         await settle_requests(store, folded, appender, config.clock.now_ms())
-        spent = await in_background(store, lambda: usage_tree(store, run_id))
+        spent = await in_background(store, lambda: usage_of(store, run_id))
         mailbox = await mailbox_of(store, run_id)
         return continuation(folded, spent, run_log, appender, mailbox=mailbox)
     except BaseException:
