@@ -194,10 +194,11 @@ class McpError(ClarkAgentError):
     """An MCP server cannot be reached, or refuses a request.
 
     ``server`` is its name. ``kind`` is a category: ``unavailable``, ``connection_lost``,
-    ``timeout`` or ``protocol_error``. ``code`` is the JSON-RPC code, if the server sent an error.
+    ``timeout``, ``unauthorized`` or ``protocol_error``. ``code`` is the JSON-RPC code, if the
+    server sent an error.
     """
 
-    kind: Literal["unavailable", "connection_lost", "timeout", "protocol_error"]
+    kind: Literal["unavailable", "connection_lost", "timeout", "unauthorized", "protocol_error"]
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class McpError(ClarkAgentError):
         text: str,
         *,
         kind: Literal[
-            "unavailable", "connection_lost", "timeout", "protocol_error"
+            "unavailable", "connection_lost", "timeout", "unauthorized", "protocol_error"
         ] = "unavailable",
         code: int | None = None,
     ) -> None:

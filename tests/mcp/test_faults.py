@@ -65,7 +65,7 @@ def failed(driven: Driven, kind: str, *words: str) -> None:
         ({"initialize": {"silent": True}}, None),
         ({"server/discover": {"silent": True}, "initialize": {"silent": True}}, None),
         ({"initialize": {"error": {"code": -32000, "message": "no licence"}}}, "no licence"),
-        ({"initialize": {"result": "yes"}}, None),
+        ({"initialize": {"result": "yes"}}, "not an object"),
         ({"initialize": {"result": {"protocolVersion": 5}}}, "faulty"),
         ({"initialize": {"result": {"protocolVersion": "1066-10-14", "capabilities": {},
           "serverInfo": {"name": "x", "version": "1"}}}}, "1066-10-14"),
@@ -73,7 +73,7 @@ def failed(driven: Driven, kind: str, *words: str) -> None:
         ({"tools/list": {"silent": True}}, None),
         ({"tools/list": {"error": {"code": -32603, "message": "none today"}}}, "none today"),
         ({"tools/list": {"result": {"tools": "none"}}}, "faulty"),
-        ({"tools/list": {"result": []}}, None),
+        ({"tools/list": {"result": []}}, "not an object"),
     ],
     ids=[
         "dies", "dies with words", "dies in the handshake", "is killed in the handshake",
@@ -140,16 +140,31 @@ async def test_one_that_starts_slowly(faulty: FaultyServers) -> None:
         "wrong notification", "sampling", "roots", "wrong question", "control", "bytes",
     ],
 )  # fmt: skip
-async def test_garbage_on_its_output(faulty: FaultyServers, garbage: str) -> None:
-    """Between proper messages it is skipped, whenever it comes."""
+async def test_garbage_on_its_output(
+    faulty: FaultyServers, garbage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between proper messages it is skipped, whenever it comes, and without a traceback."""
     said = {"flood": [0, {}], "line": garbage}
     actions = {"start": said, "notifications/initialized": said}
     async with McpTools(faulty(actions)) as tools:
         driven = await drive(tools, call("faulty_echo", text="x"), call("faulty_echo", text="y"))
     assert driven.texts == ["echo: x", "echo: y"]
+    assert "Traceback" not in caplog.text
+    if garbage.startswith("Welcome"):
+        told = [record for record in caplog.records if "Welcome" in record.getMessage()]
+        assert [record.levelname for record in told] == ["WARNING"]
 
 
 # --- in a call --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", [None, "done", 5, [], ["x"]])
+async def test_a_result_that_is_not_an_object(faulty: FaultyServers, result: Any) -> None:
+    """The call fails at once, and does not wait for its timeout."""
+    async with McpTools(faulty({"tools/call": {"result": result}}, timeout=1_000)) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+        assert len(await tools.tools()) == 1
+    failed(driven, "mcp_protocol_error", "the result is not an object", "may or may not")
 
 
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
@@ -352,12 +367,9 @@ async def test_errors_of_the_protocol(faulty: FaultyServers, error: Any) -> None
         '{"id": ID, "result": {"content": []}}',
         '{"jsonrpc": "2.0", "id": ID}',
         '[{"jsonrpc": "2.0", "id": ID, "result": {"content": []}}]',
-        '{"jsonrpc": "2.0", "id": ID, "result": "done"}',
-        '{"jsonrpc": "2.0", "id": ID, "result": []}',
     ],
-    ids=["no JSON", "wrong id", "no id", "old version", "no version", "no result", "batch",
-         "text", "list"],
-)  # fmt: skip
+    ids=["no JSON", "wrong id", "no id", "old version", "no version", "no result", "batch"],
+)
 async def test_answers_that_belong_to_no_call(faulty: FaultyServers, line: str) -> None:
     """The call ends when its time is up, and calls of others are not harmed."""
     async with McpTools(faulty({"tools/call": {"line": line}}, timeout=0.5)) as tools:
@@ -854,6 +866,7 @@ def at(server: FaultyHttp, **settings: Any) -> McpServer:
 
 
 HTML = Answer(200, b"<html><h1>It works!</h1></html>", {"Content-Type": "text/html"})
+REFUSED = {"401": {"mcp_unauthorized"}, "403": {"mcp_unauthorized"}}
 REFUSALS = {
     "401": Answer(401, b'{"error": "invalid_token"}', {"WWW-Authenticate": "Bearer"}),
     "403": Answer(403, b"forbidden"),
@@ -902,7 +915,8 @@ async def test_answers_of_http_in_a_call(
         again = await drive(tools, call("web_echo", text="y"))
     [answer] = driven.answers
     assert answer.is_error
-    assert answer.details["kind"] in {"mcp_protocol_error", "mcp_connection_lost"}, answer
+    kinds = {"mcp_protocol_error", "mcp_connection_lost"}
+    assert answer.details["kind"] in REFUSED.get(refusal, kinds), answer
     assert "web" in text_of(answer)
     assert SECRET not in text_of(answer)
     assert SECRET not in caplog.text

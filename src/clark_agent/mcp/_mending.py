@@ -32,7 +32,11 @@ def mended_message(error: ValidationError) -> SessionMessage | Exception:
 
     What is not an answer stays an exception.
     """
-    line = error.errors(include_url=False)[0].get("input")
+    found = error.errors(include_url=False)
+    answered = next((e["input"] for e in found if _is_answer(e["input"])), None)
+    if answered is not None:
+        return _failed(answered["id"], "the result is not an object")
+    line = found[0].get("input")
     if not isinstance(line, str):
         return error
     try:
@@ -42,11 +46,24 @@ def mended_message(error: ValidationError) -> SessionMessage | Exception:
         pass
     if '"result"' not in line:
         return error
-    found = _ID.search(line[:200]) or _ID.search(line[-200:])
-    if found is None:
+    number = _ID.search(line[:200]) or _ID.search(line[-200:])
+    if number is None:
         return error
-    data = types.ErrorData(code=types.PARSE_ERROR, message="the result is not valid JSON")
-    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=data))
+    return _failed(int(number[1]), "the result is not valid JSON")
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether it answers a request, with a result of the wrong type."""
+    if not isinstance(value, dict) or "result" not in value or isinstance(value["result"], dict):
+        return False
+    number: object = value.get("id")
+    return isinstance(number, (int, str)) and not isinstance(number, bool)
+
+
+def _failed(request: int | str, text: str) -> SessionMessage:
+    """An error in place of the answer to the request."""
+    data = types.ErrorData(code=types.PARSE_ERROR, message=text)
+    return SessionMessage(types.JSONRPCError(jsonrpc="2.0", id=request, error=data))
 
 
 def _clean(value: Any, depth: int) -> Any:

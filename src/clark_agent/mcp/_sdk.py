@@ -6,8 +6,10 @@ of HTTP errors. `clark_agent.mcp._mending` mends what the SDK would refuse as a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, TextIO
 
 import anyio
@@ -44,11 +46,14 @@ __all__ = [
     "types",
 ]
 
+logger = logging.getLogger(__name__)
+
 _MOST_PAGES = 1_000
 _WAIT_SECONDS = 30.0
 _READ_SECONDS = 300.0
 _LARGEST_EVENT = 64 * 1_024 * 1_024
 _SESSION_GONE = "Session terminated"
+_UNAUTHORIZED = (401, 403)
 _LOST = ("Connection closed", "SSE stream")
 
 
@@ -68,6 +73,8 @@ class Hooks:
         self.client: Client | None = None
         self.left_out: dict[str, str] = {}
         """Tools that the SDK does not accept, and why."""
+        self.server = ""
+        self._has_warned = False
 
     def version(self) -> str | None:
         """The version of the protocol, once it is known."""
@@ -75,6 +82,16 @@ class Hooks:
             return None if self.client is None else self.client.session.protocol_version
         except RuntimeError:  # it is connecting
             return None
+
+    def on_noise(self, error: Exception) -> None:
+        """Say once that the server sends something that is not a message."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "MCP server %r sends something that is not a message, which is ignored: %.200s",
+                self.server,
+                _quoted(error),
+            )
 
     async def on_message(self, message: object) -> None:
         """Take what the SDK does not handle itself."""
@@ -92,10 +109,30 @@ def _nothing() -> None:
     pass
 
 
+def _quoted(error: Exception) -> str:
+    """The line that is not a message, or what is wrong with it."""
+    if isinstance(error, ValidationError):
+        return repr(error.errors(include_url=False)[0].get("input"))
+    return describe(error)
+
+
+_is_ours: ContextVar[bool] = ContextVar("clark_agent_mcp_is_ours", default=False)
+"""Set in the tasks that read from a server of ours."""
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    """Not the SDK's traceback of a line that is not a message: `Hooks.on_noise` reports it."""
+    return not (_is_ours.get() and record.msg == "Failed to parse JSONRPC message from server")
+
+
+logging.getLogger("mcp.client.stdio").addFilter(_is_wanted)
+
+
 def open_client(
     server: McpServer, headers: Mapping[str, str], *, auth: httpx2.Auth | None, hooks: Hooks
 ) -> Client:
     """A client for the server. Entering it connects."""
+    hooks.server = server.name
     hooks.client = Client(
         _transport(server, headers, auth, hooks),
         cache=None,
@@ -119,6 +156,7 @@ async def _transport(
             encoding_error_handler="replace",  # with "strict", one bad byte ends the connection
         )
         assert hooks.stderr is not None
+        _is_ours.set(True)
         async with stdio_client(parameters, errlog=hooks.stderr) as (reading, writing):
             hooks.stderr.close()
             yield _Watched(reading, hooks), writing
@@ -188,11 +226,17 @@ class _Watched:
             self._hooks.on_end()
             raise
         if isinstance(item, Exception):
-            return mended_message(item) if isinstance(item, ValidationError) else item
+            return self._mended(item)
         answer = item.message
         if isinstance(answer, types.JSONRPCResponse) and "tools" in answer.result:
             self._mend_tools(answer)
         return item
+
+    def _mended(self, item: Exception) -> Any:
+        made = mended_message(item) if isinstance(item, ValidationError) else item
+        if isinstance(made, Exception):
+            self._hooks.on_noise(made)
+        return made
 
     def _mend_tools(self, answer: types.JSONRPCResponse) -> None:
         version = self._hooks.version()
@@ -290,7 +334,7 @@ def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
             return "the server does not follow the protocol: " + describe(error)[:300]
         case OSError() | ValueError() if server.command is not None:
             return f"cannot start {server.command!r}: {describe(error)}"
-        case _ if hooks.status in (401, 403):
+        case _ if hooks.status in _UNAUTHORIZED:
             return (
                 f"{server.address} does not accept the credentials (status {hooks.status}); check "
                 "headers or auth"
@@ -330,6 +374,11 @@ def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
     match error:
         case MCPError() if _is_lost(error):
             return McpError(server, "the connection was lost", kind="connection_lost")
+        case MCPError() if hooks.status in _UNAUTHORIZED:
+            text = (
+                f"it does not accept the credentials (status {hooks.status}); check headers or auth"
+            )
+            return McpError(server, text, kind="unauthorized", code=error.code)
         case MCPError(error=data):
             status = f" (status {hooks.status})" if hooks.status is not None else ""
             return McpError(server, data.message + status, kind="protocol_error", code=data.code)

@@ -130,6 +130,10 @@ class AgentEntry:
         if refused is not None:
             return Outcome(refused)
         (task,) = astuple(checked.input)
+        if not task.strip():
+            return Outcome(
+                ToolResult.error("The task is blank. Say in it what the agent should do.")
+            )
         progress, identity = _Progress(call), RunIdentity.root(self._agent.config.clock.new_id())
         try:
             result = await self._agent.start(

@@ -121,6 +121,11 @@ def error_result(error: McpError, link: ServerLink, tool: str) -> ToolResult:
         case "unavailable":
             text = f"The server {link.server.name!r} cannot be reached. The call was not made."
             details["reason"] = error.text
+        case "unauthorized":
+            text = (
+                f"The server {link.server.name!r} has refused the call: {error.text}. The call was "
+                "not made, and calling again does not help."
+            )
         case "protocol_error":
             code = "" if error.code is None else f" (error {error.code})"
             said = link.reader.quote(error.text)
