@@ -41,9 +41,14 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
         ("export", short, "-f", "anthropic"),
         ("export", short, "-f", "records", "-o", "log.jsonl"),
         ("export", short, "-f", "trajectory"),
+        ("prefix", short, "--require", "100"),
     ]
     said = await run.each(asked)
-    listed, as_json, shown, same, other, no_diff, page, openai, anthropic, records, steps = said
+    listed, as_json, shown, same, other, no_diff, page, openai, anthropic, records, steps = said[
+        :11
+    ]
+    assert (said[11].code, said[11].out.count("\n")) == (0, 3)
+    assert "100.0% of what could repeat was kept, in 2 requests" in said[11].out
     assert re.match(rf"{short}  [-0-9]+ [:0-9]+  done +http://.*#m +Write a file\n$", listed.out)
     assert json.loads(as_json.out)["run_id"] == logged.run_id
     assert "> Write a file\n● write_file(path='a.txt', content='x')\n  turn 1 · " in shown.out

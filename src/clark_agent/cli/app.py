@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("log", "List logged runs."),
     "show": ("log", "Show the messages, tool calls and usage of a run."),
     "replay": ("log", "Replay a logged run offline and report what differs."),
+    "prefix": ("log", "Show how much of each request was the same as in the one before."),
     "diff": ("log", "Report the first difference between two runs."),
     "export": ("log", "Export a run as Markdown or JSON."),
     "models": ("doctor", "List providers, or the models of one provider."),

@@ -4,7 +4,7 @@
 continues a run, `fork` starts another from its middle, `diff` compares two, `usage_tree` adds up
 their cost, `check_prefix` shows what a provider could cache, and `fold` returns the state that the
 records describe. `follow` and `sse` return the events of a run in any process, from any position;
-`steer`, `follow_up`, `cancel` and `deliver` send it messages. `clark_agent.replay` runs a logged run again.
+`steer`, `follow_up`, `cancel` and `deliver` send it messages. `clark_agent.replay` runs it again.
 """
 
 from clark_agent.errors import (

@@ -1,4 +1,4 @@
-"""Commands that read logged runs: ``runs``, ``show``, ``replay``, ``diff`` and ``export``.
+"""Commands that read logged runs: ``runs``, ``show``, ``replay``, ``prefix``, ``diff``, ``export``.
 
 None of them calls a model or runs a tool.
 """
@@ -45,8 +45,8 @@ from clark_agent.errors import ConfigError, DecodeError, LogDamaged
 from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
 from clark_agent.prices import Price
 from clark_agent.replay import replay as replay_run
+from clark_agent.run_log import check_prefix, fold, usage_tree, waiting_for
 from clark_agent.run_log import diff as first_difference
-from clark_agent.run_log import fold, usage_tree, waiting_for
 from clark_agent.run_log.fold import FoldedRun
 from clark_agent.run_log.records import (
     Answered,
@@ -66,7 +66,7 @@ from clark_agent.trajectory import encode_record, to_trajectory
 from clark_agent.types import AssistantMessage
 from clark_agent.waiting import WaitingRequest
 
-__all__ = ["diff", "export", "print_runs", "replay", "runs", "show"]
+__all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -350,6 +350,29 @@ def diff(*, first: str, second: str, log: Log) -> int:
     found = first_difference(log.store, find_run(log, first), find_run(log, second))
     click.echo("the same" if found is None else safe(str(found)))
     return int(found is not None)
+
+
+@click.command(epilog=examples("clark-agent prefix last", "clark-agent prefix 3f2a --require 98"))
+@run_argument()
+@click.option(
+    "--require",
+    "percent",
+    metavar="PERCENT",
+    type=click.FloatRange(min=0, max=100),
+    help="Fail if less than this share of what could repeat was the same.",
+)
+@log_options()
+def prefix(*, run_id: str, percent: float | None, log: Log) -> int:
+    """Show how much of each request was the same as in the one before: what a provider can cache.
+
+    Where the common part ends, the line says what changed, where, and which plugin, gate or tool
+    source did it.
+
+    Exit codes: 0 done, 1 less than --require.
+    """
+    report = check_prefix(log.store, find_run(log, run_id))
+    click.echo(safe(str(report)))
+    return int(percent is not None and report.reuse < percent / 100)
 
 
 # --- export ---------------------------------------------------------------------------------------
