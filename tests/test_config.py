@@ -105,6 +105,7 @@ INHERITED: dict[str, Any] = {
 NOT_INHERITED: dict[str, Any] = {
     "event_sink": RecordingSink(),
     "conversation_id": "conversation",
+    "agent_name": "clerk",
     "provider_extras": {"extra": 1},
     "overflow_recovery": KeepNothing(),
     "max_iterations": 9,
@@ -119,6 +120,7 @@ DEFAULTS: dict[str, Any] = {
     "plugins": (),
     "event_sink": None,
     "conversation_id": None,
+    "agent_name": None,
     "model_id": None,
     "default_execution_mode": ExecutionMode.PARALLEL,
     "max_tool_calls_per_turn": None,

@@ -149,6 +149,7 @@ import clark_agent
 OF_EXTRAS = (
     "clark_agent.cli.", "clark_agent.durable.temporal", "clark_agent.durable._temporal",
     "clark_agent.run_log._postgres.", "clark_agent.toolkit._http", "clark_agent.mcp._",
+    "clark_agent.otel.",
 )
 assert clark_agent.__file__.startswith(sys.argv[1]), clark_agent.__file__
 for module in pkgutil.walk_packages(clark_agent.__path__, "clark_agent."):

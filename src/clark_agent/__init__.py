@@ -13,7 +13,8 @@ The layers, each knowing only those before it and its neighbours:
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
 - ``prices``, ``budget``, ``rate_limit``, ``result``: what tokens cost, what a run may spend and how
   fast, and what it returns
-- ``effects``, ``tool_source``: wrapping model and tool calls, and tools that change
+- ``effects``, ``tool_source``, ``tracing``: wrapping model and tool calls, tools that change, and
+  following runs from outside
 - ``output``, ``partial``: the type that a run returns, and its value while it streams
 - ``config``: the settings of a run
 - ``engine``: what happens in a run: the loop, a turn, a batch of tool calls
@@ -23,6 +24,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``durable``: runs in workflow engines, which move them between machines
 - ``toolkit``: tools that most agents need
 - ``mcp``: the tools of MCP servers, and agents as an MCP server
+- ``otel``: traces and metrics for OpenTelemetry
 - ``transports``: connections to models, each loading its SDK when it is created
 - ``gateway``: a server between clients and models
 - ``trajectory``, ``export``, ``replay``: durable records, other formats, and a logged run again

@@ -105,6 +105,7 @@ if TYPE_CHECKING:  # costly to create at run time
         event_sink: EventSink | None
         protocol: ProtocolPolicy
         conversation_id: str | None
+        agent_name: str | None
         model_id: str | None
         token_estimator: TokenEstimator
         default_execution_mode: ExecutionMode
@@ -285,6 +286,7 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         stream = _connected(model)
         settings.setdefault("max_iterations", _MAX_ITERATIONS)
         settings.setdefault("model_id", getattr(stream, "model", None))
+        settings.setdefault("agent_name", name)
         config = LoopConfig(
             stream=stream,
             tools=given["tools"],

@@ -101,6 +101,7 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
         event_sink: Receives every event. Plugins that observe events receive them too.
         protocol: The names, prompts and rules of your product.
         conversation_id: Passed to tool gates.
+        agent_name: The name of the agent, for its log and its traces.
         model_id: Passed to plugins and events, and the name under which the price is looked up. The
             transport has its own model.
         token_estimator: Estimates the tokens of a message for plugins and budgets. By default from
@@ -149,6 +150,7 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
     event_sink: EventSink | None = None
     protocol: ProtocolPolicy = field(default_factory=ProtocolPolicy)
     conversation_id: str | None = None
+    agent_name: str | None = None
     model_id: str | None = None
     token_estimator: TokenEstimator = field(default_factory=JsonSizeEstimator)
 
@@ -289,6 +291,7 @@ _SETTINGS = frozenset(LoopConfig.__struct_fields__)
 
 _NOT_INHERITED = frozenset(
     {
+        "agent_name",
         "conversation_id",
         "empty_outcome_retry_budget",
         "event_sink",
@@ -548,6 +551,10 @@ class AgentBuilder:
     def protocol(self, value: ProtocolPolicy) -> Self:
         """The product's vocabulary."""
         return self._set("protocol", value)
+
+    def agent_name(self, value: str) -> Self:
+        """The name of the agent, for its log and its traces."""
+        return self._set("agent_name", value)
 
     def conversation_id(self, value: str) -> Self:
         """Passed to tool gates as ``conversation_id``."""

@@ -54,6 +54,7 @@ from clark_agent.plugins.base import ToolGateContext
 from clark_agent.protocol import PLAIN_TEXT_RECOVERY, PlainTextRecoveryContext
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.stream import StreamErrorKind
+from clark_agent.tracing import follow
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
@@ -131,11 +132,14 @@ async def start(
         deps=deps,
         can_wait=can_wait,
     )
+    finishing = finish(run, _loop(run, messages, resumption))
+    if run.trace is not None:
+        finishing = follow(run.trace, finishing)
     if resumption is None:
-        return await finish(run, _loop(run, messages, None))
+        return await finishing
     earlier = resumption.messages
     try:
-        result = await finish(run, _loop(run, messages, resumption))
+        result = await finishing
     except BaseException as error:
         if (failure := failure_of(error)) is not None:
             failure.messages = (*earlier, *failure.messages)

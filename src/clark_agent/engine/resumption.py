@@ -14,6 +14,7 @@ from clark_agent.plugins.base import EarlierCall
 from clark_agent.result import RunResult
 from clark_agent.steering import SteeringReceipt
 from clark_agent.tools.base import ToolResult
+from clark_agent.tracing import Carrier
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, RunIdentity
 from clark_agent.waiting import Deny, Expired, GiveResult, Verdict, WaitingRequest
 
@@ -156,6 +157,10 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """Messages that were accepted and never delivered."""
     sourced: frozenset[str] = frozenset()
     """The names of the tools from a tool source."""
+    traces: tuple[Carrier, ...] = ()
+    """The traces that other processes have recorded."""
+    suspended_at: int | None = None
+    """When the run was suspended, if it was until now."""
     children: EarlierChildren
     """The child runs that other processes have started."""
 

@@ -32,8 +32,10 @@ from clark_agent.plugins.base import (
     TransformContext,
     channels_among,
 )
+from clark_agent.plugins.hooks import observer_hook
 from clark_agent.run_context import RunContext
 from clark_agent.tools.base import ToolContext, ToolResult
+from clark_agent.tracing import ALL_RUNS, RunTrace, TracedRun, Tracer, start_trace
 from clark_agent.types import (
     AgentContext,
     AgentMessage,
@@ -64,6 +66,7 @@ class Run:
     | `brackets`   | which events are open                                              |
     | `answer`     | the answer that is being streamed                                  |
     | `effects`    | model calls, tools and child runs                                  |
+    | `trace`      | what follows it from outside, if anything does                     |
     """
 
     __slots__ = (
@@ -82,6 +85,7 @@ class Run:
         "grace",
         "hooks",
         "inbox",
+        "inherited_effects",
         "interrupts",
         "is_capped",
         "journal",
@@ -97,6 +101,8 @@ class Run:
         "sourced",
         "spending",
         "system_prompt",
+        "trace",
+        "tracer",
         "transcript",
         "turns",
         "waiting",
@@ -129,7 +135,11 @@ class Run:
         self.pace = current_pace()
         """Lets other tasks run."""
         self.pace.begin()
-        self.effects: Effects = config.effects or (DIRECT if parent is None else parent.effects)
+        self.effects: Effects = config.effects or (
+            DIRECT if parent is None else parent.inherited_effects
+        )
+        self.inherited_effects: Effects = self.effects
+        """The effects of child runs: without the trace of this one."""
 
         self.lineage = Lineage(context.identity, config, parent, call_id, resumption, call_place)
         self.grace = self.lineage.grace
@@ -157,6 +167,11 @@ class Run:
         )
         self.inbox = Inbox(channels_among(self.hooks.plugins), self.journal)
         self.interrupts = Interrupts(signal, self.inbox, self.spending, self.journal)
+
+        self.tracer: Tracer | None = self.hooks.tracer or (
+            ALL_RUNS.tracer if parent is None else parent.tracer
+        )
+        self.trace = None if self.tracer is None else self._start_trace(self.tracer, resumption)
 
         self.emitter = self._emitter(sink)
         self.emit: Emit = self.journal.emitting(self.emitter.emit)
@@ -199,10 +214,35 @@ class Run:
     def _emitter(self, sink: EventSink | None) -> Emitter:
         config, audience = self.config, self.config.audience
         publish = self.journal.publish
-        if sink is not None or publish is not None or self.hooks is not config.hooks:
+        if self.trace is not None:
+            observers = (*self.hooks.event_observer, observer_hook(self.trace))
+            audience = Audience(config.event_sink, observers, sink, publish)
+        elif sink is not None or publish is not None or self.hooks is not config.hooks:
             audience = Audience(config.event_sink, self.hooks.event_observer, sink, publish)
         eager = self.loop.get_task_factory() is not None
         return Emitter(audience, config.hook_timeout, self.grace, eager=eager)
+
+    def _start_trace(self, tracer: Tracer, resumption: Resumption | None) -> RunTrace | None:
+        config, given, clock = self.config, self.lineage.given, self.config.clock
+        since = None if resumption is None else resumption.suspended_at
+        trace = start_trace(
+            tracer,
+            TracedRun(
+                identity=given,
+                identify=self.lineage.identify,
+                agent_name=config.agent_name,
+                conversation_id=config.conversation_id if given is None else given.conversation_id,
+                model=config.model_ref,
+                prices=self.spending.bill().prices,
+                tool_call_id=self.lineage.call_id,
+                turns=0 if resumption is None else resumption.turns_before,
+                traces=() if resumption is None else resumption.traces,
+                suspended_ms=None if since is None else max(0, clock.now_ms() - since),
+            ),
+        )
+        if trace is not None:
+            self.effects = trace.effects(self.effects)
+        return trace
 
     # --- for tools ------------------------------------------------------------------------------
 

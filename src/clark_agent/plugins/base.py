@@ -411,7 +411,9 @@ When a run is resumed, ``restore(ctx)`` of a plugin is called once, before anyth
 has happened so far. A plugin that steers may say why with ``purpose``, a word that the run log
 records with each of its messages. (``wrap_up`` means that the model was asked to finish: a run that
 then ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
-`clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other.
+`clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other. A
+plugin with ``trace_run`` (see `clark_agent.tracing.Tracer`) follows the runs of its config, and
+needs no hook.
 """
 
 

@@ -26,7 +26,15 @@ from clark_agent.plugins.base import (
 from clark_agent.tools import AgentTool
 from clark_agent.tools.repair import close_match
 
-__all__ = ["GateHook", "Hook", "Hooks", "ObserverHook", "TransformHook", "hook_of"]
+__all__ = [
+    "GateHook",
+    "Hook",
+    "Hooks",
+    "ObserverHook",
+    "TransformHook",
+    "hook_of",
+    "observer_hook",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +54,7 @@ _PARAMETERS = {
     "end_run": (),
     "restore": ("ctx",),
     "recover": ("messages", "ctx"),
+    "trace_run": ("run",),
 }
 
 _BELONGS_TO = {
@@ -61,6 +70,7 @@ _SYNC_ONLY = (
     "for_run",
     "end_run",
     "restore",
+    "trace_run",
 )
 
 
@@ -126,6 +136,8 @@ class Hooks(Struct, frozen=True):
     steering: tuple[Hook, ...] = ()
     follow_up: tuple[Hook, ...] = ()
     tool_gate: tuple[GateHook, ...] = ()
+    tracer: Any = None
+    """The first plugin with ``trace_run``."""
 
     @classmethod
     def of(cls, plugins: Iterable[object]) -> Hooks:
@@ -151,12 +163,13 @@ class Hooks(Struct, frozen=True):
             context_transform=tuple(
                 [_transform_hook(p) for p in plugins if hasattr(p, "transform_context")]
             ),
-            event_observer=tuple([_observer_hook(p) for p in plugins if hasattr(p, "on_event")]),
+            event_observer=tuple([observer_hook(p) for p in plugins if hasattr(p, "on_event")]),
             steering=found("steering"),
             follow_up=found("follow_up"),
             tool_gate=tuple(
                 [_gate_hook(p) for p in plugins if hasattr(p, "next_turn_tool_allowlist")]
             ),
+            tracer=next((p for p in plugins if hasattr(p, "trace_run")), None),
         )
 
     def check_tools(self, tools: Mapping[str, AgentTool]) -> None:
@@ -234,7 +247,8 @@ def hook_of(plugin: object, method: str) -> Hook:
     return Hook(plugin_name(plugin), call, _is_async(call), is_interactive, purpose)
 
 
-def _observer_hook(plugin: object) -> ObserverHook:
+def observer_hook(plugin: object) -> ObserverHook:
+    """The ``on_event`` of a plugin, with the classes that it wants."""
     hook = hook_of(plugin, "on_event")
     observes = getattr(plugin, "observes", None)
     return ObserverHook(hook.name, hook.call, hook.is_async, observes and tuple(observes))
@@ -273,7 +287,7 @@ def _check(plugin: object) -> None:
     misspelt = _misspelt(plugin)
     if misspelt is not None:
         raise ConfigError(f"{label} has a method {misspelt[0]!r}; did you mean {misspelt[1]!r}?")
-    if not any(hasattr(plugin, hook) for hook in HOOK_OF.values()):
+    if not any(hasattr(plugin, hook) for hook in (*HOOK_OF.values(), "trace_run")):
         raise ConfigError(f"{label} has no hook; it needs one of {', '.join(HOOK_OF.values())}")
     for method, owner in _BELONGS_TO.items():
         if hasattr(plugin, method) and not hasattr(plugin, owner):

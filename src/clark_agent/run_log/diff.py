@@ -167,6 +167,7 @@ _OF_A_RUN = frozenset(
         "tool_call_id",
         "request",
         "host_notes",
+        "trace",
         "request_id",
         "child_run_ids",
         "mail",

@@ -86,6 +86,10 @@ class FoldedRun(Struct):
     """The length of ``transcript`` before each request, since it last changed other than by
     growing.
     """
+    traces: list[dict[str, str]] = []
+    """The spans of the processes that worked on the run, oldest first."""
+    suspended_at: int | None = None
+    """When the run was suspended, if it is."""
     worked_ms: int = 0
     """How long processes worked on the run, up to the last record of each."""
     offered: tuple[str, ...] = ()
@@ -146,6 +150,7 @@ def fold(loaded: LoadedRun) -> FoldedRun:
         last=records[0],
         transcript=[*began.history, *began.prompts],
         messages=list(began.prompts),
+        traces=[began.trace] if began.trace else [],
     )
     for record in records[1:]:
         fold_in(run, record)
@@ -227,7 +232,7 @@ def _take(run: FoldedRun, record: Record) -> None:
             if decided.mail is not None:
                 run.mails.add(decided.mail)
         case RunSuspended() as ending:
-            run.ending = ending
+            run.ending, run.suspended_at = ending, record.at
             _suspended(run, ending)
         case BatchEnded() as batch:
             _batch_ended(run, batch)
@@ -235,7 +240,9 @@ def _take(run: FoldedRun, record: Record) -> None:
             run.ending, run.cancelled = ending, None
             _end_turn(run)
         case RunResumed() as resumed:
-            run.ending = None
+            run.ending = run.suspended_at = None
+            if resumed.trace:
+                run.traces.append(resumed.trace)
             run.drop_placeholders()
             del run.turn_ends[resumed.turn :]
         case _:

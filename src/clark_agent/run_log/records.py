@@ -122,6 +122,9 @@ class RunBegan(_Entry, frozen=True, kw_only=True, tag="run_began"):
     """
     host_notes: dict[str, Any] = {}
     """Data for the host's own use; see `clark_agent.run_log.writer.RunLog`."""
+    trace: dict[str, str] = {}
+    """The span of the run, if it is traced: W3C ``traceparent`` and ``tracestate``."""
+    agent_name: str | None = None
 
     @property
     def model_ref(self) -> ModelRef:
@@ -339,6 +342,8 @@ class RunResumed(_Entry, frozen=True, tag="run_resumed"):
     """
     within: NonNegativeInt | None = None
     """For a child run: the number of the first record that this process wrote for its parent."""
+    trace: dict[str, str] = {}
+    """As in ``run_began``, for the span of this process."""
 
 
 class RunEnded(_Entry, frozen=True, kw_only=True, tag="run_ended"):

@@ -248,6 +248,8 @@ def continuation(
         worked_ms=folded.worked_ms,
         waiting=tuple(waiting.values()),
         sourced=frozenset(folded.sourced),
+        traces=tuple(folded.traces),
+        suspended_at=folded.suspended_at,
         children=children or LoggedChildren(run_log, began.identity.run_id),
     )
     messages = folded.transcript[:-1] if is_again else folded.transcript

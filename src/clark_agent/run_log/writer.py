@@ -405,6 +405,8 @@ class RunWriter(Journal):
                 tool_call_id=run.lineage.call_id,
                 call_place=run.lineage.call_place,
                 host_notes={} if identity.depth else self.log.notes,
+                trace={} if run.trace is None else dict(run.trace.carrier),
+                agent_name=config.agent_name,
             )
         )
         self._schedule_mail()
@@ -424,7 +426,8 @@ class RunWriter(Journal):
         self._steering = {receipt: number for number, receipt in after.waiting.items()}
         parent = run.lineage.parent
         within = None if parent is None else parent.journal.first
-        self.write(RunResumed(resumption.turns, after.below, within))
+        trace = {} if run.trace is None else dict(run.trace.carrier)
+        self.write(RunResumed(resumption.turns, after.below, within, trace))
         if [*self._tools] != [*run.registry] or any(
             self._tools[tool.name] != _declared(tool) for tool in run.registry.values()
         ):

@@ -1,0 +1,315 @@
+"""The spans around the effects of a run: its model calls and its tool calls.
+
+Whatever fails here, the effect itself happens, and its result or its exception passes unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from inspect import isawaitable
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
+
+from clark_agent.cancellation import CancellationToken
+from clark_agent.effects import Child, Effects
+from clark_agent.errors import RunLetGo, ToolSuspended
+from clark_agent.otel import conventions as names
+from clark_agent.otel._guard import guarded
+from clark_agent.otel.current import InContext
+from clark_agent.otel.usage import usage_attributes
+from clark_agent.result import RunResult
+from clark_agent.stream import Chunk, Done, Error, StreamEvent, StreamFn, StreamRequest, Waiting
+from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
+from clark_agent.types import AssistantMessage, Usage
+
+if TYPE_CHECKING:
+    from clark_agent.otel.spans import RunSpans
+
+__all__ = ["TracedEffects"]
+
+_NOT_FAILED = (ToolSuspended, RunLetGo)
+
+
+class TracedEffects(Effects):
+    """The effects of a run, with a span around each model call and each tool call."""
+
+    def __init__(self, inner: Effects, run: RunSpans) -> None:
+        self._inner = inner
+        self._run = run
+
+    def ask_model(
+        self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
+        """Call the model, in a span that ends with its answer."""
+        call = ModelCall(self._run, request)
+        token = attach(call.context)
+        try:
+            events = self._inner.ask_model(stream, request, signal)
+        except BaseException as error:
+            call.raised(error)
+            raise
+        finally:
+            detach(token)
+        if not hasattr(type(events), "__aiter__"):  # the loop says what is wrong with it
+            call.raised(TypeError())
+            return events
+        return TracedStream(events, call)
+
+    def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> Awaitable[ToolResult]:
+        """Run a tool, in a span."""
+        call = ToolSpan(self._run, tool, args, ctx)
+        token = attach(call.context)
+        try:
+            work: Any = self._inner.run_tool(tool, args, ctx)
+        except BaseException as error:
+            call.raised(error)
+            raise
+        finally:
+            detach(token)
+        if not isawaitable(work):  # the loop says what is wrong with it
+            call.raised(TypeError())
+            return work  # type: ignore[no-any-return]
+        return _followed(work, call)
+
+    def run_child(self, child: Child) -> Awaitable[RunResult]:
+        """Start a child run. It has its own trace, below the tool's span."""
+        return self._inner.run_child(child)
+
+
+# --- tools --------------------------------------------------------------------------------------
+
+
+async def _followed(work: Awaitable[ToolResult], call: ToolSpan) -> ToolResult:
+    try:
+        result = await InContext(work, call.context)
+    except BaseException as error:
+        call.raised(error)
+        raise
+    call.returned(result)
+    return result
+
+
+class ToolSpan:
+    """The span of a tool call."""
+
+    __slots__ = ("_began", "_labels", "_run", "_span", "context")
+
+    def __init__(self, run: RunSpans, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
+        self._run = run
+        self._began = perf_counter()
+        self._labels = {
+            names.OPERATION_NAME: names.EXECUTE_TOOL,
+            names.TOOL_NAME: tool.name,
+            names.TOOL_TYPE: "function",
+        }
+        self._span: Span = INVALID_SPAN
+        self.context: Context = run.turn_context
+        self._start(tool, args, ctx)
+
+    @guarded
+    def _start(self, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
+        run = self._run
+        span = self._span = run.tracing.tracer.start_span(
+            f"{names.EXECUTE_TOOL} {tool.name}",
+            run.turn_context,
+            attributes={**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id},
+        )
+        self.context = set_span_in_context(span, run.turn_context)
+        if span.is_recording():
+            if tool.description:
+                span.set_attribute(names.TOOL_DESCRIPTION, tool.description)
+            if run.tracing.content is not None:
+                span.set_attributes(run.tracing.content.of_arguments(args))
+
+    @guarded
+    def returned(self, result: ToolResult) -> None:
+        """The tool has returned."""
+        content, error = self._run.tracing.content, None
+        is_result = isinstance(result, ToolResult)
+        if is_result and result.is_error:
+            error = "tool_error"
+            self._run.mark_failed(self._span, error, "the tool reports an error")
+        if is_result and content is not None and self._span.is_recording():
+            self._span.set_attributes(content.of_result(result))
+        self._end(error)
+
+    @guarded
+    def raised(self, error: BaseException) -> None:
+        """The tool has raised."""
+        if isinstance(error, _NOT_FAILED):
+            self._span.set_attribute(names.IS_SUSPENDED, True)
+            self._end(None)
+            return
+        kind = type(error).__qualname__
+        self._run.mark_failed(self._span, kind, str(error))
+        self._end(kind)
+
+    def _end(self, error: str | None) -> None:
+        self._span.end()
+        if self._run.tracing.metrics is not None:
+            seconds = perf_counter() - self._began
+            self._run.tracing.metrics.tool_called(self._labels, seconds, error)
+
+
+# --- the model ----------------------------------------------------------------------------------
+
+
+class TracedStream:
+    """The events of a model call. Each step of the transport runs in the span."""
+
+    __slots__ = ("_call", "_events", "_iterator")
+
+    def __init__(self, events: AsyncIterable[StreamEvent], call: ModelCall) -> None:
+        self._events = events
+        self._call = call
+        self._iterator: AsyncIterator[StreamEvent] | None = None
+
+    def __aiter__(self) -> TracedStream:
+        self._iterator = aiter(self._events)
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        assert self._iterator is not None
+        call = self._call
+        try:
+            event = await InContext(self._iterator.__anext__(), call.context)
+        except StopAsyncIteration:
+            call.stopped()
+            raise
+        except BaseException as error:
+            call.raised(error)
+            raise
+        if type(event) is Chunk:
+            call.chunks.append(perf_counter())
+        else:
+            call.note(event)
+        return event
+
+    async def aclose(self) -> None:
+        """Close the transport's stream. An answer that has not ended was interrupted."""
+        self._call.stopped()
+        if (close := getattr(self._events, "aclose", None)) is not None:
+            await InContext(close(), self._call.context)
+
+
+class ModelCall:
+    """The span of a model call."""
+
+    __slots__ = ("_began", "_is_over", "_run", "_span", "chunks", "context")
+
+    def __init__(self, run: RunSpans, request: StreamRequest) -> None:
+        self._run = run
+        self._began = perf_counter()
+        self._is_over = False
+        self._span: Span = INVALID_SPAN
+        self.chunks: list[float] = []
+        """When each chunk arrived."""
+        self.context: Context = run.turn_context
+        self._start(request)
+
+    @guarded
+    def _start(self, request: StreamRequest) -> None:
+        run = self._run
+        attributes: dict[str, Any] = {
+            **run.labels,
+            names.REQUEST_STREAM: True,
+            names.ATTEMPT: run.begin_attempt(),
+        }
+        span = self._span = run.tracing.tracer.start_span(
+            names.CHAT if run.model is None else f"{names.CHAT} {run.model}",
+            run.turn_context,
+            SpanKind.CLIENT,
+            attributes,
+        )
+        self.context = set_span_in_context(span, run.turn_context)
+        if span.is_recording():
+            span.set_attributes(_request_attributes(run, request))
+            if run.tracing.content is not None:
+                span.set_attributes(run.tracing.content.of_request(request))
+
+    @guarded
+    def note(self, event: StreamEvent) -> None:
+        """An event that is not a chunk."""
+        match event:
+            case Done(message):
+                self._answered(message)
+            case Error(partial, kind, text):
+                self._run.mark_failed(self._span, str(kind), text)
+                self._end(str(kind), partial.usage, None)
+            case Waiting(seconds, reason):
+                noted: dict[str, Any] = {names.REASON: reason}
+                if seconds is not None:
+                    noted[names.SECONDS] = seconds
+                self._span.add_event(names.REQUEST_DELAYED, noted)
+            case _:
+                pass
+
+    def _answered(self, message: AssistantMessage) -> None:
+        content = self._run.tracing.content
+        if self._span.is_recording():
+            reason = names.FINISH_REASONS.get(message.stop_reason, str(message.stop_reason))
+            self._span.set_attribute(names.RESPONSE_FINISH_REASONS, (reason,))
+            if content is not None:
+                self._span.set_attributes(content.of_answer(message))
+        self._end(None, message.usage, perf_counter())
+
+    @guarded
+    def raised(self, error: BaseException) -> None:
+        """The transport has raised, or the run was cancelled."""
+        if self._is_over:
+            return
+        kind = type(error).__qualname__
+        self._run.mark_failed(self._span, kind, str(error))
+        self._end(kind, None, None)
+
+    @guarded
+    def stopped(self) -> None:
+        """Nothing follows. Without an answer, reading was interrupted."""
+        if not self._is_over:
+            self._span.set_attribute(names.IS_INTERRUPTED, True)
+            self._end(None, None, None)
+
+    def _end(self, error: str | None, usage: Usage | None, answered: float | None) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        run, span, chunks = self._run, self._span, self.chunks
+        seconds = perf_counter() - self._began
+        first = chunks[0] - self._began if chunks else None
+        cost = None if usage is None else run.spend(usage)
+        if span.is_recording():
+            found: dict[str, Any] = {} if usage is None else dict(usage_attributes(usage))
+            if first is not None:
+                found[names.RESPONSE_TIME_TO_FIRST_CHUNK] = first
+            if cost is not None:
+                found[names.COST] = cost
+            if chunks and answered is not None and usage is not None and usage.output_tokens > 1:
+                each = (answered - chunks[0]) / (usage.output_tokens - 1)
+                found[names.TIME_PER_OUTPUT_TOKEN] = each
+            span.set_attributes(found)
+        span.end()
+        if run.tracing.metrics is not None:
+            run.tracing.metrics.model_called(
+                run.labels,
+                seconds=seconds,
+                error=error,
+                usage=usage,
+                cost=cost,
+                first_chunk=first,
+                chunks=chunks,
+            )
+
+
+def _request_attributes(run: RunSpans, request: StreamRequest) -> dict[str, Any]:
+    found: dict[str, Any] = {names.TURN_NUMBER: run.turn, names.RUN_ID: run.run_id}
+    optional = {
+        names.CONVERSATION_ID: run.conversation_id or None,
+        names.REQUEST_MAX_TOKENS: request.max_output_tokens,
+        names.REQUEST_TEMPERATURE: request.temperature,
+        names.OUTPUT_TYPE: None if request.output_schema is None else "json",
+    }
+    found.update((name, value) for name, value in optional.items() if value is not None)
+    return found

@@ -1,0 +1,191 @@
+"""What is said in a run, as the conventions write it down: JSON in an attribute.
+
+Every text goes through the host's ``redact`` first. If that raises, or returns something else than
+a string, the text is replaced, so that nothing is recorded that was not redacted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from clark_agent.otel import conventions as names
+from clark_agent.stream import StreamRequest
+from clark_agent.tools.base import ToolResult
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    FileContent,
+    ImageContent,
+    ReasoningContent,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+)
+
+__all__ = ["Content", "Redact"]
+
+logger = logging.getLogger(__name__)
+
+Redact = Callable[[str], str]
+"""Returns the text without what must not be recorded.
+
+Contract: a plain function, called in the run's event loop for each text.
+"""
+
+NOT_REDACTED = "[removed: redact failed]"
+
+
+class Content:
+    """Writes content into attributes."""
+
+    def __init__(self, redact: Redact | None = None) -> None:
+        self._redact = redact
+
+    # --- attributes -----------------------------------------------------------------------------
+
+    def of_request(self, request: StreamRequest) -> dict[str, str]:
+        """The attributes of a model call that starts."""
+        found = {names.INPUT_MESSAGES: self._json(self.messages(request.messages))}
+        if request.system_prompt:
+            instructions = [self._text_part(request.system_prompt)]
+            found[names.SYSTEM_INSTRUCTIONS] = self._json(instructions)
+        if request.tools:
+            found[names.TOOL_DEFINITIONS] = self._json(
+                [
+                    {
+                        "type": "function",
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": tool.parameters,
+                    }
+                    for tool in request.tools
+                ]
+            )
+        return found
+
+    def of_answer(self, message: AssistantMessage) -> dict[str, str]:
+        """The attributes of a model call that has its answer."""
+        return {names.OUTPUT_MESSAGES: self._json(self.messages([message]))}
+
+    def of_run(self, messages: Sequence[AgentMessage]) -> dict[str, str]:
+        """The attributes of a run that has ended, from its messages."""
+        given = [m for m in messages if not isinstance(m, (AssistantMessage, ToolResultMessage))]
+        answers = [m for m in messages if isinstance(m, AssistantMessage)]
+        return {
+            names.INPUT_MESSAGES: self._json(self.messages(given)),
+            names.OUTPUT_MESSAGES: self._json(self.messages(answers[-1:])),
+        }
+
+    def of_arguments(self, args: Any) -> dict[str, str]:
+        """The attributes of a tool call that starts."""
+        return {names.TOOL_CALL_ARGUMENTS: self._json(self.redacted(_builtins(args)))}
+
+    def of_result(self, result: ToolResult) -> dict[str, str]:
+        """The attributes of a tool call that has its result."""
+        return {names.TOOL_CALL_RESULT: self._json(self._parts(result.content))}
+
+    def text(self, text: str) -> str:
+        """A text, redacted."""
+        if self._redact is None:
+            return text
+        try:
+            redacted: Any = self._redact(text)
+        except Exception:
+            logger.exception("redact raised; the text is not recorded")
+            return NOT_REDACTED
+        return redacted if isinstance(redacted, str) else NOT_REDACTED
+
+    def redacted(self, value: Any) -> Any:
+        """JSON, with every string in it redacted."""
+        match value:
+            case str():
+                return self.text(value)
+            case dict():
+                return {self.text(str(k)): self.redacted(each) for k, each in value.items()}
+            case list() | tuple():
+                return [self.redacted(each) for each in value]
+            case _:
+                return value
+
+    # --- the conventions' form of messages --------------------------------------------------------
+
+    def messages(self, messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
+        """Messages by role, with their parts."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Any) -> dict[str, Any]:
+        if isinstance(message, ToolResultMessage):
+            response = self._parts(message.content)
+            part = {
+                "type": "tool_call_response",
+                "id": message.tool_call_id,
+                "response": response,
+            }
+            return {"role": "tool", "parts": [part]}
+        content = getattr(message, "content", None)
+        if isinstance(content, str):
+            parts = [self._text_part(content)]
+        elif isinstance(content, (list, tuple)):
+            parts = self._parts(content)
+        else:  # a custom message of the host
+            parts = [{"type": "custom", "content": self.redacted(_builtins(message))}]
+        role = getattr(message, "role", "user")
+        return {"role": role if isinstance(role, str) else "user", "parts": parts}
+
+    def _parts(self, blocks: Iterable[Any]) -> list[dict[str, Any]]:
+        return [self._part(block) for block in blocks]
+
+    def _text_part(self, text: str) -> dict[str, Any]:
+        return {"type": "text", "content": self.text(text)}
+
+    def _part(self, block: Any) -> dict[str, Any]:
+        match block:
+            case TextContent(text):
+                return self._text_part(text)
+            case ThinkingContent() | ReasoningContent():
+                return {"type": "reasoning", "content": self.text(_readable(block))}
+            case ToolCall():
+                arguments = self.redacted(_builtins(block.arguments))
+                return {
+                    "type": "tool_call",
+                    "id": block.id,
+                    "name": block.name,
+                    "arguments": arguments,
+                }
+            case ImageContent() | FileContent():
+                return self._media(block)
+            case _:
+                return {"type": type(block).__struct_config__.tag or "other"}
+
+    def _media(self, block: ImageContent | FileContent) -> dict[str, Any]:
+        """A reference; the bytes of inline data are left out."""
+        kind = (block.media_type or "").partition("/")[0]
+        modality = kind if kind in ("image", "audio", "video") else "document"
+        if isinstance(block, ImageContent):
+            modality = "image"
+        uri = self.text(block.source)
+        if uri.startswith("data:"):
+            uri = f"{uri.partition(',')[0]},"
+        return {
+            "type": "uri",
+            "modality": modality,
+            "mime_type": block.media_type,
+            "uri": uri,
+        }
+
+    def _json(self, value: Any) -> str:
+        return msgspec.json.encode(value, enc_hook=repr).decode()
+
+
+def _readable(block: ThinkingContent | ReasoningContent) -> str:
+    text: Any = getattr(block, "text", None) or getattr(block, "thinking", None)
+    return text if isinstance(text, str) else ""
+
+
+def _builtins(value: Any) -> Any:
+    return msgspec.to_builtins(value, enc_hook=repr)

@@ -1,0 +1,278 @@
+"""The spans of one run: the run, its turns, its model calls and its tool calls.
+
+    invoke_agent name        the run
+      turn                   one for each turn
+        chat model           one for each call to the model, so a retry has its own
+        execute_tool name    one for each tool that ran
+          invoke_agent name  a child run
+
+The run's task has the span of the turn as the current one; a model call and a tool have their own.
+No attribute is computed for a span that is not sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.context import Context, attach, get_current, set_value
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    set_span_in_context,
+)
+
+from clark_agent.effects import Effects
+from clark_agent.errors import ConfigError, RunLetGo, failure_of
+from clark_agent.events import (
+    AgentEvent,
+    MessageDiscarded,
+    ToolExecutionEnd,
+    ToolExecutionStart,
+    TurnEnd,
+    TurnStart,
+)
+from clark_agent.otel import conventions as names
+from clark_agent.otel._guard import guarded
+from clark_agent.otel.calls import TracedEffects
+from clark_agent.otel.current import InContext
+from clark_agent.otel.logs import RUN_KEY
+from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
+from clark_agent.otel.usage import usage_attributes
+from clark_agent.prices import Price, find_price
+from clark_agent.result import RunResult
+from clark_agent.tracing import RunTrace, TracedRun
+from clark_agent.types import Usage
+
+if TYPE_CHECKING:
+    from clark_agent.otel.plugin import Tracing
+
+__all__ = ["RunSpans"]
+
+
+class RunSpans(RunTrace):
+    """The trace of one run."""
+
+    observes = (TurnStart, TurnEnd, MessageDiscarded, ToolExecutionStart, ToolExecutionEnd)
+
+    def __init__(self, tracing: Tracing, run: TracedRun) -> None:
+        self.tracing = tracing
+        self.run = run
+        self.turn = run.turns
+        """The number of the turn, from 1."""
+        self.run_id = "" if run.identity is None else run.identity.run_id
+        self.conversation_id = run.conversation_id or ""
+        model = run.model
+        self.model = model.model_id or model.model
+        provider = (model.provider or names.UNKNOWN_PROVIDER).lower()
+        self.provider = names.PROVIDERS.get(provider, provider)
+        self.agent_name = run.agent_name or tracing.agent_name
+        self.labels: dict[str, str] = {
+            names.OPERATION_NAME: names.CHAT,
+            names.PROVIDER_NAME: self.provider,
+        }
+        """The attributes of its model calls in metrics."""
+        if self.model is not None:
+            self.labels[names.REQUEST_MODEL] = self.model
+        self._began = perf_counter()
+        self._price: Price | None = None
+        self._knows_price = False
+        self._usage = Usage()
+        self._cost: float | None = 0.0
+        self._retries = self._discarded = self.attempts = self._calls = 0
+        self._running: set[str] = set()
+
+        base = resumed_context(get_current(), run.traces)
+        base = set_value(RUN_KEY, self, base)
+        name = self.agent_name
+        self.span: Span = tracing.tracer.start_span(
+            names.INVOKE_AGENT if name is None else f"{names.INVOKE_AGENT} {name}",
+            base,
+            SpanKind.INTERNAL,
+            self._first_attributes(),
+            links_to(run.traces),
+        )
+        self.context: Context = set_span_in_context(self.span, base)
+        self.turn_span: Span = INVALID_SPAN
+        self.turn_context = self.context
+        """The parent of what happens in the turn."""
+        self.carrier = carrier_of(self.context)
+        if run.suspended_ms is not None and tracing.metrics is not None:
+            tracing.metrics.run_resumed(self._run_labels(), run.suspended_ms / 1000)
+
+    def _first_attributes(self) -> dict[str, Any]:
+        run = self.run
+        found: dict[str, Any] = {
+            names.OPERATION_NAME: names.INVOKE_AGENT,
+            names.PROVIDER_NAME: self.provider,
+        }
+        optional = {
+            names.AGENT_NAME: self.agent_name,
+            names.REQUEST_MODEL: self.model,
+            names.CONVERSATION_ID: run.conversation_id,
+            names.RUN_TOOL_CALL_ID: run.tool_call_id,
+        }
+        found.update((name, value) for name, value in optional.items() if value)
+        if run.traces:
+            found[names.RUN_IS_RESUMED] = True
+        if run.suspended_ms is not None:
+            found[names.RUN_SUSPENDED] = run.suspended_ms / 1000
+        return found
+
+    def _run_labels(self) -> dict[str, str]:
+        found = {**self.labels, names.OPERATION_NAME: names.INVOKE_AGENT}
+        if self.agent_name is not None:
+            found[names.AGENT_NAME] = self.agent_name
+        return found
+
+    # --- what the engine calls ------------------------------------------------------------------
+
+    def effects(self, effects: Effects) -> Effects:
+        """The effects, with a span around each."""
+        return TracedEffects(effects, self)
+
+    def around(self, work: Coroutine[Any, Any, RunResult]) -> Awaitable[RunResult]:
+        """The work of the run, with its span as the current one."""
+        return InContext(work, self.context)
+
+    @guarded
+    def on_event(self, event: AgentEvent, /) -> None:
+        """Open and close turns, and note what happens in them."""
+        match event:
+            case TurnStart():
+                self._start_turn()
+            case TurnEnd():
+                self._end_turn()
+            case MessageDiscarded(reason):
+                self._discard(reason)
+            case ToolExecutionStart(tool_call_id=call_id):
+                self._running.add(call_id)
+                self._calls += 1
+            case ToolExecutionEnd(tool_call_id=call_id):
+                if call_id in self._running:
+                    self._running.discard(call_id)
+                elif self.turn_span.is_recording():
+                    noted = {names.TOOL_NAME: event.tool_name, names.TOOL_CALL_ID: call_id}
+                    self.turn_span.add_event(names.TOOL_REJECTED, noted)
+            case _:
+                pass
+
+    @guarded
+    def ended(self, result: RunResult) -> None:
+        """Close the run."""
+        found: dict[str, Any] = {names.RUN_OUTCOME: str(result.outcome)}
+        if (cost := result.tree_cost) is not None:
+            found[names.RUN_TREE_COST] = cost
+        self._end(found, None, result.messages)
+
+    @guarded
+    def failed(self, error: BaseException) -> None:
+        """Close the run, with its error."""
+        failure = failure_of(error) or error
+        if isinstance(failure, RunLetGo):
+            self._end({names.RUN_OUTCOME: "let_go"}, None, failure.messages)
+            return
+        self._end({names.RUN_OUTCOME: "failed"}, failure, getattr(failure, "messages", ()))
+
+    # --- turns ----------------------------------------------------------------------------------
+
+    def _start_turn(self) -> None:
+        if not self.run_id:
+            self.run_id = self.run.identify().run_id
+        self.turn += 1
+        if self.attempts:  # the turn before it was not closed
+            self._end_turn()
+        self.attempts = self._calls = 0
+        self.turn_span = self.tracing.tracer.start_span(
+            names.TURN, self.context, attributes={names.TURN_NUMBER: self.turn}
+        )
+        self.turn_context = set_span_in_context(self.turn_span, self.context)
+        attach(self.turn_context)  # kept by `InContext` until the next turn
+
+    def _end_turn(self) -> None:
+        span, self.turn_span = self.turn_span, INVALID_SPAN
+        if span.is_recording():
+            span.set_attributes(
+                {names.TURN_ATTEMPTS: self.attempts, names.TURN_TOOL_CALLS: self._calls}
+            )
+        self.turn_context = self.context
+        attach(self.context)
+        span.end()
+
+    def _discard(self, reason: str) -> None:
+        self._discarded += 1
+        if self.turn_span.is_recording():
+            self.turn_span.add_event(names.ANSWER_DISCARDED, {names.REASON: reason})
+        if self.tracing.metrics is not None:
+            self.tracing.metrics.discarded(self.labels)
+
+    def begin_attempt(self) -> int:
+        """Count a call to the model; return its number in the turn."""
+        self.attempts += 1
+        if self.attempts > 1:
+            self._retries += 1
+            if self.tracing.metrics is not None:
+                self.tracing.metrics.retried(self.labels)
+        return self.attempts
+
+    # --- what it costs --------------------------------------------------------------------------
+
+    def spend(self, usage: Usage) -> float | None:
+        """Count the tokens of a model call; return their cost, if the price is known."""
+        if not self._knows_price:
+            self._knows_price = True
+            try:
+                self._price = find_price(self.run.model, self.run.prices)
+            except ConfigError:  # genai-prices is not installed
+                self._price = None
+        cost = None if self._price is None else self._price.of(usage)
+        self._usage += usage
+        self._cost = None if cost is None or self._cost is None else self._cost + cost
+        return cost
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _end(self, found: dict[str, Any], error: BaseException | None, messages: Any) -> None:
+        if self.turn_span is not INVALID_SPAN:
+            self._end_turn()
+        span, seconds = self.span, perf_counter() - self._began
+        if span.is_recording():
+            if self.run_id:
+                found |= self._identity()
+            if self._usage != Usage():
+                found |= usage_attributes(self._usage)
+            found |= {
+                names.RUN_TURNS: self.turn,
+                names.RUN_RETRIES: self._retries,
+                names.RUN_DISCARDED: self._discarded,
+            }
+            if self._cost is not None and self._price is not None:
+                found[names.COST] = self._cost
+            span.set_attributes(found)
+            if self.tracing.content is not None:
+                span.set_attributes(self.tracing.content.of_run(messages))
+        if error is not None:
+            self.mark_failed(span, type(error).__qualname__, str(error))
+        span.end()
+        if self.tracing.metrics is not None:
+            kind = None if error is None else type(error).__qualname__
+            self.tracing.metrics.run_ended(self._run_labels(), seconds, kind)
+
+    def _identity(self) -> dict[str, Any]:
+        identity = self.run.identify()
+        found: dict[str, Any] = {names.RUN_ID: identity.run_id, names.RUN_DEPTH: identity.depth}
+        if identity.parent_run_id is not None:
+            found[names.RUN_PARENT_ID] = identity.parent_run_id
+        return found
+
+    def mark_failed(self, span: Span, kind: str, text: str) -> None:
+        """Set the error of a span. Its text may have content, and is treated like it."""
+        if not span.is_recording():
+            return
+        content = self.tracing.content
+        span.set_attribute(names.ERROR_TYPE, kind)
+        span.set_status(Status(StatusCode.ERROR, None if content is None else content.text(text)))
