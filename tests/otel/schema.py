@@ -83,7 +83,7 @@ METRICS: dict[str, tuple[str, set[str]]] = {
 }
 """The unit, and the required attributes."""
 
-INTEGERS = {name for name in _USAGE} | {"gen_ai.request.max_tokens"}
+INTEGERS = _USAGE | {"gen_ai.request.max_tokens"}
 LISTS = {"gen_ai.response.finish_reasons"}
 BOOLEANS = {"gen_ai.request.stream"}
 NUMBERS = {"gen_ai.response.time_to_first_chunk", "gen_ai.request.temperature"}

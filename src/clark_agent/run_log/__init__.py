@@ -35,6 +35,7 @@ from clark_agent.run_log.reader import LogReader
 from clark_agent.run_log.recorded import recorded_end
 from clark_agent.run_log.requests import decide, ready_runs, waiting_for
 from clark_agent.run_log.resume import resume
+from clark_agent.run_log.span_tree import LoggedSpan, span_tree, tree_lines
 from clark_agent.run_log.sqlite import SqliteStore
 from clark_agent.run_log.store import (
     LoadedRun,
@@ -63,6 +64,7 @@ __all__ = [
     "LogDamaged",
     "LogProblem",
     "LogReader",
+    "LoggedSpan",
     "Mail",
     "MemoryStore",
     "OnFailure",
@@ -98,8 +100,10 @@ __all__ = [
     "ready_runs",
     "recorded_end",
     "resume",
+    "span_tree",
     "sse",
     "steer",
+    "tree_lines",
     "usage_tree",
     "waiting_for",
 ]

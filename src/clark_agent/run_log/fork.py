@@ -18,7 +18,15 @@ from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
 from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import AgentContext, RunIdentity, Usage
 
-__all__ = ["RunUsage", "fork", "runs_below_at", "taken_up_at", "usage_of", "usage_tree"]
+__all__ = [
+    "RunUsage",
+    "children_of",
+    "fork",
+    "runs_below_at",
+    "taken_up_at",
+    "usage_of",
+    "usage_tree",
+]
 
 
 def fork(
@@ -108,7 +116,7 @@ def usage_of(
         loaded = replace(loaded, records=loaded.records[:end])
     folded = fold(loaded)
     entries = [record.entry for record in loaded.records]
-    found = sorted(_children(store, loaded, folded), key=lambda run: run.began_at)
+    found = sorted(children_of(store, loaded, folded), key=lambda run: run.began_at)
     counted = [run.run_id for run in found if below is None or run.run_id in below]
     children = tuple(
         [usage_of(store, child, taken_up_at(store, child, first)) for child in counted]
@@ -138,7 +146,7 @@ def _prefix_reuse(loaded: LoadedRun) -> float | None:
     return report.reuse if len(report.requests) > 1 else None
 
 
-def _children(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
+def children_of(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
     """Return the direct child runs. A run that ended without creating an id has none."""
     if folded.ending is None or any(record.ids or _has_below(record) for record in loaded.records):
         return store.runs(parent_run_id=loaded.run_id)

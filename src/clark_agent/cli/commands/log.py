@@ -29,6 +29,7 @@ from clark_agent.cli.options import (
     settings_of,
 )
 from clark_agent.cli.requests import verdict_text, waiting_lines
+from clark_agent.cli.trace_view import show_trace
 from clark_agent.cli.view import (
     PART,
     JsonView,
@@ -127,6 +128,7 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
         "clark-agent show last",
         "clark-agent show 3f2a | less",
         "clark-agent show last --price 3 15",
+        "clark-agent show last --trace",
     )
 )
 @run_argument()
@@ -137,14 +139,23 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     metavar="IN OUT",
     help="The price of a million input and output tokens; adds the cost of each step.",
 )
+@click.option("--trace", is_flag=True, help="Draw its spans instead: times, tokens and cost.")
 @log_options(is_shared=True)
-def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
+def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Log) -> None:
     """Show the messages, tool calls and usage of a run.
 
     Below each answer: when it was requested, how long it took, its tokens, how long each of its
     tools ran, and what waited for a decision, until when, and who decided it. The time in which a
     run was suspended counts for nothing. Damage to the log is reported at the end.
+
+    With --trace: a tree of the run, its turns, model calls, tools and child runs.
     """
+    cost = None if price is None else Price(input=price[0], output=price[1])
+    if trace:
+        screen = RichScreen() if has_terminal() else PlainScreen(notes=sys.stdout)
+        show_trace(screen, log.store, find_run(log, run_id), price=cost)
+        screen.close()
+        return
     loaded, folded, damage = _readable(log.store.load(find_run(log, run_id)))
     began, settings = folded.began, settings_of(folded.began)
     screen = RichScreen() if has_terminal() else PlainScreen(notes=sys.stdout)
@@ -156,7 +167,6 @@ def show(*, run_id: str, price: tuple[float, float] | None, log: Log) -> None:
         screen.note(f"root      {one_line(settings.root)}")
     if began.identity.conversation_id:
         screen.note(f"talk      {one_line(began.identity.conversation_id)}")
-    cost = None if price is None else Price(input=price[0], output=price[1])
     view, steps = View(screen), list(_steps(loaded))
     view.show(began.history)
     for message in folded.messages:

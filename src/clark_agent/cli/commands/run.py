@@ -47,6 +47,7 @@ from clark_agent.cli.options import (
     system_option,
 )
 from clark_agent.cli.requests import waiting_lines
+from clark_agent.cli.trace_view import show_trace
 from clark_agent.cli.view import (
     JsonView,
     PlainScreen,
@@ -60,6 +61,7 @@ from clark_agent.engine.arguments import check_continuation
 from clark_agent.engine.loop import start
 from clark_agent.errors import (
     ConfigError,
+    DecodeError,
     InvalidContinuationError,
     LoopError,
     RunAborted,
@@ -90,6 +92,9 @@ SUSPENDED = 4
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Write events as JSON, one per line."
 )
+trace_option = click.option(
+    "--trace", is_flag=True, help="Draw the spans of the run at its end: times, tokens and cost."
+)
 prompt_argument = click.argument("prompt", nargs=-1)
 
 
@@ -100,6 +105,7 @@ prompt_argument = click.argument("prompt", nargs=-1)
         'cat error.log | clark-agent run "What went wrong?"',
         'clark-agent run --yes --json "Add a licence to every file in src" | jq .type',
         'clark-agent run --mcp .mcp.json "What changed in the tracker this week?"',
+        'clark-agent run --trace "Why do the tests fail?"     # and where the time went',
         'clark-agent run --suspend "Clean up the notes"     # decide about its calls later',
     )
 )
@@ -108,6 +114,7 @@ prompt_argument = click.argument("prompt", nargs=-1)
 @system_option
 @approval_options
 @json_option
+@trace_option
 @log_options(can_be_off=True)
 def run(
     *,
@@ -116,6 +123,7 @@ def run(
     system: str | None,
     approvals: Approvals,
     as_json: bool,
+    trace: bool,
     log: Log | None,
 ) -> int:
     """Run an agent on a prompt.
@@ -129,8 +137,11 @@ def run(
 
     Exit codes: 0 done, 1 error, 2 wrong usage, 3 a limit was hit, 4 suspended, 130 interrupted.
     """
+    if trace and (as_json or log is None):
+        other = "--json" if as_json else "--no-log"
+        raise click.UsageError(f"--trace does not go with {other}")
     text = _read_prompt(prompt)
-    stage = Stage(as_json, log)
+    stage = Stage(as_json, log, draws_trace=trace)
     agent = stage.agent(approvals.applied_to(settings_from(given), log=log), approvals)
     given_system = read_system(system)
     system_prompt = agent.system_prompt if given_system is None else given_system
@@ -286,12 +297,13 @@ def _is_piped() -> bool:
 class Stage:
     """One run, which sends events to a screen or as JSON, asks the person, and handles signals."""
 
-    def __init__(self, as_json: bool, log: Log | None) -> None:
+    def __init__(self, as_json: bool, log: Log | None, *, draws_trace: bool = False) -> None:
         self.screen = PlainScreen(sys.stderr) if as_json else make_screen()
         self.view = View(self.screen)
         self.person = find_person(self.screen)
         self._json = JsonView() if as_json else None
         self._log = log
+        self._draws_trace = draws_trace
         self._token = CancellationToken()
         self._signal: signal.Signals | None = None
         self._unwritable: OSError | None = None
@@ -432,9 +444,18 @@ class Stage:
             self.screen.note(self.view.summary(_usage(outcome), word, run_id))
             if isinstance(outcome, RunResult):
                 self._show_waiting(outcome)
+            if self._draws_trace:
+                self._show_trace()
         if text:
             self.screen.note(text, "error")
         return code
+
+    def _show_trace(self) -> None:
+        if self._log is not None and self._run_id is not None:
+            try:
+                show_trace(self.screen, self._log.store, self._run_id)
+            except DecodeError as error:
+                self.screen.note(safe(str(error)), "error")
 
     def _show_waiting(self, result: RunResult) -> None:
         if self._log is not None and self._run_id is not None and result.waiting:

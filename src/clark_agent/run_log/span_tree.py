@@ -1,0 +1,291 @@
+"""The spans of a logged run, as a tree: the run, its turns, model calls, tools and child runs.
+
+The same tree as OpenTelemetry gets from a traced run, made from the records alone. `tree_lines`
+draws it as text, with a bar for the time of each span::
+
+    invoke_agent buyer      3.2 s  1,203 in · 88 out  0.0042  ████████████
+    └─ turn 1               1.2 s                             █████
+       └─ chat gpt-5        1.2 s  1,203 in · 88 out  0.0042  █████
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct, field
+
+from clark_agent.errors import ConfigError
+from clark_agent.prices import ModelRef, Price, find_price
+from clark_agent.run_log.fold import fold
+from clark_agent.run_log.fork import children_of
+from clark_agent.run_log.records import (
+    Answered,
+    Asked,
+    BatchEnded,
+    CallSuspended,
+    Record,
+    RunBegan,
+    RunEnded,
+    RunFailed,
+    RunResumed,
+    RunSuspended,
+    ToolEnded,
+    ToolStarted,
+)
+from clark_agent.run_log.store import RunStore
+from clark_agent.run_log.writer import RunLog, store_of
+from clark_agent.types import Usage
+
+__all__ = ["LoggedSpan", "span_tree", "tree_lines"]
+
+_BAR = 24
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class LoggedSpan(Struct):
+    """A part of a run, with the parts inside of it in order."""
+
+    name: str
+    began_at: int
+    """In milliseconds since 1970."""
+    ended_at: int | None = None
+    """None if it has not ended."""
+    usage: Usage | None = None
+    cost: float | None = None
+    notes: list[str] = field(default_factory=list)
+    """What else there is to say, such as why it failed."""
+    children: list[LoggedSpan] = field(default_factory=list)
+
+    def walk(self) -> Iterator[LoggedSpan]:
+        """This span and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def span_tree(store: RunStore | RunLog, run_id: str, *, price: Price | None = None) -> LoggedSpan:
+    """The spans of a run and of the runs below it. ``price`` is that of all its tokens; without it
+    the price of each model is looked up.
+
+    Raises `clark_agent.run_log.RunNotFound`, and `clark_agent.run_log.LogDamaged`.
+    """
+    return _tree(store_of(store), run_id, price)
+
+
+def _tree(store: RunStore, run_id: str, price: Price | None) -> LoggedSpan:
+    loaded = store.load(run_id)
+    folded = fold(loaded)
+    builder = _Builder(folded.began, loaded.records[0].at, price)
+    for record in loaded.records[1:]:
+        builder.add(record)
+    for child in sorted(children_of(store, loaded, folded), key=lambda run: run.began_at):
+        below = _tree(store, child.run_id, price)
+        first = store.load(child.run_id).records[0].entry
+        assert isinstance(first, RunBegan)
+        builder.parent_of(first).children.append(below)
+    return builder.finished()
+
+
+class _Builder:
+    """Adds the records of one run to its span."""
+
+    def __init__(self, began: RunBegan, at: int, price: Price | None) -> None:
+        name = "invoke_agent" if began.agent_name is None else f"invoke_agent {began.agent_name}"
+        self._run = LoggedSpan(name, at)
+        self._model = began.model_ref
+        self._price = price or _known_price(began.model_ref)
+        self._turn: LoggedSpan | None = None
+        self._number = 0
+        self._asked_at = at
+        self._suspended: LoggedSpan | None = None
+        self._tools: dict[tuple[int, int], LoggedSpan] = {}
+        self._by_id: dict[str, LoggedSpan] = {}
+
+    def add(self, record: Record) -> None:
+        """Add a record."""
+        at = record.at
+        match record.entry:
+            case Asked(turn=turn):
+                self._begin_turn(turn, at)
+                self._asked_at = at
+            case Answered() as answered:
+                self._answered(answered, at)
+            case ToolStarted() as started:
+                self._tool(started.position, started.tool_call_id, started.tool_name, at)
+            case ToolEnded() as ended:
+                self._tool_ended(ended, at)
+            case CallSuspended(position=position):
+                tool = self._tools.get((self._number, position))
+                if tool is not None and tool.ended_at is None:
+                    tool.ended_at = at
+                    tool.notes.append("waits")
+            case BatchEnded():
+                self._end_turn(at)
+            case RunSuspended():
+                self._end_turn(at)
+                self._suspended = LoggedSpan("suspended", at)
+                self._run.children.append(self._suspended)
+            case RunResumed():
+                self._resumed(at)
+            case RunEnded(outcome=outcome):
+                self._end(outcome, at)
+            case RunFailed(error=error):
+                self._end(f"failed: {error}", at)
+            case _:
+                pass
+
+    def parent_of(self, child: RunBegan) -> LoggedSpan:
+        """The span of the call that started a child run."""
+        if child.call_place is not None:
+            turn, position, _ = child.call_place
+            if (found := self._tools.get((turn, position))) is not None:
+                return found
+        return self._by_id.get(child.tool_call_id or "", self._run)
+
+    def finished(self) -> LoggedSpan:
+        """The span of the run, with its tokens and its cost."""
+        run = self._run
+        for span in run.walk():
+            span.children.sort(key=lambda below: below.began_at)
+        calls = [below for turn in run.children for below in turn.children]
+        usages = [call.usage for call in calls if call.usage is not None and _is_model_call(call)]
+        if usages:
+            run.usage = sum(usages[1:], usages[0])
+            run.cost = None if self._price is None else self._price.of(run.usage)
+        if run.ended_at is None and self._suspended is None:
+            run.notes.append("not ended")
+        return run
+
+    def _begin_turn(self, turn: int, at: int) -> None:
+        if self._turn is None or turn != self._number:
+            self._end_turn(at)
+            self._number = turn
+            self._turn = LoggedSpan(f"turn {turn}", at)
+            self._run.children.append(self._turn)
+
+    def _end_turn(self, at: int) -> None:
+        if self._turn is not None and self._turn.ended_at is None:
+            self._turn.ended_at = at
+
+    def _above(self) -> LoggedSpan:
+        return self._run if self._turn is None else self._turn
+
+    def _answered(self, answered: Answered, at: int) -> None:
+        names = self._model.names
+        call = LoggedSpan(f"chat {names[0]}" if names else "chat", self._asked_at, at)
+        call.usage = answered.message.usage
+        if call.usage is not None and self._price is not None:
+            call.cost = self._price.of(call.usage)
+        if answered.error is not None:
+            call.notes.append(f"failed: {answered.error}")
+        if answered.discarded is not None:
+            call.notes.append(f"discarded: {answered.discarded}")
+        self._above().children.append(call)
+
+    def _tool(self, position: int, call_id: str, name: str, at: int) -> LoggedSpan:
+        span = LoggedSpan(f"execute_tool {name}", at)
+        self._tools[self._number, position] = self._by_id[call_id] = span
+        self._above().children.append(span)
+        return span
+
+    def _tool_ended(self, ended: ToolEnded, at: int) -> None:
+        span = self._tools.get((self._number, ended.position))
+        if span is None or span.ended_at is not None:
+            if span is not None and "waits" in span.notes:  # it has the result of the decision
+                return
+            span = self._tool(ended.position, ended.tool_call_id, ended.tool_name or "?", at)
+            span.notes.append("not run")
+        span.ended_at = at
+        if ended.result.is_error:
+            span.notes.append("error")
+
+    def _resumed(self, at: int) -> None:
+        if self._suspended is not None:
+            self._suspended.ended_at = at
+            self._suspended = None
+        if self._turn is not None:
+            self._turn.ended_at = None  # its calls go on
+
+    def _end(self, outcome: str, at: int) -> None:
+        self._end_turn(at)
+        self._run.ended_at = at
+        self._run.notes.append(outcome)
+
+
+def _is_model_call(span: LoggedSpan) -> bool:
+    return span.name.partition(" ")[0] == "chat"
+
+
+def _known_price(model: ModelRef) -> Price | None:
+    try:
+        return find_price(model, {})
+    except ConfigError:  # genai-prices is not installed
+        return None
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+
+def tree_lines(root: LoggedSpan, *, bar: int = _BAR) -> list[str]:
+    """The tree as lines of text: names, times, tokens, costs, and bars of ``bar`` characters."""
+    rows = list(_rows(root, "", ""))
+    ends = [span.ended_at or span.began_at for span in root.walk()]
+    start, end = root.began_at, max(ends)
+    cells = [
+        (f"{stem}{span.name}", _seconds(span), _tokens(span.usage), _money(span.cost))
+        for stem, span in rows
+    ]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    lines = []
+    for (name, seconds, tokens, cost), (_, span) in zip(cells, rows, strict=True):
+        columns = [name.ljust(widths[0]), seconds.rjust(widths[1]), tokens.rjust(widths[2])]
+        if widths[3]:
+            columns.append(cost.rjust(widths[3]))
+        columns.append(_bar(span, start, end, bar) if bar else "")
+        columns.append(", ".join(span.notes))
+        lines.append("  ".join(columns).rstrip())
+    return lines
+
+
+def _rows(span: LoggedSpan, stem: str, below: str) -> Iterator[tuple[str, LoggedSpan]]:
+    yield stem, span
+    for n, child in enumerate(span.children):
+        is_last = n == len(span.children) - 1
+        yield from _rows(
+            child,
+            f"{below}{'└─ ' if is_last else '├─ '}",
+            f"{below}{'   ' if is_last else '│  '}",
+        )
+
+
+def _seconds(span: LoggedSpan) -> str:
+    if span.ended_at is None:
+        return "…"
+    milliseconds = max(0, span.ended_at - span.began_at)
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    if milliseconds < 120_000:
+        return f"{milliseconds / 1000:.1f} s"
+    return f"{milliseconds / 60_000:.0f} min"
+
+
+def _tokens(usage: Usage | None) -> str:
+    if usage is None:
+        return ""
+    given = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    return f"{given:,} in · {usage.output_tokens:,} out"
+
+
+def _money(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:.4f}"
+
+
+def _bar(span: LoggedSpan, start: int, end: int, width: int) -> str:
+    """When the span was, between the start and the end of the whole: at least a thin line."""
+    whole = max(1, end - start)
+    begins = round((span.began_at - start) * width * 8 / whole)
+    ends = round(((span.ended_at or end) - start) * width * 8 / whole)
+    begins = min(max(0, begins), width * 8 - 1)
+    full, rest = divmod(max(1, ends - begins), 8)
+    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
+    return (" " * (begins // 8) + drawn)[:width].ljust(width)
