@@ -25,7 +25,7 @@ SHELL := /bin/sh
 .NOTPARALLEL:
 .PHONY: help test test-fast test-all-pythons test-distributed soak-distributed check format docs demo eval-local bench bench-core \
 	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log bench-distributed \
-	bench-suspended bench-mcp soak mutants clean FORCE
+	bench-suspended bench-mcp bench-trace soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
@@ -88,6 +88,9 @@ bench-suspended: $(VENV)/.stamp-test ## 100,000 suspended runs in Postgres: thei
 
 bench-mcp: $(VENV)/.stamp-test ## what a call of a tool of an MCP server adds to its SDK
 	@$(PY) -m benchmarks.mcp_calls $(BENCH)
+
+bench-trace: $(VENV)/.stamp-test ## what tracing adds to a turn, here and in pydantic-ai
+	@$(PY) -m benchmarks.trace $(BENCH)
 
 bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message assembler
 	@$(PY) -m benchmarks.parts

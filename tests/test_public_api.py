@@ -136,6 +136,7 @@ RUN_LOG_NAMES = [
     "LogDamaged",
     "LogProblem",
     "LogReader",
+    "LoggedSpan",
     "Mail",
     "MemoryStore",
     "OnFailure",
@@ -172,7 +173,9 @@ RUN_LOG_NAMES = [
     "recorded_end",
     "resume",
     "sse",
+    "span_tree",
     "steer",
+    "tree_lines",
     "usage_tree",
     "waiting_for",
 ]

@@ -293,3 +293,50 @@ async def test_every_command_has_help_with_examples(tmp_path: Path) -> None:
         assert (helped.code, helped.err) == (0, "")
         assert "Examples:\n    " in helped.out
     assert "_CLARK_AGENT_COMPLETE=bash_complete" in script.out
+
+
+async def test_the_spans_of_a_run_are_drawn_at_its_end_and_later(tmp_path: Path) -> None:
+    script = [calls("calculator", expression="1+2"), says("It is three.")]
+    async with command_line(tmp_path, script) as (run, _):
+        said = await run("run", "--trace", "-t", "calculator", "1 + 2?")
+        shown = await run("show", "last", "--trace")
+        refused = await run.each([("run", "--trace", option, "Hi") for option in LOG_OPTIONS])
+    assert said.code == shown.code == 0
+    assert said.out == "It is three.\n"
+    for text in (said.err, shown.out):
+        lines = text[text.index("invoke_agent") :].splitlines()
+        drawn = [re.sub(r"(?<=\w)  .*", "", line) for line in lines]
+        model = drawn[2].rpartition("chat ")[2]
+        assert drawn == [
+            "invoke_agent",
+            "├─ turn 1",
+            f"│  ├─ chat {model}",
+            "│  └─ execute_tool calculator",
+            "└─ turn 2",
+            f"   └─ chat {model}",
+        ]
+        assert lines[0].endswith("done")
+    for each, option in zip(refused, LOG_OPTIONS, strict=True):
+        assert each.code == 2
+        assert f"--trace does not go with {option}" in each.err
+
+
+LOG_OPTIONS = ("--json", "--no-log")
+
+
+async def test_the_id_of_a_run_is_not_that_of_its_child(tmp_path: Path) -> None:
+    (tmp_path / "family.py").write_text(
+        "from clark_agent import Agent\n"
+        "from clark_agent.testing import ScriptedStream, call\n"
+        "child = Agent(ScriptedStream(['Here.']), name='child')\n"
+        "parent = Agent(ScriptedStream([call('child', task='x'), 'Done.']), name='parent',\n"
+        "               tools=[child.as_tool('Finds.')])\n"
+    )
+    async with command_line(tmp_path, []) as (run, _):
+        run.env["PYTHONPATH"] = str(tmp_path)
+        said = await run("run", "--yes", "--trace", "--agent", "family:parent", "Go.")
+    (root,) = [each for each in run.store.runs() if not each.depth]
+    assert said.code == 0, said.err
+    assert f"run {root.run_id[:8]}" in said.err
+    assert "\n│  └─ execute_tool child" in said.err
+    assert "\n│     └─ invoke_agent child" in said.err

@@ -10,7 +10,7 @@ draws it as text, with a bar for the time of each span::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, field
 
@@ -34,7 +34,7 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
-from clark_agent.types import Usage
+from clark_agent.types import ToolCall, Usage
 
 __all__ = ["LoggedSpan", "span_tree", "tree_lines"]
 
@@ -97,6 +97,7 @@ class _Builder:
         self._turn: LoggedSpan | None = None
         self._number = 0
         self._asked_at = at
+        self._calls: Sequence[ToolCall] = ()
         self._suspended: LoggedSpan | None = None
         self._tools: dict[tuple[int, int], LoggedSpan] = {}
         self._by_id: dict[str, LoggedSpan] = {}
@@ -174,6 +175,7 @@ class _Builder:
         names = self._model.names
         call = LoggedSpan(f"chat {names[0]}" if names else "chat", self._asked_at, at)
         call.usage = answered.message.usage
+        self._calls = answered.message.tool_calls
         if call.usage is not None and self._price is not None:
             call.cost = self._price.of(call.usage)
         if answered.error is not None:
@@ -193,11 +195,15 @@ class _Builder:
         if span is None or span.ended_at is not None:
             if span is not None and "waits" in span.notes:  # it has the result of the decision
                 return
-            span = self._tool(ended.position, ended.tool_call_id, ended.tool_name or "?", at)
+            name = ended.tool_name or self._name_at(ended.position)
+            span = self._tool(ended.position, ended.tool_call_id, name, at)
             span.notes.append("not run")
         span.ended_at = at
         if ended.result.is_error:
             span.notes.append("error")
+
+    def _name_at(self, position: int) -> str:
+        return self._calls[position].name if position < len(self._calls) else "?"
 
     def _resumed(self, at: int) -> None:
         if self._suspended is not None:

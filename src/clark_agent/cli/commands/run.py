@@ -69,7 +69,7 @@ from clark_agent.errors import (
     ToolExecutionError,
     failure_of,
 )
-from clark_agent.events import AgentEvent, EventSink
+from clark_agent.events import AgentEvent, EventSink, RunIdentified
 from clark_agent.result import LoopOutcome, RunResult
 from clark_agent.run_context import RunContext, resolve_system_prompt
 from clark_agent.run_log import fold, waiting_for
@@ -384,7 +384,8 @@ class Stage:
             await self._mcp.aclose()
 
     def _sink(self, event: AgentEvent) -> None:
-        self._run_id = getattr(getattr(event, "identity", None), "run_id", self._run_id)
+        if isinstance(event, RunIdentified):  # not that of a child run
+            self._run_id = event.identity.run_id
         try:
             if self._unwritable is not None:
                 return

@@ -1,0 +1,155 @@
+"""A logged run as a tree of spans, and the tree as text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from clark_agent import (
+    Agent,
+    AssistantMessage,
+    BeforeToolCallContext,
+    Price,
+    StopReason,
+    Suspend,
+    TextContent,
+    ToolExecutionError,
+    tool,
+)
+from clark_agent.run_log import (
+    Allow,
+    LoggedSpan,
+    MemoryStore,
+    RunLog,
+    RunNotFound,
+    decide,
+    resume,
+    span_tree,
+    tree_lines,
+    waiting_for,
+)
+from clark_agent.testing import ScriptedStream, call
+from clark_agent.types import Usage
+
+PRICE = Price(input=1.0, output=10.0)
+
+
+class Model(ScriptedStream):
+    model = "m"
+
+
+def answer(text: str, *calls: Any) -> AssistantMessage:
+    reason = StopReason.TOOL_USE if calls else StopReason.END_TURN
+    return AssistantMessage((TextContent(text), *calls), reason, usage=Usage(1000, 100))
+
+
+@tool
+def look(item: str) -> str:
+    """Look."""
+    if item == "bad":
+        raise ToolExecutionError("no")
+    return item
+
+
+def names(span: LoggedSpan, depth: int = 0) -> list[str]:
+    found = ["." * depth + span.name]
+    for child in span.children:
+        found += names(child, depth + 1)
+    return found
+
+
+async def test_a_run_with_a_child_is_one_tree() -> None:
+    store = MemoryStore()
+    child = Agent(Model([answer("Here.")]), name="child")
+    parent = Agent(
+        Model(
+            [
+                answer("", call("child", task="a"), call("look", item="bad"), call("missing")),
+                answer("Done."),
+            ]
+        ),
+        tools=[child.as_tool("Finds."), look],
+        run_log=RunLog(store),
+        name="parent",
+    )
+    await parent.run("Go.")
+    (root,) = [each for each in store.runs() if not each.depth]
+    tree = span_tree(store, root.run_id, price=PRICE)
+    assert sorted(names(tree)) == sorted(
+        [
+            "invoke_agent parent",
+            ".turn 1",
+            "..chat m",
+            "..execute_tool child",
+            "...invoke_agent child",
+            "....turn 1",
+            ".....chat m",
+            "..execute_tool look",
+            "..execute_tool missing",
+            ".turn 2",
+            "..chat m",
+        ]
+    )
+    assert tree.usage == Usage(2000, 200)  # its own
+    assert tree.cost == pytest.approx(0.004)
+    assert tree.notes == ["done"]
+    by_name = {span.name: span for span in tree.walk()}
+    assert by_name["execute_tool look"].notes == ["error"]
+    assert by_name["execute_tool missing"].notes == ["not run", "error"]
+    assert by_name["invoke_agent child"].usage == Usage(1000, 100)
+    for span in tree.walk():
+        assert span.ended_at is not None
+        assert tree.began_at <= span.began_at <= span.ended_at <= (tree.ended_at or 0)
+
+
+async def test_the_time_in_which_a_run_was_suspended_is_a_span() -> None:
+    class Ask:
+        def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Suspend | None:
+            return None if ctx.was_allowed else Suspend({"summary": "look"})
+
+    store = MemoryStore()
+    agent = Agent(
+        Model([answer("", call("look", item="tea")), answer("Done.")]),
+        tools=[look],
+        plugins=[Ask()],
+        run_log=RunLog(store),
+    )
+    await agent.run("Go.")
+    (request,) = waiting_for(store)
+    before = span_tree(store, request.run_id)
+    assert names(before) == ["invoke_agent", ".turn 1", "..chat m", ".suspended"]
+    assert before.ended_at is None
+    assert [re.sub(r"(?<=\w)  .*", "", line) for line in tree_lines(before)] == [
+        "invoke_agent",
+        "├─ turn 1",
+        "│  └─ chat m",
+        "└─ suspended",
+    ]
+    await decide(store, request.run_id, request.request_id, Allow())
+    await resume(store, request.run_id, agent)
+    after = span_tree(store, request.run_id)
+    found = names(after)
+    assert found.count(".suspended") == 1
+    assert "..execute_tool look" in found
+    assert after.notes == ["done"]
+
+
+def test_the_lines_are_aligned() -> None:
+    chat = LoggedSpan("chat m", 1000, 2500, Usage(1200, 80), 0.0023)
+    late = LoggedSpan("execute_tool look", 2500, 3000, notes=["error"])
+    turn = LoggedSpan("turn 1", 1000, 3000, children=[chat, late])
+    root = LoggedSpan("invoke_agent a", 1000, 3000, Usage(1200, 80), 0.0023, ["done"], [turn])
+    assert tree_lines(root, bar=8) == [
+        "invoke_agent a            2.0 s  1,200 in · 80 out  0.0023  ████████  done",
+        "└─ turn 1                 2.0 s                             ████████",
+        "   ├─ chat m              1.5 s  1,200 in · 80 out  0.0023  ██████",
+        "   └─ execute_tool look  500 ms                                   ██  error",
+    ]
+    assert tree_lines(root, bar=0)[1] == "└─ turn 1                 2.0 s"
+
+
+def test_a_run_that_is_not_there() -> None:
+    with pytest.raises(RunNotFound):
+        span_tree(MemoryStore(), "none")
