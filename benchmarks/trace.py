@@ -67,10 +67,12 @@ def main() -> None:
     for _ in range(given.rounds):
         for n, (_, _, python, module) in enumerate(works):
             best[n] = min(best[n], measured(python, module, given.turns))
-    print(f"{'':<14}{'tracing':<9}{'µs a turn':>10}{'to bare':>9}{'on to off':>11}")
+    print(f"{'':<14}{'tracing':<9}{'µs a turn':>10}{'to bare':>9}{'on to off':>11}{'added µs':>10}")
     for n, ((name, state, _, _), seconds) in enumerate(zip(works, best, strict=True)):
         each = f"{seconds / given.turns * 1e6:>10.1f}{seconds / best[0]:>9.2f}"
-        added = f"{seconds / best[n - 1]:>11.2f}" if state == "on" else ""
+        off = best[n - 1]
+        more = (seconds - off) / given.turns * 1e6
+        added = f"{seconds / off:>11.2f}{more:>10.1f}" if state == "on" else ""
         print(f"{name:<14}{state:<9}{each}{added}", flush=True)
 
 

@@ -40,6 +40,8 @@ from clark_agent import (
 from clark_agent.effects import Effects
 from clark_agent.otel import RunIds, Tracing, carrier_of, context_of, instrument, uninstrument
 from clark_agent.otel.content import NOT_REDACTED
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog
 from clark_agent.stream import Error, Start, StreamErrorKind, StreamRequest, Waiting
 from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events
 from clark_agent.types import AssistantMessage, StopReason
@@ -221,6 +223,23 @@ async def test_an_agent_with_its_own_tracing_is_traced_once(telemetry: Telemetry
     await Agent(ScriptedStream(["One."]), plugins=[telemetry.tracing()]).run("Go.")
     assert len(telemetry.spans) == 3
     assert others.spans == []
+
+
+async def test_a_replay_is_not_traced_and_needs_no_tracer(telemetry: Telemetry) -> None:
+    store = MemoryStore()
+    agent = Agent(
+        ScriptedStream([call("find", secret="x"), "Done."]),
+        tools=[find],
+        plugins=[telemetry.tracing()],
+        run_log=RunLog(store),
+    )
+    await agent.run("Go.")
+    (logged,) = store.runs()
+    count = len(telemetry.spans)
+    instrument(tracer_provider=telemetry.spans_to, meter_provider=telemetry.metrics_to)
+    for again in (agent, agent.replace(plugins=())):
+        assert (await replay(store, logged.run_id, again)).is_identical
+    assert len(telemetry.spans) == count == 6
 
 
 # --- what happened ------------------------------------------------------------------------------

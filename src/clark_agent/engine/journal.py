@@ -46,6 +46,8 @@ class Journal:
     """Whether it records the progress of calls."""
     first: int | None = None
     """The number of the first record that this process writes, if it records."""
+    is_traced = True
+    """Whether a tracer may follow the run. A replay is not traced."""
     receives = False
     """Whether it passes messages from other processes to the run, which may cancel it."""
 

@@ -171,7 +171,9 @@ class Run:
         self.tracer: Tracer | None = self.hooks.tracer or (
             ALL_RUNS.tracer if parent is None else parent.tracer
         )
-        self.trace = None if self.tracer is None else self._start_trace(self.tracer, resumption)
+        self.trace: RunTrace | None = None
+        if self.tracer is not None and self.journal.is_traced:
+            self.trace = self._start_trace(self.tracer, resumption)
 
         self.emitter = self._emitter(sink)
         self.emit: Emit = self.journal.emitting(self.emitter.emit)

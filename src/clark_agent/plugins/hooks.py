@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clark_agent.errors import ConfigError, HookError
 from clark_agent.plugins.base import (
@@ -154,7 +155,7 @@ class Hooks(Struct, frozen=True):
             return tuple([hook_of(p, hook) for p in plugins if hasattr(p, hook)])
 
         return cls(
-            plugins=plugins,
+            plugins=tuple([p for p in plugins if not _only_traces(p)]),
             # A person must approve the call as it will run, so hooks that ask one come last.
             before_tool_call=tuple(
                 sorted(found("before_tool_call"), key=lambda hook: hook.is_interactive)
@@ -188,7 +189,7 @@ class Hooks(Struct, frozen=True):
         except HookError:
             Hooks(tuple(fresh)).end_run()
             raise
-        return self._bind(tuple(fresh))
+        return replace(self._bind(tuple(fresh)), tracer=self.tracer)
 
     def end_run(self) -> None:
         """Call ``end_run`` of the plugins that have it."""
@@ -236,6 +237,11 @@ def _fresh(plugin: Any) -> Any:
             missing = TypeError(f"for_run() returned {fresh!r}, which has no {hook}")
             raise HookError("plugin", name, missing) from missing
     return fresh
+
+
+def _only_traces(plugin: object) -> bool:
+    """Whether it only observes: it is no part of the run, and its log does not name it."""
+    return hasattr(plugin, "trace_run") and not any(hasattr(plugin, h) for h in HOOK_OF.values())
 
 
 def hook_of(plugin: object, method: str) -> Hook:

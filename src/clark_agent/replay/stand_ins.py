@@ -133,6 +133,7 @@ class ScriptedWriter(RunWriter):
     """Writes the log, and lets the script repeat steering and interrupts at each step."""
 
     script: Script
+    is_traced = False
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
