@@ -13,12 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
 from clark_agent.effects import Effects
 from clark_agent.events import AgentEvent
+from clark_agent.plugins.base import Tracer
 from clark_agent.prices import ModelRef, Price
 from clark_agent.result import RunResult
 from clark_agent.types import RunIdentity
@@ -79,14 +80,6 @@ class RunTrace:
 
     def failed(self, error: BaseException) -> None:
         """The run ended with an error."""
-
-
-class Tracer(Protocol):
-    """Follows runs."""
-
-    def trace_run(self, run: TracedRun, /) -> RunTrace | None:
-        """The object that follows this run; None: none does."""
-        ...
 
 
 class AllRuns:

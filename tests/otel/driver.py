@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -65,7 +66,7 @@ async def main(what: str, endpoint: str, path: str) -> None:
             tool_source=tools,
             name="clerk",
         )
-        script = [call("clerk", task="Tea?"), call("order", item="tea"), "Ordered."]
+        script: list[Any] = [call("clerk", task="Tea?"), call("order", item="tea"), "Ordered."]
         buyer = Agent(
             ScriptedStream(script if what == "begin" else script[2:]),
             tools=[clerk.as_tool("Knows the stock."), order],

@@ -137,7 +137,9 @@ async def test_the_attributes_of_a_run(telemetry: Telemetry) -> None:
 
 async def test_the_attributes_of_model_and_tool_calls(telemetry: Telemetry) -> None:
     await agent(telemetry, *SCRIPT).run("1 + 2?")
-    chats = [dict(s.attributes or {}) for s in telemetry.spans if s.name == "chat gpt-5"]
+    chats: list[dict[str, Any]] = [
+        dict(s.attributes or {}) for s in telemetry.spans if s.name == "chat gpt-5"
+    ]
     assert [chat["gen_ai.response.finish_reasons"] for chat in chats] == [
         ("tool_call",),
         ("tool_call",),

@@ -237,7 +237,7 @@ async def test_a_replay_is_not_traced_and_needs_no_tracer(telemetry: Telemetry) 
     (logged,) = store.runs()
     count = len(telemetry.spans)
     instrument(tracer_provider=telemetry.spans_to, meter_provider=telemetry.metrics_to)
-    for again in (agent, agent.replace(plugins=())):
+    for again in (agent.config, agent.config.replace(plugins=())):
         assert (await replay(store, logged.run_id, again)).is_identical
     assert len(telemetry.spans) == count == 6
 

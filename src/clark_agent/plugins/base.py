@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -28,6 +28,9 @@ from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolCall, Usage
 from clark_agent.waiting import Suspend
+
+if TYPE_CHECKING:
+    from clark_agent.tracing import RunTrace, TracedRun
 
 __all__ = [
     "AfterToolCall",
@@ -51,6 +54,7 @@ __all__ = [
     "ToolGate",
     "ToolGateClass",
     "ToolGateContext",
+    "Tracer",
     "TransformContext",
     "plugin_name",
 ]
@@ -280,6 +284,14 @@ class ToolGate(Protocol):
         ...
 
 
+class Tracer(Protocol):
+    """Follows runs from outside; see `clark_agent.tracing`. Contract: what it raises is logged."""
+
+    def trace_run(self, run: TracedRun, /) -> RunTrace | None:
+        """The object that follows this run, which starts; None: none does."""
+        ...
+
+
 class SteeringChannel(Protocol):
     """A steering source that can also interrupt a run, and whose messages have receipts.
 
@@ -392,9 +404,10 @@ Plugin: TypeAlias = (
     | SteeringSource
     | FollowUpSource
     | ToolGate
+    | Tracer
     | FunctionPlugin
 )
-"""Anything with at least one of the hooks.
+"""Anything with at least one of the hooks, or a tracer.
 
 A plugin may also have ``name`` (a label; the class's name by default), ``inheritable_to_child``
 (False) and ``for_run()``, which returns the object to use for one run: a plugin that keeps state
@@ -412,8 +425,7 @@ has happened so far. A plugin that steers may say why with ``purpose``, a word t
 records with each of its messages. (``wrap_up`` means that the model was asked to finish: a run that
 then ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
 `clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other. A
-plugin with ``trace_run`` (see `clark_agent.tracing.Tracer`) follows the runs of its config, and
-needs no hook.
+plugin with ``trace_run`` is a `Tracer`.
 """
 
 

@@ -167,7 +167,6 @@ _OF_A_RUN = frozenset(
         "tool_call_id",
         "request",
         "host_notes",
-        "trace",
         "request_id",
         "child_run_ids",
         "mail",
@@ -183,8 +182,10 @@ def _plain(record: Record | None, *, of_one_run: bool) -> Any:
     if record is None:
         return None
     entry = record.entry
-    if of_one_run and isinstance(entry, RunBegan):
-        entry = replace(entry, model=None, provider=None)  # a replay calls no transport
+    if isinstance(entry, RunBegan):
+        entry = replace(entry, trace={}, agent_name=None)  # of no effect, and older logs lack them
+        if of_one_run:
+            entry = replace(entry, model=None, provider=None)  # a replay calls no transport
     if isinstance(entry, RunFailed):
         entry = replace(entry, fields={})  # they say the same as its text, and older logs lack them
     plain = msgspec.json.decode(encode_entry(entry))
