@@ -148,7 +148,7 @@ class Content:
             case TextContent(text):
                 return self._text_part(text)
             case ThinkingContent() | ReasoningContent():
-                return {"type": "reasoning", "content": self.text(_readable(block))}
+                return {"type": "reasoning", "content": self.text(block.text)}
             case ToolCall():
                 arguments = self.redacted(_builtins(block.arguments))
                 return {
@@ -168,23 +168,18 @@ class Content:
         modality = kind if kind in ("image", "audio", "video") else "document"
         if isinstance(block, ImageContent):
             modality = "image"
-        uri = self.text(block.source)
+        uri = block.source
         if uri.startswith("data:"):
             uri = f"{uri.partition(',')[0]},"
         return {
             "type": "uri",
             "modality": modality,
             "mime_type": block.media_type,
-            "uri": uri,
+            "uri": self.text(uri),
         }
 
     def _json(self, value: Any) -> str:
         return msgspec.json.encode(value, enc_hook=repr).decode()
-
-
-def _readable(block: ThinkingContent | ReasoningContent) -> str:
-    text: Any = getattr(block, "text", None) or getattr(block, "thinking", None)
-    return text if isinstance(text, str) else ""
 
 
 def _builtins(value: Any) -> Any:

@@ -243,6 +243,7 @@ def _findings(log: Log) -> Iterator[Finding]:
         "xllamacpp": "local",
         "genai_prices": "prices",
         "mcp": "mcp",
+        "opentelemetry-sdk": "otel",
     }
     for package, extra in extras.items():
         have = _version(package)

@@ -1,0 +1,122 @@
+"""Content has the conventions' form, and every text in it is redacted, whatever the messages."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clark_agent.otel.content import Content
+from clark_agent.stream import StreamRequest, ToolSchema
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    FileContent,
+    ImageContent,
+    ReasoningContent,
+    StopReason,
+    TextContent,
+    ThinkingContent,
+    ToolCall,
+    ToolResultMessage,
+    UserMessage,
+)
+from tests.strategies import messages
+
+MARK = "§"
+# Besides texts a part has these: names and ids that the conventions or the run define.
+_FIXED = {"type", "id", "name", "role", "modality", "mime_type"}
+
+
+def texts(value: Any, key: str = "") -> list[str]:
+    """The strings of JSON that are content."""
+    if isinstance(value, dict):
+        return [text for name, each in value.items() for text in texts(each, name)]
+    if isinstance(value, list):
+        return [text for each in value for text in texts(each, key)]
+    return [value] if isinstance(value, str) and key not in _FIXED else []
+
+
+@given(st.lists(messages(), max_size=4))
+def test_every_message_has_its_form_and_every_text_is_redacted(said: list[AgentMessage]) -> None:
+    content = Content(lambda text: MARK)
+    request = StreamRequest(system_prompt="secret", messages=said)
+    found = content.of_request(request)
+    written = json.loads(found["gen_ai.input.messages"])
+    assert [message["role"] for message in written] == [_role(message) for message in said]
+    for message in written:
+        assert all(isinstance(part["type"], str) for part in message["parts"])
+    assert {*texts(written)} <= {MARK}
+    assert json.loads(found["gen_ai.system_instructions"]) == [{"type": "text", "content": MARK}]
+
+
+def _role(message: Any) -> str:
+    return "tool" if isinstance(message, ToolResultMessage) else str(message.role)
+
+
+def test_the_parts_are_those_of_the_conventions() -> None:
+    content = Content()
+    call = ToolCall("c1", "find", {"what": ["tea"]})
+    answer = AssistantMessage(
+        (ThinkingContent("hm"), ReasoningContent("so"), TextContent("Yes."), call),
+        StopReason.TOOL_USE,
+    )
+    picture = ImageContent("data:image/png;base64,AAAA", "image/png")
+    sound = FileContent("https://example.com/a.mp3", "audio/mpeg")
+    asked = UserMessage((TextContent("This?"), picture, sound))
+    result = ToolResultMessage("c1", "find", (TextContent("found"),))
+    assert content.messages([asked, answer, result]) == [
+        {
+            "role": "user",
+            "parts": [
+                {"type": "text", "content": "This?"},
+                {
+                    "type": "uri",
+                    "modality": "image",
+                    "mime_type": "image/png",
+                    "uri": "data:image/png;base64,",
+                },
+                {
+                    "type": "uri",
+                    "modality": "audio",
+                    "mime_type": "audio/mpeg",
+                    "uri": "https://example.com/a.mp3",
+                },
+            ],
+        },
+        {
+            "role": "assistant",
+            "parts": [
+                {"type": "reasoning", "content": "hm"},
+                {"type": "reasoning", "content": "so"},
+                {"type": "text", "content": "Yes."},
+                {"type": "tool_call", "id": "c1", "name": "find", "arguments": {"what": ["tea"]}},
+            ],
+        },
+        {
+            "role": "tool",
+            "parts": [
+                {
+                    "type": "tool_call_response",
+                    "id": "c1",
+                    "response": [{"type": "text", "content": "found"}],
+                }
+            ],
+        },
+    ]
+
+
+def test_tools_are_defined_as_the_conventions_say() -> None:
+    tool = ToolSchema("find", "Find it.", {"type": "object"})
+    found = Content().of_request(StreamRequest(system_prompt="", messages=(), tools=(tool,)))
+    assert json.loads(found["gen_ai.tool.definitions"]) == [
+        {
+            "type": "function",
+            "name": "find",
+            "description": "Find it.",
+            "parameters": {"type": "object"},
+        }
+    ]
+    assert "gen_ai.system_instructions" not in found
