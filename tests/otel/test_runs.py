@@ -459,7 +459,7 @@ async def test_a_tracer_that_raises_does_not_touch_the_run(after: int) -> None:
 
 
 async def test_an_exporter_that_raises_does_not_touch_the_run() -> None:
-    provider = TracerProvider()
+    provider = TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(Failing()))
     agent = Agent(ScriptedStream(["Done."]), plugins=[Tracing(tracer_provider=provider)])
     assert (await agent.run("Go.")).text == "Done."
