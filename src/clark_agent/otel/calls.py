@@ -19,9 +19,20 @@ from clark_agent.errors import RunLetGo, ToolSuspended
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext
+from clark_agent.otel.server import server_of
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.result import RunResult
-from clark_agent.stream import Chunk, Done, Error, StreamEvent, StreamFn, StreamRequest, Waiting
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    ResponseInfo,
+    Start,
+    StreamEvent,
+    StreamFn,
+    StreamRequest,
+    Waiting,
+)
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
 from clark_agent.types import AssistantMessage, Usage
 
@@ -44,7 +55,7 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
-        call = ModelCall(self._run, request)
+        call = ModelCall(self._run, stream, request)
         token = attach(call.context)
         try:
             events = self._inner.ask_model(stream, request, signal)
@@ -198,23 +209,25 @@ class TracedStream:
 class ModelCall:
     """The span of a model call."""
 
-    __slots__ = ("_began", "_is_over", "_run", "_span", "chunks", "context")
+    __slots__ = ("_began", "_is_over", "_labels", "_run", "_span", "chunks", "context")
 
-    def __init__(self, run: RunSpans, request: StreamRequest) -> None:
+    def __init__(self, run: RunSpans, stream: StreamFn, request: StreamRequest) -> None:
         self._run = run
+        self._labels: dict[str, str | int] = {**run.labels}
         self._began = perf_counter()
         self._is_over = False
         self._span: Span = INVALID_SPAN
         self.chunks: list[float] = []
         """When each chunk arrived."""
         self.context: Context = run.turn_context
-        self._start(request)
+        self._start(stream, request)
 
     @guarded
-    def _start(self, request: StreamRequest) -> None:
+    def _start(self, stream: StreamFn, request: StreamRequest) -> None:
         run = self._run
+        self._labels.update(server_of(stream))
         attributes: dict[str, Any] = {
-            **run.labels,
+            **self._labels,
             names.REQUEST_STREAM: True,
             names.ATTEMPT: run.begin_attempt(),
         }
@@ -234,6 +247,8 @@ class ModelCall:
     def note(self, event: StreamEvent) -> None:
         """An event that is not a chunk."""
         match event:
+            case Start(response=ResponseInfo() as response):
+                self._responds(response)
             case Done(message):
                 self._answered(message)
             case Error(partial, kind, text):
@@ -247,10 +262,17 @@ class ModelCall:
             case _:
                 pass
 
+    def _responds(self, response: ResponseInfo) -> None:
+        if response.id is not None:
+            self._span.set_attribute(names.RESPONSE_ID, response.id)
+        if response.model is not None:
+            self._labels[names.RESPONSE_MODEL] = response.model
+            self._span.set_attribute(names.RESPONSE_MODEL, response.model)
+
     def _answered(self, message: AssistantMessage) -> None:
         content = self._run.tracing.content
         if self._span.is_recording():
-            reason = names.FINISH_REASONS.get(message.stop_reason, str(message.stop_reason))
+            reason = names.finish_reason(message.stop_reason)
             self._span.set_attribute(names.RESPONSE_FINISH_REASONS, (reason,))
             if content is not None:
                 self._span.set_attributes(content.of_answer(message))
@@ -286,6 +308,8 @@ class ModelCall:
                 found[names.RESPONSE_TIME_TO_FIRST_CHUNK] = first
             if cost is not None:
                 found[names.COST] = cost
+            if error is not None and chunks:  # it broke off
+                found[names.RESPONSE_FINISH_REASONS] = ("error",)
             if chunks and answered is not None and usage is not None and usage.output_tokens > 1:
                 each = (answered - chunks[0]) / (usage.output_tokens - 1)
                 found[names.TIME_PER_OUTPUT_TOKEN] = each
@@ -293,7 +317,7 @@ class ModelCall:
         span.end()
         if run.tracing.metrics is not None:
             run.tracing.metrics.model_called(
-                run.labels,
+                self._labels,
                 seconds=seconds,
                 error=error,
                 usage=usage,

@@ -7,6 +7,7 @@ a string, the text is replaced, so that nothing is recorded that was not redacte
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ Redact = Callable[[str], str]
 Contract: a plain function, called in the run's event loop for each text.
 """
 
+_MEDIA_TYPE = re.compile(r"data:([\w.+-]+/[\w.+-]+)[;,]", re.ASCII)
 NOT_REDACTED = "[removed: redact failed]"
 
 
@@ -70,7 +72,7 @@ class Content:
 
     def of_answer(self, message: AssistantMessage) -> dict[str, str]:
         """The attributes of a model call that has its answer."""
-        return {names.OUTPUT_MESSAGES: self._json(self.messages([message]))}
+        return {names.OUTPUT_MESSAGES: self._json(self._answers([message]))}
 
     def of_run(self, messages: Sequence[AgentMessage]) -> dict[str, str]:
         """The attributes of a run that has ended, from its messages."""
@@ -78,7 +80,7 @@ class Content:
         answers = [m for m in messages if isinstance(m, AssistantMessage)]
         return {
             names.INPUT_MESSAGES: self._json(self.messages(given)),
-            names.OUTPUT_MESSAGES: self._json(self.messages(answers[-1:])),
+            names.OUTPUT_MESSAGES: self._json(self._answers(answers[-1:])),
         }
 
     def of_arguments(self, args: Any) -> dict[str, str]:
@@ -117,6 +119,15 @@ class Content:
     def messages(self, messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
         """Messages by role, with their parts."""
         return [self._message(message) for message in messages]
+
+    def _answers(self, answers: Iterable[AssistantMessage]) -> list[dict[str, Any]]:
+        """Messages of the model. Receivers for version 1.41 of the conventions ignore a message
+        without the reason why it ended; later versions only allow it.
+        """
+        return [
+            {**self._message(answer), "finish_reason": names.finish_reason(answer.stop_reason)}
+            for answer in answers
+        ]
 
     def _message(self, message: Any) -> dict[str, Any]:
         if isinstance(message, ToolResultMessage):
@@ -163,20 +174,17 @@ class Content:
                 return {"type": type(block).__struct_config__.tag or "other"}
 
     def _media(self, block: ImageContent | FileContent) -> dict[str, Any]:
-        """A reference; the bytes of inline data are left out."""
+        """A reference, or inline data without its bytes."""
         kind = (block.media_type or "").partition("/")[0]
         modality = kind if kind in ("image", "audio", "video") else "document"
         if isinstance(block, ImageContent):
             modality = "image"
-        uri = block.source
-        if uri.startswith("data:"):
-            uri = f"{uri.partition(',')[0]},"
-        return {
-            "type": "uri",
-            "modality": modality,
-            "mime_type": block.media_type,
-            "uri": self.text(uri),
-        }
+        part = {"modality": modality, "mime_type": block.media_type}
+        if block.source.startswith("data:"):
+            if found := _MEDIA_TYPE.match(block.source):
+                part["mime_type"] = found[1]
+            return {"type": "blob", **part, "content": ""}
+        return {"type": "uri", **part, "uri": self.text(block.source)}
 
     def _json(self, value: Any) -> str:
         return msgspec.json.encode(value, enc_hook=repr).decode()
