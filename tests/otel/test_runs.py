@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
@@ -11,7 +14,14 @@ from typing import Any
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.metrics import (
+    Histogram,
+    Meter,
+    NoOpHistogram,
+    NoOpMeter,
+    NoOpMeterProvider,
+)
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import (
     SimpleSpanProcessor,
     SpanExporter,
@@ -463,6 +473,127 @@ async def test_an_exporter_that_raises_does_not_touch_the_run() -> None:
     provider.add_span_processor(SimpleSpanProcessor(Failing()))
     agent = Agent(ScriptedStream(["Done."]), plugins=[Tracing(tracer_provider=provider)])
     assert (await agent.run("Go.")).text == "Done."
+
+
+class Ending(SpanProcessor):
+    """Raises at the end of each span, after those that were added before it."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("no processor")
+
+
+class FailingMeter(NoOpMeter):
+    """Its histograms raise."""
+
+    def create_histogram(self, *args: Any, **kwargs: Any) -> Histogram:
+        class Failing(NoOpHistogram):
+            def record(self, *args: Any, **kwargs: Any) -> None:
+                raise RuntimeError("no metrics")
+
+        return Failing("x")
+
+
+class FailingMeters(NoOpMeterProvider):
+    """Its meters have histograms that raise."""
+
+    def get_meter(self, *args: Any, **kwargs: Any) -> Meter:
+        return FailingMeter("x")
+
+
+def halved(text: str) -> str:
+    """Cut a character into half."""
+    return f"{text}\ud83d"
+
+
+@pytest.mark.parametrize("broken", ["processor", "metrics", "redact"])
+async def test_every_span_ends_whatever_fails_on_the_way(
+    telemetry: Telemetry, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    if broken == "processor":
+        telemetry.spans_to.add_span_processor(Ending())
+    tracing = Tracing(
+        content=True,
+        redact=halved if broken == "redact" else None,
+        tracer_provider=telemetry.spans_to,
+        meter_provider=FailingMeters() if broken == "metrics" else telemetry.metrics_to,
+    )
+    for _ in range(2):
+        agent = Agent(ScriptedStream([call("look"), "Done."]), tools=[look], plugins=[tracing])
+        assert (await agent.run("Go.")).text == "Done."
+    spans = ["invoke_agent", ".turn", "..chat", "..execute_tool look", ".turn", "..chat"]
+    assert telemetry.tree() == spans * 2
+    if broken == "redact":
+        said = (telemetry.spans[-1].attributes or {})["gen_ai.output.messages"]
+        assert json.loads(str(said))[0]["parts"] == [{"type": "text", "content": "Done.\ufffd"}]
+        assert not caplog.records
+    if broken != "metrics":
+        counted = telemetry.metrics()["gen_ai.client.operation.duration"]
+        assert [point.count for point in counted] == [4]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == len(set(warnings)), "each failure is logged once"
+
+
+async def test_a_processor_that_raises_at_the_start_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Starting(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            raise RuntimeError("no processor")
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Starting())
+    agent = Agent(ScriptedStream(["One."] * 3), plugins=[Tracing(tracer_provider=provider)])
+    for _ in range(3):
+        assert (await agent.run("Go.")).text == "One."
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 1
+
+
+def test_the_prices_are_loaded_before_the_first_run() -> None:
+    script = (
+        "import sys; from clark_agent.otel import Tracing;"
+        "before = 'genai_prices' in sys.modules; Tracing();"
+        "print(before, 'genai_prices' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+async def test_many_runs_at_once_have_a_trace_each(telemetry: Telemetry) -> None:
+    @tool
+    async def nap(n: int) -> int:
+        """Sleep."""
+        for _ in range(n % 5):
+            await asyncio.sleep(0)
+        return n
+
+    async def one(n: int) -> None:
+        child = Agent(ScriptedStream([call("nap", n=n), "Ok."]), tools=[nap], name=f"child{n}")
+        parent = Agent(
+            ScriptedStream([[call(f"child{n}", task="Nap."), call("nap", n=n)], "Done."]),
+            tools=[child.as_tool("Naps."), nap],
+            name=f"parent{n}",
+            plugins=[telemetry.tracing()],
+        )
+        await parent.run("Go.")
+
+    await asyncio.gather(*[one(n) for n in range(20)])
+    traces: dict[int, list[ReadableSpan]] = {}
+    for span in telemetry.spans:
+        assert span.context is not None
+        traces.setdefault(span.context.trace_id, []).append(span)
+    assert [len(spans) for spans in traces.values()] == [13] * 20
+    for spans in traces.values():
+        (root,) = [span for span in spans if span.parent is None]
+        number = root.name.removeprefix("invoke_agent parent")
+        children = {span.name for span in spans if "child" in span.name}
+        assert children == {f"execute_tool child{number}", f"invoke_agent child{number}"}
 
 
 # --- logging --------------------------------------------------------------------------------------

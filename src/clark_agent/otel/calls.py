@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
 
+from clark_agent._text import well_formed
 from clark_agent.cancellation import CancellationToken
 from clark_agent.effects import Child, Effects
 from clark_agent.errors import RunLetGo, ToolSuspended
@@ -131,9 +132,9 @@ class ToolSpan:
         self.context = set_span_in_context(span, run.turn_context)
         if span.is_recording():
             if tool.description:
-                span.set_attribute(names.TOOL_DESCRIPTION, tool.description)
+                span.set_attribute(names.TOOL_DESCRIPTION, well_formed(tool.description))
             if run.tracing.content is not None:
-                span.set_attributes(run.tracing.content.of_arguments(args))
+                span.set_attributes(run.tracing.content.of_arguments(args) or {})
 
     @guarded
     def returned(self, result: ToolResult) -> None:
@@ -144,7 +145,7 @@ class ToolSpan:
             error = "tool_error"
             self._run.mark_failed(self._span, error, "the tool reports an error")
         if is_result and content is not None and self._span.is_recording():
-            self._span.set_attributes(content.of_result(result))
+            self._span.set_attributes(content.of_result(result) or {})
         self._end(error)
 
     @guarded
@@ -159,10 +160,10 @@ class ToolSpan:
         self._end(kind)
 
     def _end(self, error: str | None) -> None:
-        self._span.end()
+        seconds = perf_counter() - self._began
         if self._run.tracing.metrics is not None:
-            seconds = perf_counter() - self._began
             self._run.tracing.metrics.tool_called(self._labels, seconds, error)
+        self._span.end()
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -241,7 +242,7 @@ class ModelCall:
         if span.is_recording():
             span.set_attributes(_request_attributes(run, request))
             if run.tracing.content is not None:
-                span.set_attributes(run.tracing.content.of_request(request))
+                span.set_attributes(run.tracing.content.of_request(request) or {})
 
     @guarded
     def note(self, event: StreamEvent) -> None:
@@ -275,7 +276,7 @@ class ModelCall:
             reason = names.finish_reason(message.stop_reason)
             self._span.set_attribute(names.RESPONSE_FINISH_REASONS, (reason,))
             if content is not None:
-                self._span.set_attributes(content.of_answer(message))
+                self._span.set_attributes(content.of_answer(message) or {})
         self._end(None, message.usage, perf_counter())
 
     @guarded
@@ -314,7 +315,6 @@ class ModelCall:
                 each = (answered - chunks[0]) / (usage.output_tokens - 1)
                 found[names.TIME_PER_OUTPUT_TOKEN] = each
             span.set_attributes(found)
-        span.end()
         if run.tracing.metrics is not None:
             run.tracing.metrics.model_called(
                 self._labels,
@@ -325,6 +325,7 @@ class ModelCall:
                 first_chunk=first,
                 chunks=chunks,
             )
+        span.end()
 
 
 def _request_attributes(run: RunSpans, request: StreamRequest) -> dict[str, Any]:

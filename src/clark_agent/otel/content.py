@@ -6,14 +6,16 @@ a string, the text is replaced, so that nothing is recorded that was not redacte
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
+from clark_agent._text import well_formed
+from clark_agent.messages.wire import jsonable
 from clark_agent.otel import conventions as names
+from clark_agent.otel._guard import guarded, report
 from clark_agent.stream import StreamRequest
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
@@ -30,8 +32,6 @@ from clark_agent.types import (
 
 __all__ = ["Content", "Redact"]
 
-logger = logging.getLogger(__name__)
-
 Redact = Callable[[str], str]
 """Returns the text without what must not be recorded.
 
@@ -43,13 +43,14 @@ NOT_REDACTED = "[removed: redact failed]"
 
 
 class Content:
-    """Writes content into attributes."""
+    """Writes content into attributes. Of content that has no JSON form there is None."""
 
     def __init__(self, redact: Redact | None = None) -> None:
         self._redact = redact
 
     # --- attributes -----------------------------------------------------------------------------
 
+    @guarded
     def of_request(self, request: StreamRequest) -> dict[str, str]:
         """The attributes of a model call that starts."""
         found = {names.INPUT_MESSAGES: self._json(self.messages(request.messages))}
@@ -70,10 +71,12 @@ class Content:
             )
         return found
 
+    @guarded
     def of_answer(self, message: AssistantMessage) -> dict[str, str]:
         """The attributes of a model call that has its answer."""
         return {names.OUTPUT_MESSAGES: self._json(self._answers([message]))}
 
+    @guarded
     def of_run(self, messages: Sequence[AgentMessage]) -> dict[str, str]:
         """The attributes of a run that has ended, from its messages."""
         given = [m for m in messages if not isinstance(m, (AssistantMessage, ToolResultMessage))]
@@ -83,24 +86,26 @@ class Content:
             names.OUTPUT_MESSAGES: self._json(self._answers(answers[-1:])),
         }
 
+    @guarded
     def of_arguments(self, args: Any) -> dict[str, str]:
         """The attributes of a tool call that starts."""
         return {names.TOOL_CALL_ARGUMENTS: self._json(self.redacted(_builtins(args)))}
 
+    @guarded
     def of_result(self, result: ToolResult) -> dict[str, str]:
         """The attributes of a tool call that has its result."""
         return {names.TOOL_CALL_RESULT: self._json(self._parts(result.content))}
 
     def text(self, text: str) -> str:
-        """A text, redacted."""
+        """A text, redacted, as every exporter can encode it."""
         if self._redact is None:
-            return text
+            return well_formed(text)
         try:
             redacted: Any = self._redact(text)
         except Exception:
-            logger.exception("redact raised; the text is not recorded")
+            report("redact")
             return NOT_REDACTED
-        return redacted if isinstance(redacted, str) else NOT_REDACTED
+        return well_formed(redacted) if isinstance(redacted, str) else NOT_REDACTED
 
     def redacted(self, value: Any) -> Any:
         """JSON, with every string in it redacted."""
@@ -187,8 +192,14 @@ class Content:
         return {"type": "uri", **part, "uri": self.text(block.source)}
 
     def _json(self, value: Any) -> str:
-        return msgspec.json.encode(value, enc_hook=repr).decode()
+        try:
+            return msgspec.json.encode(value, enc_hook=repr).decode()
+        except (ValueError, RecursionError):  # a lone surrogate, or it is nested too deeply
+            return msgspec.json.encode(jsonable(value)).decode()
 
 
 def _builtins(value: Any) -> Any:
-    return msgspec.to_builtins(value, enc_hook=repr)
+    try:
+        return msgspec.to_builtins(value, enc_hook=repr)
+    except Exception:  # an object whose methods raise, or a cycle
+        return jsonable(value)

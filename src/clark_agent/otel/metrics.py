@@ -8,6 +8,7 @@ from itertools import pairwise
 from opentelemetry.metrics import Histogram, Meter
 
 from clark_agent.otel import conventions as names
+from clark_agent.otel._guard import guarded
 from clark_agent.otel.usage import input_tokens
 from clark_agent.types import Usage
 
@@ -24,7 +25,7 @@ _SUSPENDED_SECONDS = [4**n for n in range(11)]
 
 
 class Metrics:
-    """The instruments. Made once; runs share them."""
+    """The instruments. Made once; runs share them. One that raises keeps no span from ending."""
 
     def __init__(self, meter: Meter) -> None:
         def histogram(
@@ -64,6 +65,7 @@ class Metrics:
             names.DISCARDED_ANSWERS, unit="{answer}", description="Answers that were not used."
         )
 
+    @guarded
     def model_called(
         self,
         of: Attributes,
@@ -87,22 +89,27 @@ class Metrics:
         if cost is not None:
             self._cost.add(cost, of)
 
+    @guarded
     def retried(self, of: Attributes) -> None:
         """A turn calls the model again."""
         self._retries.add(1, of)
 
+    @guarded
     def discarded(self, of: Attributes) -> None:
         """An answer does not enter the transcript."""
         self._discarded.add(1, of)
 
+    @guarded
     def tool_called(self, of: Attributes, seconds: float, error: str | None) -> None:
         """A tool call has ended."""
         self._tool.record(seconds, of if error is None else {**of, names.ERROR_TYPE: error})
 
+    @guarded
     def run_ended(self, of: Attributes, seconds: float, error: str | None) -> None:
         """A run has ended, or was suspended."""
         self._run.record(seconds, of if error is None else {**of, names.ERROR_TYPE: error})
 
+    @guarded
     def run_resumed(self, of: Attributes, suspended: float) -> None:
         """A run goes on that was suspended."""
         self._suspended.record(suspended, of)
