@@ -134,7 +134,7 @@ class ToolSpan:
             if tool.description:
                 span.set_attribute(names.TOOL_DESCRIPTION, well_formed(tool.description))
             if run.tracing.content is not None:
-                span.set_attributes(run.tracing.content.of_arguments(args) or {})
+                span.set_attributes(run.tracing.content.of_arguments(args))
 
     @guarded
     def returned(self, result: ToolResult) -> None:
@@ -145,7 +145,7 @@ class ToolSpan:
             error = "tool_error"
             self._run.mark_failed(self._span, error, "the tool reports an error")
         if is_result and content is not None and self._span.is_recording():
-            self._span.set_attributes(content.of_result(result) or {})
+            self._span.set_attributes(content.of_result(result))
         self._end(error)
 
     @guarded
@@ -242,7 +242,7 @@ class ModelCall:
         if span.is_recording():
             span.set_attributes(_request_attributes(run, request))
             if run.tracing.content is not None:
-                span.set_attributes(run.tracing.content.of_request(request) or {})
+                span.set_attributes(run.tracing.content.of_request(request))
 
     @guarded
     def note(self, event: StreamEvent) -> None:
@@ -276,7 +276,7 @@ class ModelCall:
             reason = names.finish_reason(message.stop_reason)
             self._span.set_attribute(names.RESPONSE_FINISH_REASONS, (reason,))
             if content is not None:
-                self._span.set_attributes(content.of_answer(message) or {})
+                self._span.set_attributes(content.of_answer(message))
         self._end(None, message.usage, perf_counter())
 
     @guarded

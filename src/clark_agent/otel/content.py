@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import msgspec
 
 from clark_agent._text import well_formed
 from clark_agent.messages.wire import jsonable
 from clark_agent.otel import conventions as names
-from clark_agent.otel._guard import guarded, report
+from clark_agent.otel._guard import report
 from clark_agent.stream import StreamRequest
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
@@ -38,19 +39,35 @@ Redact = Callable[[str], str]
 Contract: a plain function, called in the run's event loop for each text.
 """
 
+P = ParamSpec("P")
+
 _MEDIA_TYPE = re.compile(r"data:([\w.+-]+/[\w.+-]+)[;,]", re.ASCII)
 NOT_REDACTED = "[removed: redact failed]"
 
 
+def _or_nothing(method: Callable[P, dict[str, str]]) -> Callable[P, dict[str, str]]:
+    """The method, which returns no attributes if it raises, so that the span still ends."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> dict[str, str]:
+        try:
+            return method(*args, **kwargs)
+        except Exception:
+            report(method.__qualname__)
+            return {}
+
+    return call
+
+
 class Content:
-    """Writes content into attributes. Of content that has no JSON form there is None."""
+    """Writes content into attributes."""
 
     def __init__(self, redact: Redact | None = None) -> None:
         self._redact = redact
 
     # --- attributes -----------------------------------------------------------------------------
 
-    @guarded
+    @_or_nothing
     def of_request(self, request: StreamRequest) -> dict[str, str]:
         """The attributes of a model call that starts."""
         found = {names.INPUT_MESSAGES: self._json(self.messages(request.messages))}
@@ -71,12 +88,12 @@ class Content:
             )
         return found
 
-    @guarded
+    @_or_nothing
     def of_answer(self, message: AssistantMessage) -> dict[str, str]:
         """The attributes of a model call that has its answer."""
         return {names.OUTPUT_MESSAGES: self._json(self._answers([message]))}
 
-    @guarded
+    @_or_nothing
     def of_run(self, messages: Sequence[AgentMessage]) -> dict[str, str]:
         """The attributes of a run that has ended, from its messages."""
         given = [m for m in messages if not isinstance(m, (AssistantMessage, ToolResultMessage))]
@@ -86,12 +103,12 @@ class Content:
             names.OUTPUT_MESSAGES: self._json(self._answers(answers[-1:])),
         }
 
-    @guarded
+    @_or_nothing
     def of_arguments(self, args: Any) -> dict[str, str]:
         """The attributes of a tool call that starts."""
         return {names.TOOL_CALL_ARGUMENTS: self._json(self.redacted(_builtins(args)))}
 
-    @guarded
+    @_or_nothing
     def of_result(self, result: ToolResult) -> dict[str, str]:
         """The attributes of a tool call that has its result."""
         return {names.TOOL_CALL_RESULT: self._json(self._parts(result.content))}

@@ -260,7 +260,7 @@ class RunSpans(RunTrace):
                 found[names.COST] = self._cost
             span.set_attributes(found)
             if self.tracing.content is not None:
-                span.set_attributes(self.tracing.content.of_run(messages) or {})
+                span.set_attributes(self.tracing.content.of_run(messages))
         if error is not None:
             self.mark_failed(span, type(error).__qualname__, str(error))
         if self.tracing.metrics is not None:
