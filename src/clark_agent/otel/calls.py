@@ -35,7 +35,7 @@ from clark_agent.stream import (
     Waiting,
 )
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
-from clark_agent.types import AssistantMessage, Usage
+from clark_agent.types import AssistantMessage, StopReason, Usage
 
 if TYPE_CHECKING:
     from clark_agent.otel.spans import RunSpans
@@ -124,17 +124,15 @@ class ToolSpan:
     @guarded
     def _start(self, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         run = self._run
+        attributes = {**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id}
+        if tool.description:
+            attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
         span = self._span = run.tracing.tracer.start_span(
-            f"{names.EXECUTE_TOOL} {tool.name}",
-            run.turn_context,
-            attributes={**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id},
+            f"{names.EXECUTE_TOOL} {tool.name}", run.turn_context, attributes=attributes
         )
         self.context = set_span_in_context(span, run.turn_context)
-        if span.is_recording():
-            if tool.description:
-                span.set_attribute(names.TOOL_DESCRIPTION, well_formed(tool.description))
-            if run.tracing.content is not None:
-                span.set_attributes(run.tracing.content.of_arguments(args))
+        if run.tracing.content is not None and span.is_recording():
+            span.set_attributes(run.tracing.content.of_arguments(args))
 
     @guarded
     def returned(self, result: ToolResult) -> None:
@@ -272,12 +270,9 @@ class ModelCall:
 
     def _answered(self, message: AssistantMessage) -> None:
         content = self._run.tracing.content
-        if self._span.is_recording():
-            reason = names.finish_reason(message.stop_reason)
-            self._span.set_attribute(names.RESPONSE_FINISH_REASONS, (reason,))
-            if content is not None:
-                self._span.set_attributes(content.of_answer(message))
-        self._end(None, message.usage, perf_counter())
+        if content is not None and self._span.is_recording():
+            self._span.set_attributes(content.of_answer(message))
+        self._end(None, message.usage, message.stop_reason)
 
     @guarded
     def raised(self, error: BaseException) -> None:
@@ -295,12 +290,12 @@ class ModelCall:
             self._span.set_attribute(names.IS_INTERRUPTED, True)
             self._end(None, None, None)
 
-    def _end(self, error: str | None, usage: Usage | None, answered: float | None) -> None:
+    def _end(self, error: str | None, usage: Usage | None, stopped: StopReason | None) -> None:
         if self._is_over:
             return
         self._is_over = True
-        run, span, chunks = self._run, self._span, self.chunks
-        seconds = perf_counter() - self._began
+        run, span, chunks, now = self._run, self._span, self.chunks, perf_counter()
+        seconds = now - self._began
         first = chunks[0] - self._began if chunks else None
         cost = None if usage is None else run.spend(usage)
         if span.is_recording():
@@ -309,11 +304,13 @@ class ModelCall:
                 found[names.RESPONSE_TIME_TO_FIRST_CHUNK] = first
             if cost is not None:
                 found[names.COST] = cost
-            if error is not None and chunks:  # it broke off
+            if stopped is not None:
+                found[names.RESPONSE_FINISH_REASONS] = (names.finish_reason(stopped),)
+                if chunks and usage is not None and usage.output_tokens > 1:
+                    each = (now - chunks[0]) / (usage.output_tokens - 1)
+                    found[names.TIME_PER_OUTPUT_TOKEN] = each
+            elif error is not None and chunks:  # it broke off
                 found[names.RESPONSE_FINISH_REASONS] = ("error",)
-            if chunks and answered is not None and usage is not None and usage.output_tokens > 1:
-                each = (answered - chunks[0]) / (usage.output_tokens - 1)
-                found[names.TIME_PER_OUTPUT_TOKEN] = each
             span.set_attributes(found)
         if run.tracing.metrics is not None:
             run.tracing.metrics.model_called(
