@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import subprocess
@@ -50,6 +51,7 @@ from clark_agent.otel import RunIds, Tracing, carrier_of, context_of, instrument
 from clark_agent.otel.content import NOT_REDACTED
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog
+from clark_agent.run_log.records import RunBegan
 from clark_agent.stream import Error, Start, StreamErrorKind, StreamRequest, Waiting
 from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events
 from clark_agent.types import AssistantMessage, StopReason
@@ -420,6 +422,41 @@ async def test_nothing_is_computed_for_a_run_that_is_not_sampled() -> None:
     assert asked == []
 
 
+async def test_a_run_below_a_span_that_is_not_sampled_is_not_sampled(
+    telemetry: Telemetry,
+) -> None:
+    seen: list[str] = []
+    store = MemoryStore()
+
+    @tool
+    def look() -> str:
+        """Look."""
+        seen.append(carrier_of()["traceparent"])
+        return "seen"
+
+    child = Agent(ScriptedStream([call("look"), "Here."]), tools=[look], name="child")
+    parent = Agent(
+        ScriptedStream([call("child", task="Look."), "Done."]),
+        tools=[child.as_tool("Looks.")],
+        plugins=[telemetry.tracing()],
+        run_log=RunLog(store),
+    )
+    above = f"00-{'a' * 32}-{'b' * 16}-00"
+    token = otel_context.attach(context_of({"traceparent": above}))
+    try:
+        await parent.run("Go.")
+    finally:
+        otel_context.detach(token)
+    assert telemetry.spans == []
+    # Neither the tool nor a process that resumes the run begins to sample in the middle of it.
+    (inside,) = seen
+    began = [each.entry for each in store.load(store.runs()[0].run_id).records]
+    recorded = [entry.trace["traceparent"] for entry in began if isinstance(entry, RunBegan)]
+    for parent_of in (inside, *recorded):
+        assert parent_of.startswith(f"00-{'a' * 32}-")
+        assert parent_of.endswith("-00")
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
@@ -597,6 +634,30 @@ async def test_many_runs_at_once_have_a_trace_each(telemetry: Telemetry) -> None
 
 
 # --- logging --------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_is_not_sampled_has_its_ids_in_log_records() -> None:
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.addFilter(RunIds())
+    handler.setFormatter(logging.Formatter("%(run_id)s/%(turn)d %(message)s"))
+    mine = logging.getLogger("tests.otel.formatted")
+    mine.addHandler(handler)
+
+    @tool
+    async def note() -> str:
+        """Write a log record."""
+        mine.warning("noted")
+        return "noted"
+
+    tracing = Tracing(tracer_provider=TracerProvider(sampler=ALWAYS_OFF))
+    agent = Agent(ScriptedStream([call("note"), "Done."]), tools=[note], plugins=[tracing])
+    try:
+        await agent.run("Go.", identity=RunIdentity.root("run-1"))
+        mine.warning("outside")
+    finally:
+        mine.removeHandler(handler)
+    assert lines.getvalue() == "run-1/1 noted\n/0 outside\n"
 
 
 async def test_log_records_have_the_ids_of_their_run_and_turn(telemetry: Telemetry) -> None:
