@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from clark_agent._finished import FINISHED
+from clark_agent._kept_text import Pieces
 from clark_agent.clock import Clock
 from clark_agent.events import AgentEvent
 from clark_agent.steering import SteeringReceipt
@@ -159,6 +160,15 @@ class Journal:
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
         """A tool reported progress."""
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether the run continues without its records if they cannot be written."""
+        return False
+
+    def keep(self, name: str, pieces: Pieces) -> bool:
+        """Keep a large result with the records that follow. Return False if that is impossible."""
+        return False
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """A call has its result."""
