@@ -49,6 +49,8 @@ class Journal:
     """The number of the first record that this process writes, if it records."""
     is_traced = True
     """Whether a tracer may follow the run. A replay is not traced."""
+    is_replay = False
+    """Whether the run is a replay, which leaves nothing behind."""
     receives = False
     """Whether it passes messages from other processes to the run, which may cancel it."""
 

@@ -28,7 +28,7 @@ __all__ = ["find_kept", "shortened"]
 logger = logging.getLogger(__name__)
 
 _MARK = "kept_result"
-_NAME = re.compile(r"\d+-\d+(-\d+)?")
+_NAME = re.compile(r"\d+-\d+")
 
 
 def shortened(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> ToolResult:
@@ -45,8 +45,10 @@ def shortened(run: Run, plugin: LargeResults, call: Call, result: ToolResult) ->
 
 
 def _shorten(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> ToolResult:
-    run_id, name = run.identify().run_id, f"{run.turns}-{call.position}"
-    short = plugin.shorten(result, call.tool, f"{run_id}/{name}")
+    name = f"{run.turns}-{call.position}"
+    result_id = f"{run.identify().run_id}/{name}"
+    short = plugin.shorten(result, call.tool, result_id)
+    _known(run).add(result_id)
     in_log = True
     if short.text is not None:
         in_log = _keep(run, plugin, name, short.text)
@@ -55,6 +57,7 @@ def _shorten(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> 
     if in_log:
         texts = [b for b in result.content if isinstance(b, TextContent)]
         call.kept = KeptResult(
+            digest=KeptResult.digest_of(result.content),
             name=name,
             texts=() if short.text is None else tuple([len(block.text) for block in texts]),
             data=tuple([index for index, _ in short.data]),
@@ -63,7 +66,7 @@ def _shorten(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> 
     call.given = call.given or result
     details = result.details
     if details is None or isinstance(details, dict):
-        mark = {"id": f"{run_id}/{name}", "chars": len(result.plain_text)}
+        mark = {"id": result_id, "chars": len(result.plain_text)}
         details = {**(details or {}), _MARK: mark}
     return replace(result, content=short.content, details=details)
 
@@ -71,7 +74,8 @@ def _shorten(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> 
 def _keep(run: Run, plugin: LargeResults, name: str, pieces: Pieces) -> bool:
     """Keep pieces. Return whether they are in the log of the run, which need not repeat them."""
     run_id = run.identify().run_id
-    if plugin.folder is None and run.journal.keep(name, pieces):
+    in_folder = plugin.folder is not None and not run.journal.is_replay
+    if not in_folder and run.journal.keep(name, pieces):
         if run.journal.may_lose:  # then the run goes on without its log
             KEPT_IN_MEMORY.keep(run_id, name, pieces)
         return True
@@ -128,18 +132,21 @@ def _may_read(run: Run, run_id: str, result_id: str) -> bool:
     """Whether it is a result of this run, of a run above it, or of one that either continues."""
     at: Run | None = run
     while at is not None:
-        if at.identify().run_id == run_id or result_id in _earlier(at):
+        is_resumed = at.lineage.resumption is not None and at.identify().run_id == run_id
+        if is_resumed or result_id in _known(at):
             return True
         at = at.lineage.parent
     return False
 
 
-def _earlier(run: Run) -> frozenset[str]:
-    """The ids of kept results in the messages that the run began with. Collected once."""
-    if run.kept_earlier is None:
+def _known(run: Run) -> set[str]:
+    """The ids of the results that the run has kept, and of those in the messages that it began
+    with.
+    """
+    if run.kept is None:
         marks = [_mark_of(message) for message in run.messages]
-        run.kept_earlier = frozenset([mark for mark in marks if mark is not None])
-    return run.kept_earlier
+        run.kept = {mark for mark in marks if mark is not None}
+    return run.kept
 
 
 def _mark_of(message: object) -> str | None:

@@ -92,7 +92,7 @@ class Run:
         "is_capped",
         "journal",
         "journals",
-        "kept_earlier",
+        "kept",
         "lineage",
         "loop",
         "output",
@@ -129,8 +129,8 @@ class Run:
         self.deps = deps
         """What the host gives to tools and hooks. Not recorded."""
         self.hooks = config.hooks.for_run()
-        self.kept_earlier: frozenset[str] | None = None
-        """The kept results in the messages that the run began with, once they are needed."""
+        self.kept: set[str] | None = None
+        """The ids of the large results that it may read, once there is one."""
         self.registry = config.registry
         """The tools of this turn."""
         self.sourced: object = None

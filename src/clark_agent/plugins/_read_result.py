@@ -92,8 +92,6 @@ def _answer(args: Any, read: ReadPieces, page: int, is_cancelled: Callable[[], b
         raise ModelRetry(
             f"the result {args['id']} is not kept any more; call its tool again"
         ) from None
-    if text.media_type is not None:
-        raise ModelRetry(f"it is no text, but data ({text.media_type})")
     is_in_lines = bool(args.get("lines"))
     first, last = args.get("start"), args.get("end")
     start = 0 if first is None else text.start_of(first) if is_in_lines else first

@@ -24,6 +24,7 @@ from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent
 from clark_agent.messages.tokens import TokenEstimator
 from clark_agent.messages.transcript import MessageView
+from clark_agent.plugins.large_results import LargeResults
 from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolCall, Usage
@@ -406,9 +407,10 @@ Plugin: TypeAlias = (
     | FollowUpSource
     | ToolGate
     | Tracer
+    | LargeResults
     | FunctionPlugin
 )
-"""Anything with at least one of the hooks, or a tracer.
+"""Anything with at least one of the hooks, a tracer, or a `LargeResults`.
 
 A plugin may also have ``name`` (a label; the class's name by default), ``inheritable_to_child``
 (False) and ``for_run()``, which returns the object to use for one run: a plugin that keeps state

@@ -118,7 +118,7 @@ class LargeResults:
         cap = self._cap(tool)
         content = result.content
         if len(content) == 1 and type(content[0]) is TextContent:
-            return len(content[0].text) <= cap
+            return len(content[0].text) <= cap or self._is_page(tool)
         texts = data = 0
         for block in content:
             if isinstance(block, TextContent):
@@ -131,9 +131,11 @@ class LargeResults:
         own = None if tool is None else tool.max_result_chars
         if own is None:
             return self.max_chars
-        if own == NEVER_CLIP or (tool is not None and tool.name == self.tool.name):
-            return float("inf")
-        return own
+        return float("inf") if own == NEVER_CLIP else own
+
+    def _is_page(self, tool: AgentTool | None) -> bool:
+        """Whether the tool returns pages of large results, which are as long as they may be."""
+        return tool is not None and tool.name == self.tool.name
 
     def shorten(self, result: ToolResult, tool: AgentTool | None, result_id: str) -> Shortened:
         """Return what the model gets of a result that does not fit, and what is to be kept."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +18,8 @@ __all__ = ["KeptResult"]
 class KeptResult(Struct, frozen=True, omit_defaults=True):
     """Where a result is whose record would be too large. A record leaves its texts and data out."""
 
+    digest: str
+    """Of its whole content."""
     name: str
     """The name under which the store has its text; data has the index of its block behind it."""
     texts: tuple[int, ...] = ()
@@ -25,6 +28,17 @@ class KeptResult(Struct, frozen=True, omit_defaults=True):
     """The indices of the images and files that are kept."""
     is_given: bool = False
     """Whether it is also what the tool returned: no hook has changed its content."""
+
+    @staticmethod
+    def digest_of(content: tuple[ToolResultBlock, ...]) -> str:
+        """The digest of the content of a result."""
+        digest = blake2b(digest_size=12)
+        for block in content:
+            text = block.text if isinstance(block, TextContent) else block.source
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(b"%d " % len(data))
+            digest.update(data)
+        return digest.hexdigest()
 
     def leave_out(self, result: ToolResult) -> ToolResult:
         """The result without what is kept."""
