@@ -377,7 +377,7 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     before = path.read_bytes()
     for attempt in use(SqliteStore(path)):
-        with pytest.raises(RunStoreError, match=r"newer version of this package.*99.*up to 3"):
+        with pytest.raises(RunStoreError, match=r"newer version of this package.*99.*up to 4"):
             attempt()
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["runs.db"]

@@ -2,6 +2,7 @@
 
     folder/5f0c….jsonl      {"v":2,"seq":0,"run":"5f0c…","at":…,"entry":{"kind":"run_began",…},…}
     folder/5f0c….mail       its mailbox, once something was posted: one message per line
+    folder/5f0c….kept/      results that are too large for the model, each in a file
     folder/5f0c….live       only while a tail of the run is open: what is published to it
 
 - An interrupted write leaves the beginning of one record after the last line break, a torn end.
@@ -18,6 +19,7 @@
 - The name of a file is the run's id with everything but small letters, digits, ``.``, ``_`` and
   ``-`` as ``%XX``, so that ids that differ only in case have different files everywhere. A long id
   is cut and gets a digest; the records contain it in full.
+- To delete a run, delete everything whose name begins like that of its file.
 - A tail looks at the size of the file, up to a hundred times a second while the run writes, and
   five times a second otherwise. It reads what is new, up to the last line break.
 
@@ -27,11 +29,9 @@ Listing the runs opens every file, and reads its first and its last line.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Awaitable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -40,7 +40,8 @@ from typing import Any
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
-from clark_agent._private_files import make_folder
+from clark_agent._kept_files import read_kept, write_kept
+from clark_agent._private_files import file_name, make_folder
 from clark_agent.errors import (
     DecodeError,
     LogDamaged,
@@ -62,8 +63,7 @@ from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 
 __all__ = ["JsonlStore"]
 
-_SUFFIX, _MAIL, _LIVE = ".jsonl", ".mail", ".live"
-_LONGEST = 128
+_SUFFIX, _MAIL, _LIVE, _KEPT = ".jsonl", ".mail", ".live", ".kept"
 _CHUNK = 1 << 14
 _LINE_BREAK = 0x0A  # finding a number in bytes is twenty times as fast as finding bytes
 _LONGEST_READ = 1 << 20
@@ -100,7 +100,7 @@ class JsonlStore:
                 raise RunExists(run_id)
             if rest:
                 file.truncate(0)
-            return _Appender(file, run_id, 0, new_in=self._folder)
+            return _Appender(file, run_id, 0, self._kept_in(run_id), new_in=self._folder)
 
     def reopen(self, run_id: str, *, after: int) -> RunAppender:
         """Continue a run after its last record; a torn record is cut off.
@@ -127,7 +127,7 @@ class JsonlStore:
                 raise RunBusy.changed(run_id, last, after)
             if rest and not is_in_line:
                 file.truncate(end)
-            return _Appender(file, run_id, end, is_in_line=is_in_line)
+            return _Appender(file, run_id, end, self._kept_in(run_id), is_in_line=is_in_line)
 
     def load(self, run_id: str) -> LoadedRun:
         """Read a run, even while it is written. Raises `RunNotFound`."""
@@ -197,6 +197,13 @@ class JsonlStore:
                 self._seen.clear()
         return found
 
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        return read_kept(self._kept_in(run_id), name, start, stop)
+
+    def _kept_in(self, run_id: str) -> Path:
+        return self.path_of(run_id).with_suffix(_KEPT)
+
     def publish(self, run_id: str, data: bytes) -> None:
         """Show something to the tails of the run that exist now."""
         _live.publish(self.path_of(run_id).with_suffix(_LIVE), data)
@@ -216,18 +223,9 @@ def read_log(run_id: str, data: bytes) -> LoadedRun:
 
 # --- names ------------------------------------------------------------------------------------
 
-_UNSAFE = re.compile(rb"[^a-z0-9._-]")
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d|)(?:\.|$)")  # reserved somewhere, or hidden
-
 
 def _file_name(run_id: str) -> str:
-    raw = run_id.encode("utf-8", "surrogatepass")
-    name = _UNSAFE.sub(lambda found: b"%%%02X" % ord(found[0]), raw).decode("ascii")
-    if _RESERVED.match(name):
-        name = f"%{ord(name[0]):02X}{name[1:]}" if name else "%"
-    if len(name) > _LONGEST:
-        name = f"{name[:40]}%~{sha256(raw).hexdigest()}"
-    return name + _SUFFIX
+    return file_name(run_id) + _SUFFIX
 
 
 def _logs_in(folder: Path) -> list[Path]:
@@ -482,6 +480,8 @@ class _Appender:
         "_file",
         "_is_unsure",
         "_is_unsynced",
+        "_kept",
+        "_kept_in",
         "_new_in",
         "_pending",
         "_run_id",
@@ -492,6 +492,7 @@ class _Appender:
         file: FileIO,
         run_id: str,
         end: int,
+        kept_in: Path,
         *,
         new_in: Path | None = None,
         is_in_line: bool = False,
@@ -505,6 +506,9 @@ class _Appender:
         self._is_unsure = False
         """Whether there may be data after the known end."""
         self._is_unsynced = True
+        self._kept_in = kept_in
+        self._kept: list[Path] = []
+        """The files of large results that are to be synced."""
 
     def append(self, record: Record, data: bytes, /) -> None:
         """Buffer a record, with its JSON on one line."""
@@ -514,8 +518,14 @@ class _Appender:
             raise ValueError("the JSON of a record must be on one line")
         self._pending.append(data)
 
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result."""
+        self._kept.append(write_kept(self._kept_in, name, pieces))
+
     def flush(self, *, sync: bool) -> None:
         """Write everything to the file."""
+        if sync and self._kept:
+            self._sync_kept()
         if self._pending:
             self._write()
         if sync and self._is_unsynced:
@@ -530,6 +540,14 @@ class _Appender:
         if self._pending:
             self._write()
         return FINISHED
+
+    def _sync_kept(self) -> None:
+        for path in self._kept:
+            with suppress(FileNotFoundError), open_file(path) as file:
+                sync_file(file)
+        sync_folder(self._kept_in)
+        sync_folder(self._kept_in.parent)
+        self._kept.clear()
 
     def _write(self) -> None:
         file, pending = self._file, self._pending

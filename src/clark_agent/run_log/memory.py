@@ -28,6 +28,7 @@ class MemoryStore:
         self._runs: dict[str, list[Record]] = {}
         self._busy: set[str] = set()
         self._mail: dict[str, dict[str, Mail]] = {}
+        self._kept: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self._tails: dict[str, tuple[MemoryTail, ...]] = {}
         self._lock = Lock()
 
@@ -51,7 +52,10 @@ class MemoryStore:
     def _opened(self, run_id: str, records: list[Record]) -> MemoryAppender:
         self._busy.add(run_id)
         return MemoryAppender(
-            records, lambda: self._busy.discard(run_id), lambda: self._wake(run_id)
+            records,
+            lambda: self._busy.discard(run_id),
+            lambda: self._wake(run_id),
+            self._kept.setdefault(run_id, {}),
         )
 
     def load(self, run_id: str) -> LoadedRun:
@@ -119,6 +123,10 @@ class MemoryStore:
         with self._lock:
             return [*self._mail[run_id].values()][after:]
 
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        return self._kept.get(run_id, {}).get(name, ())[start:stop]
+
     def publish(self, run_id: str, data: bytes) -> None:
         """Show something to the tails of the run that exist now."""
         for tail in self._tails.get(run_id, ()):
@@ -148,8 +156,10 @@ class MemoryAppender:
         records: list[Record],
         release: Callable[[], None],
         wake: Callable[[], None] = lambda: None,
+        kept: dict[str, tuple[bytes, ...]] | None = None,
     ) -> None:
         self._wake = wake
+        self._kept = {} if kept is None else kept
         self._records = records
         self._waiting: list[Record] = []
         self._release = release
@@ -162,6 +172,10 @@ class MemoryAppender:
         if (checksum := checksum_in(data)) is not None:  # as a reader of the JSON would get it
             force_setattr(record, "crc", f"{checksum:08x}")
         self._waiting.append(record)
+
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result."""
+        self._kept[name] = tuple(pieces)
 
     def flush(self, *, sync: bool) -> None:
         """Make the buffered records visible."""

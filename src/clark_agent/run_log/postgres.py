@@ -311,6 +311,11 @@ class PostgresStore:
             reason = f"the mailbox of the run {run_id!r} is damaged: {error}"
             raise RunStoreError(reason, run_id) from error
 
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        rows = self._rows(_KEPT, (_column(run_id), _column(name), start, stop))
+        return [bytes(data) for (data,) in rows]
+
     def has_mail(self, run_id: str) -> bool:
         """Return whether a message may have arrived since the last call, for a run that this
         process writes. Does not wait.
@@ -391,7 +396,7 @@ class PostgresStore:
                 statement = self._qualified(_PRUNABLE.replace("{alive}", parts.alive))
                 rows = connection.execute(statement, values).fetchall()
                 numbers = [row[0] for row in rows]
-                for table in ("records", "requests", "mails", "texts", "runs"):
+                for table in ("records", "requests", "mails", "texts", "kept", "runs"):
                     statement = self._qualified(f"DELETE FROM {{s}}.{table} WHERE n = ANY(%s)")
                     connection.execute(statement, (numbers,))
             return len(numbers)
@@ -495,6 +500,10 @@ _ROOT = """
 _MAILS = """
     SELECT data FROM {s}.runs JOIN {s}.mails USING (n) WHERE run_id = %s AND place > %s
     ORDER BY place
+"""
+_KEPT = """
+    SELECT data FROM {s}.runs JOIN {s}.kept USING (n)
+    WHERE run_id = %s AND name = %s AND place >= %s AND place < %s ORDER BY place
 """
 _TO_INDEX = "SELECT n, indexed FROM {s}.runs WHERE indexed <= last_seq ORDER BY n"
 _RECORDS = "SELECT seq, data FROM {s}.records WHERE n = %s AND seq >= %s ORDER BY seq LIMIT %s"

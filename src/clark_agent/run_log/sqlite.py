@@ -204,6 +204,12 @@ class SqliteStore:
             reason = f"the mailbox of the run {run_id!r} is damaged: {error}"
             raise RunStoreError(reason, run_id) from error
 
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        with _store_errors(run_id), self._connections.reading() as connection:
+            rows = connection.execute(_KEPT, (run_id, name, start, stop)).fetchall()
+        return [data for (data,) in rows]
+
     def publish(self, run_id: str, data: bytes) -> None:
         """Show something to the tails of the run that exist now."""
         _live.publish(self._live_path(run_id), data)
@@ -293,6 +299,12 @@ _MAILS = """
     SELECT CAST(data AS BLOB) FROM runs JOIN mails USING (n) WHERE run_id = ? AND place > ?
     ORDER BY place
 """
+_KEPT = """
+    SELECT CAST(data AS BLOB) FROM runs JOIN kept USING (n)
+    WHERE run_id = ? AND name = ? AND place >= ? AND place < ? ORDER BY place
+"""
+_DROP_KEPT = "DELETE FROM kept WHERE n = ? AND name = ?"
+_KEEP = "INSERT INTO kept (n, name, place, data) VALUES (?, ?, ?, ?)"
 _LAST_NUMBER = "SELECT seq FROM ends WHERE n = ?"
 _END = "SELECT runs.n, seq FROM runs LEFT JOIN ends USING (n) WHERE run_id = ?"
 _HAS_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'texts'"
@@ -477,6 +489,7 @@ class _Appender:
         "_is_closed",
         "_is_released",
         "_is_unsynced",
+        "_kept",
         "_lock",
         "_number",
         "_pending",
@@ -486,6 +499,7 @@ class _Appender:
         "_sync_asked",
         "_synced",
         "_taken",
+        "_taken_kept",
         "_taken_number",
         "_taken_sync",
         "_taken_waiters",
@@ -503,6 +517,8 @@ class _Appender:
         self._run_id = run_id
         self._process = os.getpid()
         self._pending: deque[tuple[Record, bytes]] = deque()
+        self._kept: deque[tuple[str, Sequence[bytes]]] = deque()
+        """The large results to write with the next records."""
         self._waiters: deque[Waiter] = deque()
         self._is_closed = False
         self._is_released = False
@@ -516,6 +532,7 @@ class _Appender:
         self._synced = 0
         self._is_unsynced = True
         self._taken: Sequence[tuple[Record, bytes]] = ()
+        self._taken_kept: Sequence[tuple[str, Sequence[bytes]]] = ()
         self._taken_number = number
         self._taken_sync = 0
         self._taken_waiters: list[Waiter] = []
@@ -527,6 +544,10 @@ class _Appender:
         if record.seq > _LAST:
             raise RunStoreError(f"the record number {record.seq} is too large", self._run_id)
         self._pending.append((record, data))
+
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result, in the transaction of the next record."""
+        self._kept.append((name, pieces))
 
     def flush(self, *, sync: bool) -> None:
         """Schedule a commit of everything."""
@@ -589,12 +610,13 @@ class _Appender:
         self._taken_waiters = _all_of(self._waiters) if self._waiters else []
         self._taken_sync = self._sync_asked
         self._taken = () if self._is_released else self._pending.copy()
+        self._taken_kept = self._kept.copy() if self._taken else ()  # before or with its record
         return bool(self._taken) or (self.wants_sync and self._number is not None)
 
     def put_back(self) -> None:
         """Undo `take`: the selected records are not written."""
         self._waiters.extendleft(reversed(self._taken_waiters))
-        self._taken_waiters, self._taken = [], ()
+        self._taken_waiters, self._taken, self._taken_kept = [], (), ()
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write the selected records, and where the run ends now."""
@@ -606,6 +628,10 @@ class _Appender:
         if not self._taken:  # a sync needs some write to commit
             connection.execute(_TOUCH_END, (number,))
             return
+        for name, pieces in self._taken_kept:
+            connection.execute(_DROP_KEPT, (number, name))
+            rows_of_it = [(number, name, place, piece) for place, piece in enumerate(pieces)]
+            connection.executemany(_KEEP, rows_of_it)
         key = number << _NUMBERS
         rows = [
             (
@@ -625,6 +651,7 @@ class _Appender:
         """Report that the selected records are committed, or that it failed."""
         waiters, self._taken_waiters = self._taken_waiters, []
         taken, self._taken = self._taken, ()
+        kept, self._taken_kept = self._taken_kept, ()
         if self._is_released:
             return waiters, self._failure
         if error is None:
@@ -634,6 +661,8 @@ class _Appender:
             self._synced = self._taken_sync
             for _ in taken:
                 self._pending.popleft()
+            for _ in kept:
+                self._kept.popleft()
         elif isinstance(error, sqlite3.Error):
             cause, error = error, RunStoreError(str(error), self._run_id)
             error.__cause__ = cause

@@ -13,6 +13,7 @@ a log:
 - A tail returns exactly the records of the run, in order, from any number on, while another store
   writes them. What is published to it, it returns in order, if at all.
 - A mailbox keeps every message once and in order, whoever posts.
+- If it keeps large results, they are there with the next record, unchanged and in pieces.
 - Any string is an id. Many runs and several threads do not disturb each other.
 
 The function returns a store on the same storage each time it is called, as another process would
@@ -27,6 +28,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Barrier, Thread
+from typing import Any
 
 from clark_agent._threads import has_running_loop
 from clark_agent.errors import ClarkAgentError, RunBusy, RunExists, RunNotFound
@@ -724,6 +726,46 @@ async def _awaited(appender: RunAppender) -> None:
     await appender.barrier()
 
 
+def _check_kept(trial: _Trial) -> None:
+    """A large result is kept in pieces, and is there with the next record"""
+    here: Any = trial.here
+    there: Any = trial.there
+    records = _written("kept", [*_ENTRIES[:3], _ENDED])
+    appender = trial.create("kept")
+    keep: Any = getattr(appender, "keep", None)
+    if not callable(getattr(here, "kept", None)) and not callable(keep):
+        return  # it keeps none
+    if not callable(getattr(here, "kept", None)) or not callable(keep):
+        trial.expect(False, "kept of the store and keep of its appenders belong together")
+        return
+    pieces = [b"\0\xff first", b"", "\u00e9\u6f22".encode(), b"x" * 70_000, b"last"]
+    _append(appender, records[:1])
+    keep("1-0", [b"an earlier attempt", *pieces])
+    keep("1-0", pieces)
+    keep("1-0-1", [b"another one"])
+    _append(appender, records[1:3])
+    for store, whose in ((here, "the same store"), (there, "another store")):
+        for start, stop in ((0, 99), (0, 1), (1, 3), (3, 4), (4, 5), (5, 9)):
+            found = [bytes(piece) for piece in store.kept("kept", "1-0", start, stop)]
+            trial.expect(
+                found == pieces[start:stop], f"{whose} has other pieces from {start} to {stop}"
+            )
+        others = [bytes(piece) for piece in store.kept("kept", "1-0-1", 0, 9)]
+        trial.expect(others == [b"another one"], f"{whose} mixes results up")
+        for run_id, name in (("kept", "1-1"), ("kept", "../1-0"), ("not there", "1-0")):
+            trial.expect(
+                not store.kept(run_id, name, 0, 9), f"{whose} has a result {run_id}/{name}"
+            )
+    _close(appender)
+    again: Any = trial.opened(trial.here.reopen("kept", after=2))
+    trial.expect_records("kept", records[:3], "after it kept results")
+    again.keep("1-0", [b"of another process"])
+    _append(again, records[3:])
+    _close(again)
+    found = [bytes(piece) for piece in there.kept("kept", "1-0", 0, 9)]
+    trial.expect(found == [b"of another process"], "a result is not replaced")
+
+
 _CHECKS = (
     _check_flushing,
     _check_beginning,
@@ -741,4 +783,5 @@ _CHECKS = (
     _check_publishing,
     _check_mail,
     _check_posting,
+    _check_kept,
 )

@@ -21,10 +21,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
+from clark_agent._kept_text import ReadPieces
 from clark_agent._threads import call_in_loop, is_running
 from clark_agent._typing import DepsT_co, DepsT_contra
 from clark_agent.cancellation import CancellationToken
-from clark_agent.errors import ToolDefinitionError
+from clark_agent.errors import ModelRetry, ToolDefinitionError
 from clark_agent.stream import ToolSchema
 from clark_agent.tools.identity import ToolIdentityPolicy
 from clark_agent.types import AgentMessage, RunIdentity, TextContent, ToolResultBlock
@@ -131,6 +132,10 @@ class ParentRun(Protocol):
         """Send the progress of the call to the listeners."""
         ...
 
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        """How to read a large result that the run may read."""
+        ...
+
 
 class _NoRun:
     """Stands in for the run of a tool that is called by itself."""
@@ -160,6 +165,9 @@ class _NoRun:
 
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         return FINISHED if self._emit is None else self._emit(partial)
+
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        raise ModelRetry(f"there is no result with the id {result_id!r}: no run is there")
 
 
 _NO_RESULT = object()
@@ -261,6 +269,12 @@ class ToolContext(Generic[DepsT_co]):
     def identity(self) -> RunIdentity:
         """The identity of the run. A run whose context has none is a fresh root."""
         return self._run.identify()
+
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        """How to read the pieces of a result that `clark_agent.plugins.LargeResults` has kept, and
+        how many characters to show at once. Raises `ModelRetry` if the run may not.
+        """
+        return self._run.find_kept(result_id)
 
     def update(self, partial: ToolResult | str) -> Awaitable[None]:
         """Report progress.
