@@ -1,4 +1,4 @@
-"""Plugins: the seven hooks, and the built-in plugins, one per file.
+"""Plugins: the eight hooks, and the built-in plugins, one per file.
 
 The hooks are protocols; a plugin is any object with at least one of their methods. The built-in
 plugins do not depend on any product's tools.
@@ -9,6 +9,8 @@ from clark_agent.plugins.base import (
     AfterToolCallContext,
     AfterToolDecision,
     Answer,
+    BeforeRequest,
+    BeforeRequestContext,
     BeforeToolCall,
     BeforeToolCallContext,
     BeforeToolDecision,
@@ -39,6 +41,8 @@ __all__ = [
     "AfterToolCallContext",
     "AfterToolDecision",
     "Answer",
+    "BeforeRequest",
+    "BeforeRequestContext",
     "BeforeToolCall",
     "BeforeToolCallContext",
     "BeforeToolDecision",
