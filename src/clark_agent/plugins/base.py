@@ -62,6 +62,7 @@ __all__ = [
     "Tracer",
     "TransformContext",
     "plugin_name",
+    "tools_of",
 ]
 
 _T = TypeVar("_T")
@@ -514,7 +515,9 @@ returns a fresh one, so that one config serves many runs at once. That object ma
 ``end_run()``, which is called once when the run is over, however it ended. An observer may list
 the event classes it wants as ``observes``; the others then cost nothing. A plugin
 that names tools may have ``check_tools(tools)``, which gets the tools of each config that is made
-with it, by name, and raises `ConfigError` if they do not fit. A plugin
+with it, by name, and raises `ConfigError` if they do not fit. A plugin may bring ``tools``, a
+sequence of `AgentTool`: each config with the plugin offers them to the model, behind its own. They
+are read from the plugin that was registered, not from the object of one run. A plugin
 whose ``on_before_tool_call`` asks a person, or anything else outside of the run, sets
 ``is_interactive = True``: it is called after the others, and a replay takes its decisions from the
 log.
@@ -526,6 +529,18 @@ then ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
 `clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other. A
 plugin with ``trace_run`` is a `Tracer`.
 """
+
+
+def tools_of(plugin: object) -> tuple[AgentTool, ...]:
+    """The tools that a plugin brings. Raises `ConfigError` if they are anything else."""
+    tools: Any = getattr(plugin, "tools", ())
+    if isinstance(tools, (list, tuple)) and all(isinstance(tool, AgentTool) for tool in tools):
+        return tuple(tools)
+    raise ConfigError(
+        f"the plugin {plugin_name(plugin)!r}: tools must be a list of AgentTool objects, which the "
+        f"config then offers to the model, not {tools!r}; give an attribute for anything else "
+        "another name"
+    )
 
 
 def plugin_name(plugin: object) -> str:

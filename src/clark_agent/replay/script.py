@@ -234,8 +234,7 @@ class Script(Effects):
             effects is not None and type(effects).run_child is not Effects.run_child
         )
         self._handle = next((channel.handle for channel in channels.values()), None)
-        assert isinstance(config.tools, ToolRegistry)
-        tools = config.tools.values()  # without the tool for the output, which the config adds
+        tools = config.all_tools.values()  # without the tool for the output, which the config adds
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
         source = config.tool_source
         if source is not None or self.began.tool_source is not None:
