@@ -85,6 +85,7 @@ from clark_agent.messages.wire import (
 from clark_agent.output import Output
 from clark_agent.plugins import (
     ChannelSteering,
+    Compaction,
     GracefulTurnLimit,
     LoopDetector,
     OpeningGate,
@@ -96,6 +97,7 @@ from clark_agent.plugins.base import (
     AfterToolCallContext,
     AfterToolDecision,
     Answer,
+    BeforeRequestContext,
     BeforeToolCallContext,
     Block,
     FunctionPlugin,
@@ -185,6 +187,7 @@ __all__ = [
     "AgentTool",
     "Answer",
     "AssistantMessage",
+    "BeforeRequestContext",
     "BeforeToolCallContext",
     "Block",
     "Budget",
@@ -194,6 +197,7 @@ __all__ = [
     "ClarkAgentError",
     "ConfigError",
     "ContextOverflowError",
+    "Compaction",
     "Conversation",
     "CustomMessage",
     "EventSink",

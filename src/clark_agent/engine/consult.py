@@ -19,7 +19,7 @@ from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.reading import close_stream
 from clark_agent.engine.run import Run
 from clark_agent.engine.supervised import Supervised, is_cancelled
-from clark_agent.errors import LoopError, StreamError
+from clark_agent.errors import RunLetGo, RunLogError, StreamError
 from clark_agent.events import ConsultationEnd, ConsultationStart
 from clark_agent.intake import accept_answer, accept_messages
 from clark_agent.plugins.base import BeforeRequestContext, Question
@@ -93,7 +93,7 @@ async def add_before_request(run: Run, iteration: int, overflow: str | None = No
         try:
             context = _context(run, iteration, overflow, asker)
             messages = _accepted(await call_hook(run, hook, context, pausing=asker))
-        except LoopError:  # the log cannot be written, or the run was let go
+        except (RunLogError, RunLetGo):
             raise
         except Exception:
             logger.exception("the hook %r failed; it adds no message", hook.name)

@@ -29,6 +29,7 @@ from clark_agent.plugins.base import (
     TransformContext,
 )
 from clark_agent.plugins.channel_steering import ChannelSteering
+from clark_agent.plugins.compaction import Compaction
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.plugins.loop_detector import LoopDetector
 from clark_agent.plugins.opening_gate import OpeningGate
@@ -48,6 +49,7 @@ __all__ = [
     "BeforeToolDecision",
     "Block",
     "ChannelSteering",
+    "Compaction",
     "ContextTransform",
     "EventObserver",
     "FollowUpSource",
