@@ -29,6 +29,8 @@ from clark_agent.plugins.base import (
     AfterToolCall,
     AfterToolCallContext,
     AfterToolDecision,
+    BeforeRequest,
+    BeforeRequestContext,
     BeforeToolCall,
     BeforeToolCallContext,
     BeforeToolDecision,
@@ -728,6 +730,14 @@ class AgentBuilder:
     ) -> Self:
         """Add a hook after each tool call."""
         return self._hook("after_tool_call", hook)
+
+    def before_request(
+        self,
+        hook: BeforeRequest
+        | Callable[[BeforeRequestContext], MaybeAsync[Iterable[AgentMessage] | None]],
+    ) -> Self:
+        """Add a source of messages before each request to the model."""
+        return self._hook("before_request", hook)
 
     def context_transform(
         self,
