@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from clark_agent._text import well_formed
 from clark_agent.errors import ConfigError, McpError
 from clark_agent.mcp.content import (
     McpPrompt,
@@ -29,6 +30,7 @@ from clark_agent.mcp.names import ToolNames
 from clark_agent.mcp.resource_tools import RESOURCE_TOOLS, resource_tools
 from clark_agent.mcp.server_config import McpServer, bad_header
 from clark_agent.mcp.tool import error_result
+from clark_agent.mcp.watching import ResourceUpdates
 from clark_agent.tool_source import ToolSourceContext
 from clark_agent.toolkit.ask import AskUser
 from clark_agent.tools.base import AgentTool, ToolResult
@@ -311,6 +313,61 @@ class McpTools:
 
         result = await link.connection.request(work, within=link.server.timeout)
         return prompt_messages(link.reader, result)
+
+    async def complete(
+        self,
+        of: McpPrompt | McpResourceTemplate,
+        argument: str,
+        value: str = "",
+        *,
+        given: Mapping[str, str] | None = None,
+        ctx: ToolSourceContext[Any] | None = None,
+    ) -> tuple[str, ...]:
+        """What the server suggests for an argument of a prompt, or a part of a template, that
+        begins with ``value``. ``given`` are the arguments that are known. Raises `McpError`.
+
+        Empty if the server suggests nothing.
+        """
+        link = await self._link_for(self._server(of.server), ctx)
+
+        async def work(client: Any) -> list[str]:
+            from clark_agent.mcp import _sdk
+
+            if client.server_capabilities.completions is None:
+                return []
+            where: Any
+            if isinstance(of, McpPrompt):
+                where = _sdk.types.PromptReference(name=of.name)
+            else:
+                where = _sdk.types.ResourceTemplateReference(uri=of.uri_template)
+            asked = {"name": argument, "value": value}
+            found = await client.complete(where, asked, dict(given) if given else None)
+            return list(found.completion.values)
+
+        found = await link.connection.request(work, within=link.server.timeout)
+        return tuple([well_formed(text) for text in found])
+
+    def resource_updates(
+        self, server: str, uri: str, *, ctx: ToolSourceContext[Any] | None = None
+    ) -> ResourceUpdates:
+        """Changes of a resource, to read it again:
+
+        async with tools.resource_updates("files", uri) as updates:
+            async for changed in updates:
+                content = await tools.read_resource("files", changed)
+        """
+        known = self._server(server)
+        return ResourceUpdates(lambda: self._link_for(known, ctx), uri)
+
+    async def instructions(
+        self, server: str, *, ctx: ToolSourceContext[Any] | None = None
+    ) -> str | None:
+        """What the server says about its use, for the system prompt if you trust it. None if it
+        says nothing. Raises `McpError`.
+        """
+        link = await self._link_for(self._server(server), ctx)
+        said = (await link.connection.connected()).instructions
+        return None if said is None else well_formed(said)
 
     async def _listed(
         self,
