@@ -1012,6 +1012,7 @@ def _suspension_of_tool(request: WaitingRequest) -> ToolSuspended:
         until=again.until,
         event=again.event,
         assignee=again.assignee,
+        continues=request.continues,
     )
 
 
