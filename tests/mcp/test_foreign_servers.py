@@ -19,15 +19,19 @@ from clark_agent import (
     Agent,
     CancellationToken,
     ImageContent,
+    LoopOutcome,
     RunAborted,
+    RunIdentity,
+    RunResult,
     ToolResultMessage,
     UserMessage,
 )
 from clark_agent.errors import McpError
 from clark_agent.mcp import McpPrompt, McpServer, McpTools
 from clark_agent.replay import replay
-from clark_agent.run_log import MemoryStore, RunLog
+from clark_agent.run_log import GiveResult, MemoryStore, RunLog, decide, resume, waiting_for
 from clark_agent.testing import RecordingSink, ScriptedStream, call
+from clark_agent.toolkit import SUSPEND
 from tests.mcp.driving import (
     SAFETY_NET,
     Person,
@@ -37,6 +41,7 @@ from tests.mcp.driving import (
     text_of,
     text_of_blocks,
 )
+from tests.mcp.own_servers import program
 from tests.mcp.servers.everything import Everything
 from tests.mcp.servers.install import node, python, script
 from tests.transports.servers.child import ROOT, Child
@@ -332,6 +337,55 @@ async def test_a_question_on_a_current_connection(modern: Modern) -> None:
     async with McpTools(modern.server()) as tools:
         driven = await drive(tools, call("m_greet"))
     assert driven.answers[0].is_error
+
+
+async def test_a_question_suspends_the_run_and_another_process_goes_on(modern: Modern) -> None:
+    store = MemoryStore()
+
+    async def go_on(*steps: Any) -> RunResult[Any]:
+        """With a new connection; over stdio, with a new process of the server."""
+        async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
+            agent = Agent(ScriptedStream([*steps]), tool_source=tools, run_log=RunLog(store))
+            if not store.runs():
+                return await agent.run("go", identity=RunIdentity.root("r"))
+            return await resume(store, "r", agent.config)
+
+    async def answer(given: Any) -> str:
+        [request] = waiting_for(store)
+        await decide(store, "r", request.request_id, GiveResult(given))
+        return str(request.request["question"])
+
+    first = await go_on(call("m_register", club="chess club"))
+    assert first.outcome is LoopOutcome.SUSPENDED
+    assert await answer("Grace") == "The MCP server 'm' asks: What is your name?\nname: Name"
+    assert (await go_on()).outcome is LoopOutcome.SUSPENDED
+    question = "The MCP server 'm' asks: How old is Grace?\nage: Age"
+    assert await answer("old") == question
+    assert (await go_on()).outcome is LoopOutcome.SUSPENDED
+    assert await answer({"age": 85}) == f"{question}\n(age: answer with a whole number)"
+    assert modern.notes() == []
+    done = await go_on("done")
+    [result] = [m for m in done.messages if isinstance(m, ToolResultMessage)][-1:]
+    assert text_of(result) == "Grace, 85, is in the chess club"
+    assert modern.notes() == ["registered"]
+    report = await replay(store, "r", Agent(ScriptedStream([])).config)
+    assert report.is_identical, report
+
+
+async def test_a_question_that_cannot_suspend_is_refused(
+    modern: Modern, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outside of a run, in a run without a log, and on a connection of an older protocol."""
+    older = McpServer("old", **program("legacy"))
+    async with McpTools(modern.server(), older, ask=SUSPEND) as tools:
+        direct = await tools.call("m", "greet")
+        driven = await drive(tools, call("m_greet"), call("old_ask"))
+    assert direct.is_error
+    assert "2026-07-28" in text_of(direct)
+    assert [answer.is_error for answer in driven.answers] == [True, True]
+    assert "cannot wait" in driven.texts[0]
+    assert "2026-07-28" in driven.texts[1]
+    assert "a question is refused" in caplog.text
 
 
 async def test_updates_of_a_resource_of_a_current_server(modern: Modern) -> None:

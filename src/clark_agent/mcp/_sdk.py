@@ -19,6 +19,7 @@ import mcp_types as types
 from mcp import MCPError
 from mcp.client import Client
 from mcp.client.auth import OAuthFlowError
+from mcp.client.session import ClientRequestContext
 from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
@@ -32,10 +33,12 @@ from clark_agent._version import __version__
 from clark_agent.errors import McpError
 from clark_agent.mcp._mending import mended_message, mended_tools
 from clark_agent.mcp.server_config import McpServer
+from clark_agent.mcp.suspended_questions import Asked
 
 __all__ = [
     "Client",
     "Hooks",
+    "call_or_ask",
     "explain",
     "failure_of_request",
     "is_gone",
@@ -56,6 +59,7 @@ logger = logging.getLogger(__name__)
 _MOST_PAGES = 1_000
 _WAIT_SECONDS = 30.0
 _READ_SECONDS = 300.0
+_READY_SECONDS = 0.1
 _LARGEST_EVENT = 64 * 1_024 * 1_024
 _SESSION_GONE = "Session terminated"
 _LONGEST_LOG = 2_000
@@ -402,6 +406,55 @@ async def listen_for_tools(client: Client, on_change: Callable[[], None]) -> Non
         async for event in subscription:
             if isinstance(event, ToolsListChanged):
                 on_change()
+
+
+async def call_or_ask(
+    client: Client,
+    tool: str,
+    arguments: Any,
+    on_progress: Any,
+    answers: Mapping[str, Any] | None,
+    state: str | None,
+) -> types.CallToolResult | Asked:
+    """Call a tool, with answers if the server has asked before. Returns what it asks the user."""
+    if not _is_modern(client):
+        if answers is not None:
+            raise MCPError(INVALID_REQUEST, "the server does not continue calls any more")
+        return await client.call_tool(tool, arguments, progress_callback=on_progress)
+    responses: dict[str, Any] | None = None
+    if answers is not None:
+        responses = {key: types.ElicitResult.model_validate(answers[key]) for key in answers}
+    while True:
+        result = await client.session.call_tool(
+            tool,
+            arguments,
+            progress_callback=on_progress,
+            input_responses=responses,
+            request_state=state,
+            allow_input_required=True,
+        )
+        if not isinstance(result, types.InputRequiredResult):
+            return result
+        asked, state = result.input_requests or {}, result.request_state
+        questions = {
+            key: request.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+            for key, request in asked.items()
+            if isinstance(request, types.ElicitRequest)
+        }
+        if questions and len(questions) == len(asked):
+            return Asked(questions, state)
+        if not asked:  # it is not ready yet
+            await anyio.sleep(_READY_SECONDS)
+        responses = {key: await _input(client, key, asked[key]) for key in asked} or None
+
+
+async def _input(client: Client, key: str, request: types.InputRequest) -> Any:
+    """What a server needs besides the user, such as roots. Raises if there is nothing."""
+    context = ClientRequestContext(session=client.session, request_id=key)
+    given = await client.session.dispatch_input_request(context, request)
+    if isinstance(given, types.ErrorData):
+        raise MCPError.from_error_data(given)
+    return given
 
 
 # --- what goes wrong --------------------------------------------------------------------------

@@ -29,10 +29,11 @@ from clark_agent.mcp.link import McpProblem, ServerLink
 from clark_agent.mcp.names import ToolNames
 from clark_agent.mcp.resource_tools import RESOURCE_TOOLS, resource_tools
 from clark_agent.mcp.server_config import McpServer, bad_header
+from clark_agent.mcp.suspended_questions import SuspendingElicitation
 from clark_agent.mcp.tool import error_result
 from clark_agent.mcp.watching import ResourceUpdates
 from clark_agent.tool_source import ToolSourceContext
-from clark_agent.toolkit.ask import AskUser
+from clark_agent.toolkit.ask import SUSPEND, AskUser, Suspended
 from clark_agent.tools.base import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, ToolResultBlock
 
@@ -49,12 +50,16 @@ class McpTools:
     ``async with`` connects to the servers and closes the connections at its end. Without it, they
     are connected in the first turn, and closed by `aclose` or with the event loop.
 
-    ``ask`` puts the questions of servers (elicitation) to a person. ``resources`` adds two tools,
+    ``ask`` puts the questions of servers (elicitation) to a person; with
+    `clark_agent.toolkit.SUSPEND` they suspend the run. ``resources`` adds two tools,
     ``list_resources`` and ``read_resource``, for the model.
     """
 
     def __init__(
-        self, *servers: McpServer, ask: AskUser | None = None, resources: bool = False
+        self,
+        *servers: McpServer,
+        ask: AskUser | Suspended | None = None,
+        resources: bool = False,
     ) -> None:
         self._servers = _checked(servers)
         check_elicitation(ask)
@@ -63,7 +68,11 @@ class McpTools:
                 "McpTools needs the package mcp: pip install 'clark-agent[mcp]' (in a checkout: "
                 "pip install '.[mcp]')"
             )
-        self._elicitation = None if ask is None else Elicitation(ask)
+        self._elicitation: Elicitation | SuspendingElicitation | None = None
+        if ask is SUSPEND:
+            self._elicitation = SuspendingElicitation()
+        elif ask is not None:
+            self._elicitation = Elicitation(ask)
         self._names = ToolNames()
         self._links: dict[tuple[str, str | None], ServerLink] = {}
         self._open: set[ServerLink] = set()

@@ -36,7 +36,8 @@ class ResourceUpdates:
     def __init__(self, link: Callable[[], Awaitable[ServerLink]], uri: str) -> None:
         self._find_link = link
         self._uri = uri
-        self._pending: dict[str, None] = {}
+        self.pending: dict[str, None] = {}
+        """The URIs of updates that nobody has waited for yet."""
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._link: ServerLink | None = None
@@ -75,21 +76,21 @@ class ResourceUpdates:
     async def __anext__(self) -> str:
         if self._task is None:
             raise RuntimeError("use it in 'async with' first")
-        while not self._pending:
+        while not self.pending:
             if self._task.done():
                 raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
-        uri = next(iter(self._pending))
-        del self._pending[uri]
+        uri = next(iter(self.pending))
+        del self.pending[uri]
         return uri
 
     def updated(self, uri: str) -> None:
         """Take an update of the server, if it is about this resource or a part of it."""
         rest = uri.removeprefix(self._uri)
         is_part = rest == "" or (rest != uri and (self._uri[-1:] == "/" or rest[0] in "/?#"))
-        if is_part and len(self._pending) < _MOST_PENDING:
-            self._pending[uri] = None
+        if is_part and len(self.pending) < _MOST_PENDING:
+            self.pending[uri] = None
             self._news.set()
 
     async def _end(self, connection: Connection) -> None:

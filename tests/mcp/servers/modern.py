@@ -18,11 +18,13 @@ from typing import Annotated, Any
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve
+from mcp.server.request_state import RequestStateSecurity
 from mcp_types import Completion, PromptReference
 from pydantic import BaseModel
 
 journal = Path(sys.argv[1])
-server = MCPServer("modern")
+# With a key of its own, another process can go on with what this one has begun.
+server = MCPServer("modern", request_state_security=RequestStateSecurity(keys=[b"k" * 32]))
 
 
 def note(text: str) -> None:
@@ -124,6 +126,25 @@ async def name_of_person() -> Elicit[Name]:
 async def greet(person: Annotated[Name, Resolve(name_of_person)]) -> str:
     """Ask for a name, and greet."""
     return f"Hello, {person.name}!"
+
+
+class Age(BaseModel):
+    age: int
+
+
+async def age_of_person(person: Annotated[Name, Resolve(name_of_person)]) -> Elicit[Age]:
+    return Elicit(f"How old is {person.name}?", Age)
+
+
+@server.tool()
+async def register(
+    club: str,
+    person: Annotated[Name, Resolve(name_of_person)],
+    years: Annotated[Age, Resolve(age_of_person)],
+) -> str:
+    """Ask for a name and then for an age, and register."""
+    note("registered")
+    return f"{person.name}, {years.age}, is in the {club}"
 
 
 def serve_http() -> None:
