@@ -31,7 +31,7 @@ from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.large_results import shortened
 from clark_agent.engine.runtime_results import Made, RuntimeResult
 from clark_agent.engine.supervised import as_coroutine
-from clark_agent.engine.suspension import Wait, suspend_after_run
+from clark_agent.engine.suspension import Wait, continued, suspend_after_run
 from clark_agent.engine.tool_task import ToolLeftBehindError, ToolTask
 from clark_agent.errors import (
     HookError,
@@ -324,6 +324,8 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
     assert tool is not None
     context = ToolContext(tool_call_id=wanted.id, tool_name=wanted.name, run=run)
     context.position, context.turn = call.position, run.turns
+    if call.earlier is not None:
+        context.continued = continued(call)
     task: ToolTask | None = None
     cancelled: asyncio.CancelledError | None = None
     timeout = run.config.tool_timeout if tool.timeout is None else tool.timeout

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TextIO
 
 import anyio
@@ -18,32 +19,39 @@ import mcp_types as types
 from mcp import MCPError
 from mcp.client import Client
 from mcp.client.auth import OAuthFlowError
+from mcp.client.session import ClientRequestContext
 from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
+from pydantic import FileUrl, ValidationError
 
 from clark_agent._text import describe
 from clark_agent._version import __version__
 from clark_agent.errors import McpError
 from clark_agent.mcp._mending import mended_message, mended_tools
 from clark_agent.mcp.server_config import McpServer
+from clark_agent.mcp.suspended_questions import Asked
 
 __all__ = [
     "Client",
     "Hooks",
+    "call_or_ask",
     "explain",
     "failure_of_request",
     "is_gone",
     "leaf_of",
     "list_all",
     "list_tools",
+    "listen_for_resource",
     "listen_for_tools",
     "open_client",
+    "set_log_level",
+    "subscribe",
     "types",
+    "unsubscribe",
 ]
 
 logger = logging.getLogger(__name__)
@@ -51,8 +59,20 @@ logger = logging.getLogger(__name__)
 _MOST_PAGES = 1_000
 _WAIT_SECONDS = 30.0
 _READ_SECONDS = 300.0
+_READY_SECONDS = 0.1
 _LARGEST_EVENT = 64 * 1_024 * 1_024
 _SESSION_GONE = "Session terminated"
+_LONGEST_LOG = 2_000
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "alert": logging.CRITICAL,
+    "emergency": logging.CRITICAL,
+}
 _UNAUTHORIZED = (401, 403)
 _LOST = ("Connection closed", "SSE stream")
 
@@ -64,6 +84,8 @@ class Hooks:
         self.on_end: Callable[[], None] = _nothing
         """Called when nothing more can come from the server."""
         self.on_tools_changed: Callable[[], None] = _nothing
+        self.on_resource_updated: Callable[[str], None] = _ignore
+        self.redact: Callable[[str], str] = str
         self.elicit: Any = None
         self.stderr: TextIO | None = None
         self.status: int | None = None
@@ -97,8 +119,19 @@ class Hooks:
         """Take what the SDK does not handle itself."""
         if isinstance(message, types.ToolListChangedNotification):
             self.on_tools_changed()
+        elif isinstance(message, types.ResourceUpdatedNotification):
+            self.on_resource_updated(message.params.uri)
         elif isinstance(message, Exception):
             self.noise = describe(message)[:500]
+
+    async def on_log(self, params: types.LoggingMessageNotificationParams) -> None:
+        """Pass a log message of the server on to `logging`."""
+        level = _LEVELS[params.level]
+        log = logging.getLogger(f"clark_agent.mcp.server.{self.server}")
+        if log.isEnabledFor(level):
+            text = params.data if isinstance(params.data, str) else repr(params.data)
+            prefix = "" if params.logger is None else f"{params.logger}: "
+            log.log(level, "%s", _one_line(self.redact(prefix + text)))
 
     async def on_response(self, response: httpx2.Response) -> None:
         """Remember the status of errors, which the SDK does not pass on."""
@@ -107,6 +140,16 @@ class Hooks:
 
 def _nothing() -> None:
     pass
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _one_line(text: str) -> str:
+    """A text of a server, for a log: it cannot pass for lines of others."""
+    shown = "".join([c if c.isprintable() else " " for c in text[:_LONGEST_LOG]])
+    return shown if len(text) <= _LONGEST_LOG else shown + "…"
 
 
 def _quoted(error: Exception) -> str:
@@ -133,14 +176,29 @@ def open_client(
 ) -> Client:
     """A client for the server. Entering it connects."""
     hooks.server = server.name
+    level: Any = server.log_level
     hooks.client = Client(
         _transport(server, headers, auth, hooks),
         cache=None,
         client_info=types.Implementation(name="clark-agent", version=__version__),
         message_handler=hooks.on_message,
         elicitation_callback=hooks.elicit,
+        logging_callback=hooks.on_log,
+        log_level=level,
+        list_roots_callback=_roots(server) if server.roots else None,
     )
     return hooks.client
+
+
+def _roots(server: McpServer) -> Any:
+    """What answers a server that asks for the folders it may work in."""
+    paths = [Path(root).absolute() for root in server.roots]
+    roots = [types.Root(uri=FileUrl(path.as_uri()), name=path.name) for path in paths]
+
+    async def list_roots(context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=roots)
+
+    return list_roots
 
 
 @asynccontextmanager
@@ -287,13 +345,58 @@ async def list_tools(client: Client, hooks: Hooks) -> tuple[list[Any], dict[str,
     return await list_all(client.list_tools, "tools"), left_out
 
 
+def _is_modern(client: Client) -> bool:
+    return client.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+async def set_log_level(client: Client, level: str | None) -> None:
+    """Say which log messages are wanted. Current connections say it with each request."""
+    if level is None or _is_modern(client) or client.server_capabilities.logging is None:
+        return
+    wanted: Any = level
+    request = types.SetLevelRequest(params=types.SetLevelRequestParams(level=wanted))
+    try:
+        await client.session.send_request(request, types.EmptyResult)
+    except MCPError as error:
+        logger.warning("the log level %r is refused: %s", level, error)
+
+
+async def subscribe(client: Client, uri: str) -> bool:
+    """Ask for updates of a resource. False on current connections, which `listen_for_resource`."""
+    resources = client.server_capabilities.resources
+    if resources is None or not (resources.subscribe or _is_modern(client)):
+        raise MCPError(METHOD_NOT_FOUND, "no updates")
+    if _is_modern(client):
+        return False
+    request = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
+    await client.session.send_request(request, types.EmptyResult)
+    return True
+
+
+async def unsubscribe(client: Client, uri: str) -> None:
+    """Take back what `subscribe` has asked for."""
+    if not _is_modern(client):
+        request = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=uri))
+        await client.session.send_request(request, types.EmptyResult)
+
+
+async def listen_for_resource(client: Client, uri: str, on_begin: Callable[[], None]) -> None:
+    """Receive updates of a resource, which `Hooks.on_message` gets, until the server ends it."""
+    async with client.listen(resource_subscriptions=[uri]) as subscription:
+        if not subscription.honored.resource_subscriptions:
+            raise MCPError(METHOD_NOT_FOUND, "no updates")
+        on_begin()
+        async for _ in subscription:
+            pass
+
+
 async def listen_for_tools(client: Client, on_change: Callable[[], None]) -> None:
     """Report changes of the tools, on connections where a client has to ask for them.
 
     Returns when the server ends it or does not support it.
     """
     tools = client.server_capabilities.tools
-    if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None:
+    if not _is_modern(client) or tools is None:
         return
     if not tools.list_changed:
         return
@@ -303,6 +406,55 @@ async def listen_for_tools(client: Client, on_change: Callable[[], None]) -> Non
         async for event in subscription:
             if isinstance(event, ToolsListChanged):
                 on_change()
+
+
+async def call_or_ask(
+    client: Client,
+    tool: str,
+    arguments: Any,
+    on_progress: Any,
+    answers: Mapping[str, Any] | None,
+    state: str | None,
+) -> types.CallToolResult | Asked:
+    """Call a tool, with answers if the server has asked before. Returns what it asks the user."""
+    if not _is_modern(client):
+        if answers is not None:
+            raise MCPError(INVALID_REQUEST, "the server does not continue calls any more")
+        return await client.call_tool(tool, arguments, progress_callback=on_progress)
+    responses: dict[str, Any] | None = None
+    if answers is not None:
+        responses = {key: types.ElicitResult.model_validate(answers[key]) for key in answers}
+    while True:
+        result = await client.session.call_tool(
+            tool,
+            arguments,
+            progress_callback=on_progress,
+            input_responses=responses,
+            request_state=state,
+            allow_input_required=True,
+        )
+        if not isinstance(result, types.InputRequiredResult):
+            return result
+        asked, state = result.input_requests or {}, result.request_state
+        questions = {
+            key: request.params.model_dump(mode="json", by_alias=True, exclude_none=True)
+            for key, request in asked.items()
+            if isinstance(request, types.ElicitRequest)
+        }
+        if questions and len(questions) == len(asked):
+            return Asked(questions, state)
+        if not asked:  # it is not ready yet
+            await anyio.sleep(_READY_SECONDS)
+        responses = {key: await _input(client, key, asked[key]) for key in asked} or None
+
+
+async def _input(client: Client, key: str, request: types.InputRequest) -> Any:
+    """What a server needs besides the user, such as roots. Raises if there is nothing."""
+    context = ClientRequestContext(session=client.session, request_id=key)
+    given = await client.session.dispatch_input_request(context, request)
+    if isinstance(given, types.ErrorData):
+        raise MCPError.from_error_data(given)
+    return given
 
 
 # --- what goes wrong --------------------------------------------------------------------------
@@ -359,9 +511,8 @@ def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
         return False
     if error.message == _SESSION_GONE and error.code == INVALID_REQUEST:
         return True
-    has_session = client.protocol_version not in MODERN_PROTOCOL_VERSIONS
     is_about_it = error.code not in (METHOD_NOT_FOUND, INVALID_PARAMS)
-    return hooks.status == 404 and has_session and is_about_it
+    return hooks.status == 404 and not _is_modern(client) and is_about_it
 
 
 def _is_lost(error: MCPError) -> bool:

@@ -24,6 +24,7 @@ from clark_agent.mcp.tool import McpTool
 
 if TYPE_CHECKING:
     from clark_agent.mcp.elicitation import Elicitation
+    from clark_agent.mcp.suspended_questions import SuspendingElicitation
 
 __all__ = ["McpProblem", "ServerLink"]
 
@@ -49,7 +50,7 @@ class ServerLink:
         *,
         headers: Mapping[str, str],
         names: ToolNames,
-        elicitation: Elicitation | None,
+        elicitation: Elicitation | SuspendingElicitation | None,
         on_open: Callable[[ServerLink], None],
         on_forget: Callable[[ServerLink], None],
     ) -> None:
@@ -140,6 +141,11 @@ class ServerLink:
         if self._elicitation is None:
             return None
         return self._elicitation.callback(self.server.name, connection)
+
+    @property
+    def suspends(self) -> bool:
+        """Whether a question of the server suspends the run."""
+        return self._elicitation is not None and self._elicitation.suspends
 
     def make_auth(self, connection: Connection) -> Any:
         """The authentication of requests."""

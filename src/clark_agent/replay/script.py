@@ -1064,6 +1064,7 @@ def _suspension_of_tool(request: WaitingRequest) -> ToolSuspended:
         until=again.until,
         event=again.event,
         assignee=again.assignee,
+        continues=request.continues,
     )
 
 

@@ -33,6 +33,7 @@ from clark_agent.types import AgentMessage, RunIdentity, TextContent, ToolResult
 __all__ = [
     "NEVER_CLIP",
     "AgentTool",
+    "Continued",
     "Emit",
     "ToolContext",
     "ToolHistoryPolicy",
@@ -178,6 +179,15 @@ _reports: set[asyncio.Task[None]] = set()
 _making_a_signal = Lock()
 
 
+class Continued(Struct, frozen=True):
+    """A tool goes on: what it had asked for, and what it was given."""
+
+    request: Any
+    """The request of its `clark_agent.ToolSuspended`, as JSON."""
+    result: ToolResult
+    """Of `clark_agent.waiting.GiveResult`, an event, or the time."""
+
+
 class ToolContext(Generic[DepsT_co]):
     """The context of a running tool: its call, the signal to stop, and a way to report progress.
 
@@ -201,6 +211,8 @@ class ToolContext(Generic[DepsT_co]):
     """Called as soon as they have it."""
     plain_result: object = _NO_RESULT
     """A result that was checked where it was made."""
+    continued: Continued | None = None
+    """What a tool that has raised `clark_agent.ToolSuspended` with ``continues`` was given."""
     failure_below: Exception | None = None
     """Why the run must end even if the tool handles the error: a child run could not be logged."""
 
