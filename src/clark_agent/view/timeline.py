@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from clark_agent.errors import ConfigError
 from clark_agent.messages.wire import encode_json
 from clark_agent.prices import ModelRef, Price, find_price
+from clark_agent.run_log.fold import BROKEN_OFF
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -361,12 +362,15 @@ class Timeline:
         self._positions: dict[str, int] = {}
         """Of the calls that have requests."""
         self._suspended_at: int | None = None
+        self._is_over = True
+        """Whether the turn has all it can have, so that what changes a request is for the next."""
 
     def copy(self) -> Timeline:
         """Return a timeline that goes on from here by itself."""
         other = Timeline(self._parts, prices=self._prices)
         other.price, other.turn, other.attempt = self.price, self.turn, self.attempt
         other.asked_at, other._suspended_at = self.asked_at, self._suspended_at
+        other._is_over = self._is_over
         other.calls, other._positions = dict(self.calls), dict(self._positions)
         return other
 
@@ -381,11 +385,15 @@ class Timeline:
                 self.price = known_price(began.model_ref, self._prices)
             case Asked(turn=turn, attempt=attempt):
                 self.turn, self.attempt, self.asked_at = turn, attempt, record.at
+                self._is_over = False
             case Answered() as answered:
                 if answered.discarded is None:
                     calls = enumerate(answered.message.tool_calls)
                     self.calls = {n: _Running(call.name, call.id) for n, call in calls}
                     self._positions = {}
+                self._is_over = answered.discarded in BROKEN_OFF or not (
+                    answered.discarded or self.calls
+                )
                 return None if self.asked_at is None else max(0, record.at - self.asked_at)
             case ToolStarted() as started:
                 call = _Running(started.tool_name, started.tool_call_id, record.at)
@@ -395,6 +403,8 @@ class Timeline:
                 return None if began_at is None else max(0, record.at - began_at)
             case CallSuspended(position=position, request=WaitingRequest() as request):
                 self._positions[request.request_id] = position
+            case BatchEnded():
+                self._is_over = True
             case RunSuspended():
                 self._suspended_at = record.at
             case RunResumed():
@@ -404,11 +414,19 @@ class Timeline:
                 pass
         return None
 
+    def turn_of(self, record: Record) -> int:
+        """Return the turn of a record that was just noted."""
+        match record.entry:
+            case ContextEdited() | ToolsGated() | ToolsChanged() | MessagesAdded(source="turn"):
+                return self.turn + self._is_over
+            case _:
+                return self.turn
+
     def take(self, record: Record) -> Item:
         """Return the item of the next record."""
         ms = self.note(record)
         seq, parts = record.seq, self._parts
-        place: dict[str, Any] = {"seq": seq, "at": record.at, "turn": self.turn}
+        place: dict[str, Any] = {"seq": seq, "at": record.at, "turn": self.turn_of(record)}
         match record.entry:
             case RunBegan() as began:
                 return self._began(began, place)
