@@ -544,7 +544,9 @@ class Timeline:
             tool_source=began.tool_source,
         )
 
-    def context_changed(self, edited: ContextEdited, place: dict[str, Any]) -> Item:
+    def context_changed(
+        self, edited: ContextEdited, place: dict[str, Any]
+    ) -> shapes.ContextChanged:
         """Return what a plugin changed."""
         seq, edits = place["seq"], edited.edits
         changes = [
