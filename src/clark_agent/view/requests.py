@@ -97,9 +97,8 @@ def sent_request(
             continue
         old, settings = settings, settings if entry.settings is None else entry.settings
         if is_wanted and prefix is not None:
-            return _sent(
-                record.seq, entry, run, reader, settings, old, before, prefix, edits, attempts
-            )
+            found = _sent(entry, run, reader, settings, old, prefix, edits)
+            return replace(found, before=before, attempts=attempts)
         edits.clear()
     return None
 
