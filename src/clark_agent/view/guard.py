@@ -125,12 +125,9 @@ class Guard:
         cookie = f"{self._cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict"
         if scope.get("scheme") == "https":
             cookie += "; Secure"
-        # One slash: "//name" would be another site.
-        location = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
-        more = [
-            (b"location", location.encode("latin-1", "replace")),
-            (b"set-cookie", cookie.encode()),
-        ]
+        # One slash, because "//name" would be another site; and nothing that ends a header.
+        location = "/" + quote(path.lstrip("/")) + (f"?{rest}" if rest else "")
+        more = [(b"location", location.encode()), (b"set-cookie", cookie.encode())]
         await answer(send, 303, b"", more)
         return True
 
@@ -153,9 +150,8 @@ class Guard:
         if method in ("GET", "HEAD"):
             return
         hosts = [value.lower() for value in headers.get("host", [])]
-        if any(
-            urlsplit(origin).netloc.lower() not in hosts for origin in headers.get("origin", [])
-        ):
+        origins = {urlsplit(value).netloc.lower() for value in headers.get("origin", [])}
+        if not origins.issubset(hosts):
             raise Refused(403, "other_site", "this was sent by a page of another site")
         if not self._can_write:
             raise Refused(403, "read_only", READ_ONLY)
