@@ -30,7 +30,7 @@ export class CallCard {
     this.element = h("details.call", { open: true, data: { tool: block.name } });
     this.element.append(h("summary", null, this.sign, label, line, this.took));
     const given = h("div.part", null, h("p.label", null, "Arguments"), argumentsView(runId, block));
-    const parts = [given, this.notes, this.progress, this.children, this.outcome];
+    const parts = [isWholeIn(block) ? null : given, this.notes, this.progress, this.children, this.outcome];
     this.element.append(h("div.details-body", null, parts));
     this.set("called");
   }
@@ -93,10 +93,10 @@ export class CallCard {
     if (item.raised) this.note(h("p.form-error", null, item.raised));
     this.progress.replaceChildren();
     fill(this.outcome, resultView(this.runId, item.result));
-    if (item.given !== null) {
+    if (item.given !== null && contentOf(item.given) !== contentOf(item.result)) {
       const label = "Result of the tool itself, before plugins changed it";
       const build = () => resultView(this.runId, item.given, "Own result");
-      this.outcome.append(details([label], build, { class: "more-details" }));
+      this.outcome.append(details([label], build, { class: "quiet-details" }));
     }
   }
 
@@ -104,6 +104,18 @@ export class CallCard {
     if (this.children.querySelector(`[data-run="${CSS.escape(child.run.run_id)}"]`)) return;
     this.children.append(childView(child, this.context));
   }
+}
+
+const SHORT = 100;
+
+/** Whether the line of a call shows all of its arguments. */
+function isWholeIn({ summary, arguments: text, is_json: isJson }) {
+  const isSimple = isJson && !text.text.includes("\\") && text.length < SHORT;
+  return isSimple && summary.length < SHORT && !summary.includes("…");
+}
+
+function contentOf({ blocks, is_error: isError, terminate }) {
+  return JSON.stringify([blocks, isError, terminate]);
 }
 
 /** A child run, folded; its timeline is loaded when it is opened. */

@@ -142,6 +142,7 @@ async function start() {
     failed(error);
     return;
   }
+  byId("pages").hidden = api.isStatic;
   window.addEventListener("hashchange", show);
   await show();
 }

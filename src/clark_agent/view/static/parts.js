@@ -9,8 +9,8 @@ import { markdown } from "./markdown.js";
 const SHOWN = 20_000; // characters of a text at first
 const STYLED = 200_000; // longer texts are shown without markdown
 const PIECE = 200_000;
-const TALL = 16; // lines
-const LONG = 1_600; // characters
+const TALL = { markdown: 60, plain: 40, code: 18 }; // lines that are shown at first
+const LONG = { markdown: 6_000, plain: 4_000, code: 2_400 }; // characters
 
 /** A text of a log. `as` is "markdown", "plain", "code" or "diff"; by default a diff is one. */
 export function textView(runId, text, as = "code") {
@@ -25,8 +25,8 @@ function drawText(place, whole, kind, isOpen) {
   const shown = isOpen ? whole.text : beginning(whole.text, SHOWN);
   const left = whole.length - points(shown);
   const drawn = drawKind(shown, kind);
-  const lines = shown.split("\n", TALL + 1).length;
-  const isTall = !isOpen && kind !== "diff" && (lines > TALL || shown.length > LONG);
+  const lines = shown.split("\n", (TALL[kind] ?? 0) + 1).length;
+  const isTall = !isOpen && kind in TALL && (lines > TALL[kind] || shown.length > LONG[kind]);
   place.replaceChildren(isTall || left > 0 ? cut(place, whole, kind, drawn, left, isTall) : drawn);
 }
 
@@ -44,11 +44,11 @@ export function points(text) {
 }
 
 function drawKind(text, kind) {
-  if (text.length > STYLED) return h("pre.output", { tabindex: 0 }, text);
+  if (text.length > STYLED) return h("pre.printed", { tabindex: 0 }, text);
   if (kind === "markdown") return markdown(text);
   if (kind === "diff") return unifiedDiff(text);
   if (kind === "plain") return h("div.plain", { dir: "auto" }, text);
-  return h("pre.output", { dir: "auto" }, text);
+  return h("pre.printed", { dir: "auto" }, text);
 }
 
 function cut(place, whole, kind, drawn, left, isTall) {
@@ -125,7 +125,7 @@ function file(block) {
   const facts = [block.media_type, block.size === null ? null : size(block.size)].filter(Boolean);
   const name = block.name ?? "file";
   const link = block.url ? outLink(block.url, name) : h("b", null, name);
-  return h("p", null, "📄 ", link, " ", h("span.muted", null, facts.join(" · ")));
+  return h("p", null, "File: ", link, " ", h("span.muted", null, facts.join(" · ")));
 }
 
 function callLine(runId, call) {
@@ -229,5 +229,5 @@ export function resultView(runId, result, label = "Result") {
 }
 
 function moreDetails(runId, text) {
-  return details(["Details for the host"], () => dataView(runId, text), { class: "more-details" });
+  return details(["Details for the host"], () => dataView(runId, text), { class: "quiet-details" });
 }

@@ -232,17 +232,20 @@ export class RunPage {
   turnLink(turn, slowest) {
     const names = turn.tools.join(", ");
     const what = names || (turn.discarded ? "asked again" : "answer");
-    const flags = [
-      turn.errors ? h("span.chip.bad", null, plural(turn.errors, "error")) : null,
-      turn.edited_by.length ? h("span.chip.accent", { title: turn.edited_by.join(", ") }, "edited") : null,
-      turn.has_children ? h("span.chip", null, "child") : null,
-    ];
+    const flag = (kind, sign, words) => h("span.flag", { class: kind, role: "img", "aria-label": words, title: words }, sign);
+    const flags = h("span.flags", null, [
+      turn.errors ? flag("bad", `✗${turn.errors}`, plural(turn.errors, "error")) : null,
+      turn.discarded ? flag("warn", "↻", plural(turn.discarded, "discarded answer")) : null,
+      turn.edited_by.length ? flag("accent", "✎", `request edited by ${turn.edited_by.join(", ")}`) : null,
+      turn.has_children ? flag("", "⤷", "has child runs") : null,
+    ]);
     const bar = h("span.bar-of-time", { style: { width: `${(100 * (turn.ms ?? 0)) / slowest}%` } });
     const href = `#/run/${encodeURIComponent(this.runId)}/turn/${turn.turn}`;
     const label = `Turn ${turn.turn}: ${what}`;
     const link = h("a", { href, title: label, data: { turn: turn.turn } }, [
       h("span.n", null, turn.turn),
-      h("span.what", null, what, " ", flags),
+      h("span.what", null, what),
+      flags,
       h("span.took", null, turn.ms === null ? "" : duration(turn.ms)),
       bar,
     ]);

@@ -441,7 +441,7 @@ function beganView(runId, item) {
   const place = document.createDocumentFragment();
   if (item.system_prompt.length) {
     const build = () => textView(runId, item.system_prompt, "plain");
-    place.append(h("div.step", null, details(["System prompt"], build, { class: "more-details" })));
+    place.append(h("div.step", null, details(["System prompt"], build, { class: "quiet-details" })));
   }
   const facts = [
     item.tools.length ? `Tools: ${item.tools.join(", ")}` : "No tools",
@@ -483,7 +483,7 @@ function contextView(runId, item) {
   const count = item.changes.length + item.more;
   const words = [h("b", null, item.plugin), ` ${what} · ${plural(count, "place")}`];
   const build = () => h("div", null, item.changes.map((change) => changeView(runId, change)));
-  return h("div.step.event", null, details(words, build, { class: "more-details" }));
+  return h("div.step.event", null, details(words, build, { class: "quiet-details" }));
 }
 
 /** Messages of a request that were replaced by others. */
