@@ -6,7 +6,7 @@ that has to be asked for (`MOST_READ`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -24,7 +24,7 @@ from clark_agent.view.index import LogIndex
 from clark_agent.view.shapes import RequestView
 from clark_agent.view.timeline import Parts, Timeline, one_line
 
-__all__ = ["MOST_READ", "SentRequest", "TooLarge", "request_view", "sent_request"]
+__all__ = ["MOST_READ", "SentRequest", "TooLarge", "request_view", "sent_request", "sent_requests"]
 
 MOST_READ = 64 << 20
 """How many bytes of a log are read for a request unless one insists."""
@@ -77,6 +77,18 @@ def sent_request(
             f"the log has {read >> 20} MB before turn {turn}, and the request is rebuilt from all "
             "of it"
         )
+    for sent in sent_requests(index, turn, attempt):
+        return replace(sent, attempts=attempts)
+    return None
+
+
+def sent_requests(
+    index: LogIndex, turn: int | None = None, attempt: int | None = None
+) -> Iterator[SentRequest]:
+    """Rebuild all requests, or one, by reading the log once. The messages of each are a copy.
+
+    Raises `LogDamaged` or `DecodeError` for damage.
+    """
     run: FoldedRun | None = None
     reader: PrefixReader | None = None
     edits: list[tuple[Record, ContextEdited]] = []
@@ -90,7 +102,9 @@ def sent_request(
         fold_in(run, record)
         if isinstance(entry, ContextEdited):
             edits.append((record, entry))
-        is_wanted = isinstance(entry, Asked) and (entry.turn, entry.attempt) == (turn, attempt)
+        is_wanted = isinstance(entry, Asked) and (
+            turn is None or (entry.turn, entry.attempt) == (turn, attempt)
+        )
         before = list(reader.messages) if is_wanted else ()
         prefix = reader.read(entry, record.seq)
         if not isinstance(entry, Asked):
@@ -98,9 +112,8 @@ def sent_request(
         old, settings = settings, settings if entry.settings is None else entry.settings
         if is_wanted and prefix is not None:
             found = _sent(entry, run, reader, settings, old, prefix, edits)
-            return replace(found, before=before, attempts=attempts)
+            yield replace(found, before=before)
         edits.clear()
-    return None
 
 
 def _sent(
@@ -129,9 +142,11 @@ def _sent(
     )
 
 
-def request_view(run_id: str, sent: SentRequest, first: int | None, limit: int) -> RequestView:
+def request_view(
+    run_id: str, sent: SentRequest, first: int | None, limit: int, *, parts: Parts | None = None
+) -> RequestView:
     """Return a request as the page gets it, with some of its messages: by default the new ones."""
-    parts, seq, kept = Parts(), sent.seq, sent.prefix.kept_messages
+    parts, seq, kept = parts or Parts(), sent.seq, sent.prefix.kept_messages
     total = len(sent.messages)
     start = min(kept, total - 1) if first is None else first
     start = max(0, min(start, total))
