@@ -7,6 +7,7 @@ import struct
 import zlib
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +383,5 @@ async def run_evil(store: RunStore, run_id: str) -> None:
 async def run_evil_failure(store: RunStore, run_id: str) -> None:
     """A run that fails with a hostile text."""
     agent = Agent(ScriptedStream([RuntimeError(EVIL)]), run_log=RunLog(store), model_id=EVIL)
-    try:
+    with suppress(LoopError):
         await agent.run(EVIL, identity=RunIdentity.root(run_id))
-    except LoopError:
-        pass
