@@ -115,7 +115,7 @@ class Actions:
             self._store, run_id, given.request_id, decision, by=self._by, patience=2.0
         )
         parts = Parts()
-        waiting = tuple([parts.waiting(request, 0) for request in left])
+        waiting = tuple([parts.waiting(request) for request in left])
         if left:
             return Done(run_id, waiting=waiting)
         if given.resume and self.can_run:
@@ -159,7 +159,7 @@ class Actions:
 
         if waiting := await asyncio.to_thread(check):
             parts = Parts()
-            shown = tuple([parts.waiting(request, 0) for request in waiting])
+            shown = tuple([parts.waiting(request) for request in waiting])
             return Done(run_id, is_new=False, message="the run still waits", waiting=shown)
         token = CancellationToken()
         task = self._begin(

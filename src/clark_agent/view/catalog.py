@@ -218,6 +218,11 @@ class Catalog:
         below = [self.tree_usage(child) for child in self.children(run_id)]
         return sum(below, end.usage or Usage())
 
+    def own_usage(self, run_id: str) -> Usage:
+        """Return the tokens of a run alone, as far as they are known."""
+        run = self._by_id.get(run_id)
+        return (None if run is None else self._end(run).usage) or Usage()
+
     def _end(self, run: RunSummary) -> _End:
         found = self._ends.get(run.run_id)
         if found is None or found.records != run.records:

@@ -45,7 +45,7 @@ are JSON with ``Content-Type: application/json``:
     POST api/runs/{id}/decide    Decide          Done
     POST api/runs/{id}/resume    {}              Done; needs ``Session.can_run``
     POST api/runs/{id}/fork      ForkRun         Done, with the id of the new run; ``can_run``
-    POST api/runs/{id}/replay    {}              Replayed; ``can_run``
+    POST api/runs/{id}/replay    {}              Replayed; ``can_replay``
 
 Server-sent events of a run. ``id`` is the number of a record, so a browser that reconnects goes on
 where it was. The connection ends with the event ``end``; close the `EventSource` then.
@@ -160,7 +160,7 @@ class Text(Struct, frozen=True):
     at: int | None = None
     path: str | None = None
     """The address of the whole text, for ``piece``: the number of the record, and where in it the
-    text is. None if the text was not cut.
+    text is. None if the text was not cut, or cannot be had here.
     """
 
 
@@ -905,7 +905,9 @@ class Session(Struct, frozen=True, kw_only=True):
     can_write: bool
     """Steer, cancel and decide."""
     can_run: bool
-    """Fork, resume and replay: an agent was given."""
+    """Fork and resume: an agent was given."""
+    can_replay: bool = False
+    """Replay: possible without an agent for runs of the command line."""
     why_not: str | None
     """What to do for what is not possible."""
     agent: str | None

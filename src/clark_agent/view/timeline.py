@@ -166,7 +166,7 @@ class Parts:
         """A text, or its beginning."""
         if self._most is None or len(text) <= self._most:
             return Text(text, len(text))
-        return Text(text[: self._most], len(text), at, path)
+        return Text(text[: self._most], len(text), at, None if at is None else path)
 
     def json(self, value: Any, at: int | None, path: str) -> Text:
         """A value as JSON, or the beginning of that."""
@@ -285,8 +285,8 @@ class Parts:
         data = self.json(more, at, f"decisions.{number}") if more else None
         return shapes.HookDecision(str(given.get("plugin")), str(given.get("decision")), data)
 
-    def waiting(self, request: WaitingRequest, at: int) -> shapes.Waiting:
-        """A request that waits."""
+    def waiting(self, request: WaitingRequest, at: int | None = None) -> shapes.Waiting:
+        """A request that waits; ``at`` is the record that says so."""
         asked = request.request
         text = None if asked is None else self.readable(asked, at, "request.request")
         return shapes.Waiting(
