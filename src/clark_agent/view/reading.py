@@ -195,6 +195,13 @@ class Reading:
             self._in_background(f"index {run_id}", index.advance)
         return view
 
+    def whole_run(self, run_id: str) -> tuple[RunView, LogIndex]:
+        """Read a log to its end, in this thread. Return the head of its run, and its index."""
+        summary, index = self._summary(run_id), self._index(run_id)
+        while index.advance():
+            pass
+        return self._view(summary, index), index
+
     def _view(self, summary: RunSummary, index: LogIndex) -> RunView:
         catalog, run_id, began = self.catalog, summary.run_id, index.began
         row, ending = self._row(summary, index), index.ending
