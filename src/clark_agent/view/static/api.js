@@ -219,10 +219,16 @@ class Embedded {
     };
   }
 
-  async request(id, turn) {
-    const request = this.found(id).requests[turn];
+  // Only the first of equal fronts (system prompt, tools, settings) is in the file.
+  async request(id, turn, { attempt = null }) {
+    const sent = this.found(id).requests;
+    const all = sent.filter((each) => each.turn === turn);
+    const request = attempt === null ? all.at(-1) : all.find((each) => each.attempt === attempt);
     if (!request) throw new ApiError(404, "not_found", "The request of this turn is not in this file.");
-    return request;
+    const before = sent.slice(0, sent.indexOf(request) + 1);
+    const [system, tools, settings] = before.findLast((each) => each.front !== null).front;
+    const same = request.front === null ? tools.map((tool) => ({ ...tool, is_new: false })) : tools;
+    return { ...request, attempts: all.length, system_prompt: system, tools: same, settings };
   }
 
   async piece() {
