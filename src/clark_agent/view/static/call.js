@@ -10,7 +10,7 @@ const STATES = {
   running: ["…", "running", "running"],
   ok: ["✓", "ok", "done"],
   error: ["✗", "error", "failed"],
-  waiting: ["⏸", "waiting", "waiting"],
+  waiting: ["?", "waiting", "waiting"],
 };
 
 /** The card of a call. It is told what happens to the call, in order. */

@@ -14,7 +14,7 @@ export class RequestPanel {
     this.runId = runId;
     this.turn = turn;
     this.element = h("div.turn-body.request", { "aria-busy": "true" });
-    this.load(attempt);
+    this.ready = this.load(attempt);
   }
 
   close() {

@@ -38,8 +38,9 @@ export class RunPage {
     this.showTurns(turns);
     const isLive = view.run.status === "running" && this.route.turn === null;
     await this.timeline.open(this.firstPage(isLive));
+    if (this.route.turn !== null) await this.timeline.load("backward");
     if (this.isClosed) return;
-    this.go(this.route);
+    await this.go(this.route);
     if (isLive) toEnd();
     if (!api.isStatic && isOpen(view.run.status)) this.follow();
   }
@@ -53,7 +54,10 @@ export class RunPage {
   async update(route) {
     this.route = route;
     if (route.turn === null) return;
-    if (!this.timeline.turns.has(route.turn)) await this.timeline.open({ turn: route.turn });
+    if (!this.timeline.turns.has(route.turn)) {
+      await this.timeline.open({ turn: route.turn });
+      await this.timeline.load("backward");
+    }
     this.go(route);
   }
 
@@ -118,8 +122,8 @@ export class RunPage {
       run.status !== "done" && !isLive && session.can_run && button("Resume", resume),
       session.can_run && button("Fork", () => openFork(view, view.turns, session)),
       can && button("Compare …", () => openCompare(view)),
-      session.can_run && !isOpen(run.status) && button("Replay", () => openReplay(run.run_id)),
-      button("Copy link", () => copyLink(run.run_id), "quiet"),
+      session.can_replay && !isOpen(run.status) && button("Replay", () => openReplay(run.run_id)),
+      can && button("Copy link", () => copyLink(run.run_id), "quiet"),
     ];
     return h("div", null, h("div.actions", null, buttons, links), error);
   }
@@ -183,7 +187,7 @@ export class RunPage {
     const options = [
       ["after_batch", "after the running tools"],
       ["before_next_tool", "before the next tool"],
-      ["now", "now: stop what runs"],
+      ["now", "now, stopping what runs"],
       ["follow_up", "when it is done"],
     ].map(([value, words]) => h("option", { value }, words));
     const when = h("select", { id: "steer-when" }, options);
@@ -299,7 +303,7 @@ export class RunPage {
     }
   }
 
-  go({ turn, isRequest, attempt }) {
+  async go({ turn, isRequest, attempt }) {
     if (turn === null) return;
     const found = this.timeline.turns.get(turn);
     if (!found) {
@@ -307,6 +311,7 @@ export class RunPage {
       return;
     }
     if (isRequest && !found.panel && found.requestButton) found.toggleRequest(attempt);
+    await found.panel?.ready;
     found.element.scrollIntoView({ block: "start" });
     found.element.focus({ preventScroll: true });
     this.markTurn(turn);

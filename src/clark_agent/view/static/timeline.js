@@ -64,24 +64,40 @@ export class Timeline {
     this.takePage(page, "forward");
   }
 
-  async load(way) {
+  /** Load the next page in a direction, if there is one. */
+  load(way) {
+    this.loading ??= this.loadPage(way).finally(() => {
+      this.loading = null;
+      this.watchAgain();
+    });
+    return this.loading;
+  }
+
+  async loadPage(way) {
     const isBack = way === "backward";
     const place = isBack ? this.previous : this.next;
-    if (place === null || this.isLoading) return;
-    this.isLoading = true;
+    if (place === null) return;
     try {
       const params = isBack ? { before: place } : { from: place };
       const page = await api.items(this.runId, { limit: PAGE, ...params });
       if (this.isClosed) return;
       if (isBack) this.previous = page.previous;
-      this.takePage(page, way);
-      this.drop(isBack ? "forward" : "backward");
+      this.keepInPlace(() => {
+        this.takePage(page, way);
+        this.drop(isBack ? "forward" : "backward");
+      });
     } catch (error) {
       append(isBack ? this.before : this.after, [h("p.form-error", null, error.message)]);
-    } finally {
-      this.isLoading = false;
     }
-    this.watchAgain();
+  }
+
+  /** Change what is above and below without moving what one sees. */
+  keepInPlace(change) {
+    const turns = [...this.list.children];
+    const seen = turns.find((turn) => turn.getBoundingClientRect().bottom > 0);
+    const before = seen?.getBoundingClientRect().top;
+    change();
+    if (seen?.isConnected && !this.isChild) window.scrollBy(0, seen.getBoundingClientRect().top - before);
   }
 
   // An observer reports changes only: what is still near after a page was added is not reported.
@@ -417,7 +433,7 @@ function stepView(runId, item, turn) {
     case "cancelled":
       return eventLine(`■ cancelled from outside${item.reason ? `: ${item.reason}` : ""}`);
     case "suspended":
-      return eventLine("⏸ The run waits. No process works on it until it is resumed.");
+      return eventLine("○ The run waits. No process works on it until it is resumed.");
     case "resumed":
       return eventLine(`▶ resumed${item.ms === null ? "" : ` after ${duration(item.ms)}`}`);
     case "decided":

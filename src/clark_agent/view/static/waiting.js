@@ -28,6 +28,8 @@ export function waitingCard(request, session, onDone) {
   return h("article.waiting-card", props, body);
 }
 
+const SAID = new Set(["kind", "tool", "arguments"]);
+
 function askedView(request) {
   const id = request.run_id;
   const asked = request.request === null ? null : parsed(request.request);
@@ -36,14 +38,15 @@ function askedView(request) {
     return [request.request ? textView(id, request.request, "plain") : null, call];
   }
   const { preview, summary, question, ...rest } = asked;
+  const isSaid = !summary || String(summary).startsWith(`${request.tool_name}(`);
   const whole = (text) => ({ text: String(text), length: [...String(text)].length, at: null });
-  const hasMore = Object.keys(rest).some((key) => key !== "arguments" && key !== "tool");
+  const more = Object.entries(rest).filter(([key]) => !SAID.has(key));
   return [
-    summary ? h("p", null, String(summary)) : null,
+    isSaid ? null : h("p", null, String(summary)),
     question ? h("p", null, h("b", null, String(question))) : null,
     call,
     preview ? h("div.part", null, h("p.label", null, "What it would change"), textView(id, whole(preview))) : null,
-    hasMore ? argumentsView(id, { arguments: whole(JSON.stringify(rest)), is_json: true }) : null,
+    more.length ? argumentsView(id, { arguments: whole(JSON.stringify(Object.fromEntries(more))) }) : null,
   ];
 }
 
