@@ -348,8 +348,8 @@ class LogIndex:
                 if self._marks[last].read - self._marks[first - 1].read > _MOST_READ:
                     break
                 first -= 1
-            start = max(self._seqs[first] + 1, seq - limit)
-        return self._read(start, max(1, seq - start), seq)
+            start = max(self._seqs[first] + 1, seq - limit, self.first_seq)
+        return self._read(start, seq - start, seq)
 
     def _read(self, start: int, limit: int, until: int | None) -> Slice:
         """Return the items from ``start`` on: at most ``limit``, and those before ``until``, or
