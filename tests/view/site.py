@@ -30,16 +30,16 @@ class Site:
     def reading(self) -> Any:
         return self.app.state.view.reading
 
-    async def get(self, path: str, status: int = 200, **params: Any) -> Any:
+    async def get(self, path: str, /, code: int = 200, **params: Any) -> Any:
         response = await self.client.get(f"/api/{path}", params=params)
-        assert response.status_code == status, response.text
+        assert response.status_code == code, response.text[:500]
         return response.json()
 
-    async def post(self, path: str, body: Any = None, status: int = 200) -> Any:
+    async def post(self, path: str, body: Any = None, code: int = 200) -> Any:
         headers = {"x-clark-token": self.csrf}
         content = {} if body is None else body
         response = await self.client.post(f"/api/{path}", json=content, headers=headers)
-        assert response.status_code == status, response.text
+        assert response.status_code == code, response.text[:500]
         return response.json()
 
     async def every_item(self, run_id: str, limit: int = 100) -> list[Any]:

@@ -121,7 +121,7 @@ async def test_a_server_that_only_shows_writes_nothing() -> None:
         for action in ACTIONS:
             for token in ("", "guess"):
                 page.csrf = token
-                answer = await page.post(f"runs/{run_id}/{action}", {"message": "x"}, status=403)
+                answer = await page.post(f"runs/{run_id}/{action}", {"message": "x"}, code=403)
                 assert answer["error"] == "read_only"
         for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
             response = await page.client.request(method, f"/api/runs/{run_id}")
@@ -163,9 +163,9 @@ async def test_bodies_are_bounded_and_checked() -> None:
     store, run_id = await logged()
     async with site(store, can_write=True) as page:
         large = {"message": "x" * (2 << 20)}
-        assert (await page.post(f"runs/{run_id}/steer", large, status=413))["error"] == "too_large"
+        assert (await page.post(f"runs/{run_id}/steer", large, code=413))["error"] == "too_large"
         for body in ({"message": 3}, {}, [], {"message": "x", "unknown": 1}, {"message": " "}):
-            assert (await page.post(f"runs/{run_id}/steer", body, status=400))["error"] == "wrong"
+            assert (await page.post(f"runs/{run_id}/steer", body, code=400))["error"] == "wrong"
         headers = {"x-clark-token": page.csrf, "content-type": "application/json"}
         for content in (b"", b"{", b"\xff", b"[" * 100_000):
             path = f"/api/runs/{run_id}/steer"
@@ -221,7 +221,7 @@ async def test_the_token_is_not_logged(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.DEBUG):
         async with site(MemoryStore()) as page:
             await page.get("runs")
-            await page.get("runs/none", status=404)
+            await page.get("runs/none", code=404)
     own = [r.getMessage() for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))]
     assert TOKEN not in "\n".join(own)
 
@@ -264,6 +264,6 @@ async def test_faults_show_only_a_number(caplog: pytest.LogCaptureFixture) -> No
             raise RuntimeError("the password is 1234")
 
     async with site(Broken()) as page:
-        answer = await page.get("runs", status=500)
+        answer = await page.get("runs", code=500)
         assert "1234" not in str(answer)
         assert answer["message"].rpartition(" ")[2] in caplog.text
