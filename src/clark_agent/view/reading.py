@@ -498,7 +498,7 @@ class Reading:
 
         place, timeline = await asyncio.to_thread(prepare)
         tail = await in_background(self._store, lambda: tail_from(self._store, run_id, place))
-        return self._frames(_Follower(tail, timeline, after), run_id, closing)
+        return self._frames(_Follower(tail, timeline, place.seq, after), run_id, closing)
 
     async def _frames(
         self, follower: _Follower, run_id: str, closing: asyncio.Event
@@ -542,11 +542,11 @@ class Reading:
 class _Follower:
     """Turns what a tail reads into server-sent events."""
 
-    def __init__(self, tail: RunTail, timeline: Timeline, after: int) -> None:
+    def __init__(self, tail: RunTail, timeline: Timeline, place: int, after: int) -> None:
         self.tail = tail
         self._timeline = timeline
         self._after = after
-        self._seq = -1
+        self._seq = place
         """The number of the last record."""
         self._waiting: deque[LiveDelta] = deque(maxlen=_MOST_DELTAS)
         """Deltas behind records that were not read yet."""
