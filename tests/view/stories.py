@@ -295,15 +295,15 @@ class LiveModel:
 
     def __init__(self) -> None:
         self.said: asyncio.Queue[str | Sequence[ToolCall] | None] = asyncio.Queue()
-        self.requests: list[StreamRequest] = []
+        self.asked = asyncio.Event()
 
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        self.requests.append(request)
+        self.asked.set()
         yield Start(AssistantMessage((), StopReason.OTHER))
         text, calls = "", ()
-        while (part := await signal.race(self.said.get())) is not None:
+        while (part := await self.said.get()) is not None:
             if not isinstance(part, str):
                 calls = tuple(part)
                 break

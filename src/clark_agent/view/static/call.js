@@ -2,7 +2,7 @@
 
 import { append, details, fill, h } from "./dom.js";
 import { duration, moment } from "./format.js";
-import { argumentsView, dataView, resultView, textView } from "./parts.js";
+import { argumentsView, dataView, firstLine, resultView, textView } from "./parts.js";
 import { statusView } from "./status.js";
 
 const STATES = {
@@ -120,20 +120,20 @@ function contentOf({ blocks, is_error: isError, terminate }) {
 
 /** A child run, folded; its timeline is loaded when it is opened. */
 export function childView({ run }, context) {
-  const link = h("a", { href: `#/run/${encodeURIComponent(run.run_id)}` }, "open");
+  const href = `#/run/${encodeURIComponent(run.run_id)}`;
+  const link = h("p", null, h("a", { href }, "Open this run on a page of its own"));
   const summary = [
     h("b", null, `Child run${run.agent ? ` · ${run.agent}` : ""}`),
     statusView(run.status),
     h("span.muted", null, run.task ?? ""),
     h("span.muted", null, duration(run.ms)),
-    link,
   ];
   const props = { class: "child", data: { run: run.run_id } };
-  return details(summary, () => context.childTimeline(run.run_id), props);
+  return details(summary, () => h("div.stack", null, link, context.childTimeline(run.run_id)), props);
 }
 
 function progressView(runId, item) {
-  const text = item.narration ? h("p", null, item.narration) : textView(runId, item.text);
+  const text = item.narration ? h("p", null, firstLine(item.narration, 600)) : textView(runId, item.text);
   return h("div.part", null, h("p.label", null, "Progress"), text);
 }
 

@@ -111,14 +111,14 @@ function thought(runId, block) {
 
 function picture(runId, image) {
   const source = api.imageSource(runId, image);
-  const alt = image.alt ?? "image";
+  const alt = firstLine(image.alt ?? "image");
   const isOurs = source !== null && (isEmbeddedImage(source) || !source.includes(":"));
   if (!isOurs) {
     const name = image.url ?? image.media_type ?? "";
     return h("p.muted", null, `Image not shown: ${alt} `, h("code", null, firstLine(name, 160)));
   }
   const shown = h("img", { src: source, alt, loading: "lazy" });
-  return h("figure.picture", null, shown, image.alt ? h("figcaption", null, image.alt) : null);
+  return h("figure.picture", null, shown, image.alt ? h("figcaption", null, alt) : null);
 }
 
 function file(block) {
@@ -218,7 +218,7 @@ export function resultView(runId, result, label = "Result") {
   const isOneDiff = result.diff !== null;
   const body = result.blocks.map((block) => blockView(runId, block, "code"));
   const parts = [
-    result.narration ? h("p", null, result.narration) : null,
+    result.narration ? h("p", null, firstLine(result.narration, 600)) : null,
     isOneDiff ? textView(runId, result.diff, "diff") : null,
     body,
     result.details ? moreDetails(runId, result.details) : null,

@@ -70,7 +70,7 @@ export class RequestPanel {
     });
     if (replaced.length) {
       const now = messages.filter((message) => message.index >= kept && message.index >= first);
-      parts.push(textDiff(script(replaced), script(now)));
+      parts.push(textDiff(script(replaced), script(now.slice(0, replaced.length))));
     }
     if (!parts.length) return null;
     return h("section", { "aria-label": "What changed" }, h("h3", null, "What changed"), parts);

@@ -67,6 +67,7 @@ export class RunPage {
     this.following?.close();
     this.timeline.close();
     byId("connection").textContent = "";
+    delete byId("connection").dataset.state;
   }
 
   // --- head ---
@@ -334,12 +335,14 @@ export class RunPage {
   async toStart() {
     if (this.timeline.previous !== null) await this.timeline.open({});
     window.scrollTo(0, 0);
+    this.markTurn(Math.min(...this.timeline.turns.keys()));
   }
 
   async toLast() {
     const last = this.following?.lastSeq ?? this.view.last_seq;
     if (!this.timeline.hasEnd) await this.timeline.open({ before: last + 1 });
     toEnd();
+    this.markTurn(Math.max(...this.timeline.turns.keys()));
   }
 
   foldCalls() {
@@ -353,12 +356,13 @@ export class RunPage {
   follow() {
     if (this.following || api.isStatic) return;
     const after = this.timeline.hasEnd ? (this.timeline.lastSeq ?? this.view.last_seq) : this.view.last_seq;
-    const say = (words) => {
+    const say = (words, state) => {
       byId("connection").textContent = words;
+      byId("connection").dataset.state = state;
     };
     this.following = api.follow(this.runId, after, {
-      connected: () => say(""),
-      disconnected: () => say("reconnecting …"),
+      connected: () => say("", "open"),
+      disconnected: () => say("reconnecting …", "lost"),
       item: (item) => this.itemCame(item),
       delta: (delta) => this.deltaCame(delta),
       run: (view) => this.viewCame(view),
