@@ -23,19 +23,20 @@
 - A tail looks at the size of the file, up to a hundred times a second while the run writes, and
   five times a second otherwise. It reads what is new, up to the last line break.
 
-Listing the runs opens every file, and reads its first and its last line.
+Listing the runs opens every file that is new or has changed since the last listing, and reads its
+first and its last line.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
@@ -57,6 +58,7 @@ from clark_agent.run_log._live import LiveReader
 from clark_agent.run_log._mail_file import Seen, post_mail, read_mail
 from clark_agent.run_log._polling import Polling
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import START, LogPage, LogPlace
 from clark_agent.run_log.reader import FAILED, SUSPENDED, LogReader, is_torn
 from clark_agent.run_log.records import Record
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
@@ -79,6 +81,8 @@ class JsonlStore:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder).absolute()
+        self._listed: dict[str, _Listed] = {}
+        """The runs at the last listing, by the names of their files."""
         self._seen: dict[str, Seen] = {}
         """How much of each mailbox was read, for the latest ones: runs read theirs again and again,
         and most often there is nothing new.
@@ -153,22 +157,34 @@ class JsonlStore:
 
         Files that are not logs are skipped.
         """
-        found: list[tuple[_Head, Path]] = []
-        for path in _logs_in(self._folder):
-            head = _read_head(path)
-            if head is None or _file_name(head.run) != path.name:
-                continue
-            identity = head.entry.identity
+        found: list[_Listed] = []
+        for listed in self._list():
+            identity = listed.head.entry.identity
             if conversation_id is not None and identity.conversation_id != conversation_id:
                 continue
             if parent_run_id is not None and identity.parent_run_id != parent_run_id:
                 continue
-            found.append((head, path))
-        found.sort(key=lambda pair: (pair[0].at, pair[0].run), reverse=True)
+            found.append(listed)
+        found.sort(key=lambda listed: (listed.head.at, listed.head.run), reverse=True)
         if outcome is None:
-            return [_summarize(head, path) for head, path in found[:limit]]
-        summaries = (_summarize(head, path) for head, path in found)
+            return [listed.summary() for listed in found[:limit]]
+        summaries = (listed.summary() for listed in found)
         return list(islice((run for run in summaries if run.outcome == outcome), limit))
+
+    def _list(self) -> list[_Listed]:
+        """Return all runs. A file is read again only if it has changed."""
+        before, listed = self._listed, {}
+        for path, state in _logs_in(self._folder):
+            known = before.get(path.name)
+            if known is None or known.state != state:
+                is_same = known is not None and known.state[0] == state[0]
+                head = known.head if known is not None and is_same else _read_head(path)
+                if head is None or _file_name(head.run) != path.name:
+                    continue
+                known = _Listed(path, state, head)
+            listed[path.name] = known
+        self._listed = listed
+        return [*listed.values()]
 
     def tail(self, run_id: str, *, after: int = -1) -> JsonlTail:
         """Return a reader of the records after this number, and of those to come. Raises
@@ -177,6 +193,36 @@ class JsonlStore:
         path = self.path_of(run_id)
         _check_exists(path, run_id)
         return JsonlTail(path, run_id, after)
+
+    def tail_from(self, run_id: str, place: LogPlace) -> JsonlTail:
+        """Return a reader of the records behind a place, and of those to come. Raises
+        `RunNotFound`.
+        """
+        path = self.path_of(run_id)
+        _check_exists(path, run_id)
+        return JsonlTail(path, run_id, place=place)
+
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many, and about so many bytes. Raises
+        `RunNotFound`, and `LogDamaged` if the file ends before the place.
+        """
+        try:
+            with FileIO(self.path_of(run_id)) as file:
+                return _page(file, run_id, place, records, size)
+        except FileNotFoundError:
+            raise RunNotFound(run_id) from None
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many, and about so many bytes."""
+        try:
+            with FileIO(self.path_of(run_id)) as file:
+                line, rest, end = _find_end(file)
+                start = max(0, end - max(size, len(line or b"") + 2))
+                lines = _read(file, start, end).split(b"\n")
+        except FileNotFoundError:
+            raise RunNotFound(run_id) from None
+        lines[-1] = rest
+        return _readable(lines[1:] if start else lines)[-records:]
 
     def post(self, run_id: str, mail: Mail) -> bool:
         """Put a message into the mailbox of a run. Return False if it has one with the same id.
@@ -221,6 +267,52 @@ def read_log(run_id: str, data: bytes) -> LoadedRun:
     return reader.loaded()
 
 
+def _page(file: FileIO, run_id: str, place: LogPlace, records: int, size: int) -> LogPage:
+    whole, at = file.seek(0, os.SEEK_END), place.byte
+    if whole < at:
+        reason = "records that were read before are missing"
+        raise LogDamaged(run_id, place.seq + 1, reason, path=f"byte {whole}")
+    end = min(whole, at + size)
+    data = _read(file, at, end)
+    while end < whole and data.count(b"\n") <= place.is_in_line:  # a long line
+        start, end = end, min(whole, end + len(data))
+        data += _read(file, start, end)
+    bytes_read, is_in_line = len(data), place.is_in_line
+    if is_in_line and data:
+        data, at, is_in_line = data.removeprefix(b"\n"), at + 1, False
+    *lines, rest = data.split(b"\n")
+    reader, number = LogReader(run_id, "line {}, byte {}", after=place), place.line
+    for line in lines[:records]:
+        reader.take(line, number + 1, at)
+        if reader.is_damaged():
+            break
+        number, at = number + 1, at + len(line) + 1
+    is_end = end == whole and len(lines) <= records and not reader.is_damaged()
+    if is_end and len(lines) < records and rest and not is_torn(rest, run_id, reader.due):
+        reader.take(rest, number + 1, at)
+        if not reader.is_damaged():
+            number, at, is_in_line = number + 1, at + len(rest), True
+    found = reader.intact()
+    if not (found or reader.is_damaged() or place.byte):
+        raise RunNotFound(run_id)
+    return LogPage(
+        records=found,
+        end=LogPlace.behind(found[-1], at, number, is_in_line=is_in_line) if found else place,
+        is_end=is_end or reader.is_damaged(),
+        problem=reader.problem,
+        bytes_read=bytes_read,
+        size=whole,
+    )
+
+
+def _readable(lines: Iterable[bytes]) -> list[Record]:
+    found: list[Record] = []
+    for line in lines:
+        with suppress(DecodeError):
+            found.append(decode_json(line, Record))
+    return found
+
+
 # --- names ------------------------------------------------------------------------------------
 
 
@@ -228,13 +320,18 @@ def _file_name(run_id: str) -> str:
     return file_name(run_id) + _SUFFIX
 
 
-def _logs_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.name.endswith(_SUFFIX) and e.is_file()]
-    except FileNotFoundError:
-        return []
-    return [folder / name for name in names]
+_Stat: TypeAlias = tuple[int, int, int]
+"""The inode of a file, its size, and when it was changed."""
+
+
+def _logs_in(folder: Path) -> Iterator[tuple[Path, _Stat]]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(_SUFFIX) and entry.is_file():
+                with suppress(FileNotFoundError):
+                    found = os.stat(entry.path)
+                    state = (found.st_ino, found.st_size, found.st_mtime_ns)
+                    yield folder / entry.name, state
 
 
 # --- the first line and the last --------------------------------------------------------------
@@ -274,6 +371,24 @@ class _Last(Struct):
     seq: int
     at: int
     entry: _LastEntry
+
+
+class _Listed:
+    """A run in a listing, and the state of its file then."""
+
+    __slots__ = ("_path", "_summary", "head", "state")
+
+    def __init__(self, path: Path, state: _Stat, head: _Head) -> None:
+        self._path = path
+        self.state = state
+        self.head = head
+        self._summary: RunSummary | None = None
+
+    def summary(self) -> RunSummary:
+        """Its summary, for which the end of the file is read once."""
+        if self._summary is None:
+            self._summary = _summarize(self.head, self._path)
+        return self._summary
 
 
 def _read_head(path: Path) -> _Head | None:
@@ -367,19 +482,21 @@ def _read(file: FileIO, start: int, end: int) -> bytes:
 class JsonlTail:
     """Reads a file as it grows."""
 
-    def __init__(self, path: Path, run_id: str, after: int) -> None:
+    def __init__(
+        self, path: Path, run_id: str, after: int = -1, *, place: LogPlace = START
+    ) -> None:
         self._path = path
         self._run_id = run_id
         self._after = after
-        self._reader = LogReader(run_id, "line {}, byte {}")
-        self._lines = self._at = 0
+        self._reader = LogReader(run_id, "line {}, byte {}", after=place)
+        self._lines, self._at = place.line, place.byte
         """How many lines were read, and where the next one begins."""
         self._seen: int | None = None
         """How large the file was when it was read last; None: there is more to read."""
         self._rest = b""
         """What came after the last line break then, if it was a complete record."""
         self._rest_since = 0.0
-        self._is_in_line = False
+        self._is_in_line = place.is_in_line
         """Whether the line break of the last record is missing."""
         self._live = LiveReader(path.with_suffix(_LIVE))
         self._polling = Polling(self._has_news)

@@ -14,6 +14,7 @@ from clark_agent._threads import call_in_loop
 from clark_agent.errors import LogDamaged, RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log._checksums import checksum_in
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import LogPage, LogPlace, page_of
 from clark_agent.run_log.reader import outcome_of
 from clark_agent.run_log.records import Record, RunBegan
 from clark_agent.run_log.store import LoadedRun, RunSummary
@@ -92,6 +93,22 @@ class MemoryStore:
         with self._lock:
             self._tails[run_id] = (*self._tails.get(run_id, ()), tail)
         return tail
+
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many. Raises `RunNotFound`."""
+        every = self._find(run_id)
+        if place.seq > every[-1].seq:
+            reason = "records that were read before are missing"
+            raise LogDamaged(run_id, place.seq, reason, path=f"record {every[-1].seq}")
+        return page_of(every, place, records)
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many."""
+        return self._find(run_id)[-records:]
+
+    def tail_from(self, run_id: str, place: LogPlace) -> MemoryTail:
+        """Return a reader of the records behind a place, and of those to come."""
+        return self.tail(run_id, after=place.seq)
 
     def forget(self, tail: MemoryTail) -> None:
         """Let a tail go that was closed."""

@@ -65,7 +65,9 @@ from clark_agent.run_log._files import LockFile
 from clark_agent.run_log._live import LiveReader
 from clark_agent.run_log._mail_file import encode_mail
 from clark_agent.run_log._polling import Polling
+from clark_agent.run_log._reading import last_of_rows, page_of_rows
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import START, LogPage, LogPlace
 from clark_agent.run_log.reader import SUSPENDED, LogReader, outcome_of
 from clark_agent.run_log.records import Entry, Record, RunBegan
 from clark_agent.run_log.search_text import SearchHit, text_of
@@ -180,6 +182,39 @@ class SqliteStore:
         if end is None:
             raise RunNotFound(run_id)
         return SqliteTail(self, run_id, end[0], after, self._live_path(run_id))
+
+    def tail_from(self, run_id: str, place: LogPlace) -> SqliteTail:
+        """Return a reader of the records behind a place, and of those to come. Raises
+        `RunNotFound`.
+        """
+        end = self._end_of(run_id)
+        if end is None:
+            raise RunNotFound(run_id)
+        return SqliteTail(self, run_id, end[0], -1, self._live_path(run_id), place)
+
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many, and about so many bytes. Raises
+        `RunNotFound`.
+        """
+        with _store_errors(run_id), self._connections.reading() as connection:
+            end = _find_end(connection, run_id)
+            if end is None:
+                raise RunNotFound(run_id)
+            key = end[0] << _NUMBERS
+            rows = connection.execute(_PAGE, (key | place.seq + 1, key | _LAST, records))
+            return page_of_rows(
+                run_id, place, ((row[0] & _LAST, row[1]) for row in rows), end[1], records, size
+            )
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many, and about so many bytes."""
+        with _store_errors(run_id), self._connections.reading() as connection:
+            end = _find_end(connection, run_id)
+            if end is None:
+                raise RunNotFound(run_id)
+            key = end[0] << _NUMBERS
+            rows = connection.execute(_FROM_END, (key, key | _LAST, records))
+            return last_of_rows((data for (data,) in rows), size)
 
     def post(self, run_id: str, mail: Mail) -> bool:
         """Put a message into the mailbox of a run. Return False if it has one with the same id.
@@ -305,6 +340,14 @@ _KEPT = """
 """
 _DROP_KEPT = "DELETE FROM kept WHERE n = ? AND name = ?"
 _KEEP = "INSERT INTO kept (n, name, place, data) VALUES (?, ?, ?, ?)"
+_PAGE = (
+    "SELECT id, CAST(coalesce(data, '') AS BLOB) FROM records"
+    " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+)
+_FROM_END = (
+    "SELECT CAST(coalesce(data, '') AS BLOB) FROM records"
+    " WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT ?"
+)
 _LAST_NUMBER = "SELECT seq FROM ends WHERE n = ?"
 _END = "SELECT runs.n, seq FROM runs LEFT JOIN ends USING (n) WHERE run_id = ?"
 _HAS_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'texts'"
@@ -389,11 +432,7 @@ def _read_rows(
 ) -> list[tuple[int, bytes]]:
     """Return the keys and the JSON of a run's records."""
     key = number << _NUMBERS
-    return connection.execute(
-        "SELECT id, CAST(coalesce(data, '') AS BLOB) FROM records"
-        " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-        (key | start, key | _LAST, limit),
-    ).fetchall()
+    return connection.execute(_PAGE, (key | start, key | _LAST, limit)).fetchall()
 
 
 def _text_in(data: bytes) -> str:
@@ -407,7 +446,13 @@ class SqliteTail:
     """Reads the records of a run as they are committed."""
 
     def __init__(
-        self, store: SqliteStore, run_id: str, number: int, after: int, live: Path
+        self,
+        store: SqliteStore,
+        run_id: str,
+        number: int,
+        after: int,
+        live: Path,
+        place: LogPlace = START,
     ) -> None:
         self._store = store
         """A reference, so that the connections are closed after the last tail."""
@@ -415,8 +460,8 @@ class SqliteTail:
         self._run_id = run_id
         self._number = number
         self._after = after
-        self._reader = LogReader(run_id, "record {}")
-        self._next = 0
+        self._reader = LogReader(run_id, "record {}", after=place)
+        self._next = place.seq + 1
         """The number of the next record to read."""
         self._seen: int | None = -1
         """The number of the last record when they were read last; None: there is more to read."""

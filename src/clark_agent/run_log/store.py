@@ -143,6 +143,8 @@ class RunStore(Protocol):
     cannot decide at once whether a run may be written (because its storage is remote) may raise the
     errors of `create` and `reopen` from the first `RunAppender.barrier`.
 
+    A store may read logs in pages; see `clark_agent.run_log.pages`.
+
     A store whose storage is remote may have more, as `clark_agent.run_log.postgres` does:
 
     - ``is_remote = True``: reading may wait for a network, and is done in threads.

@@ -35,6 +35,7 @@ from clark_agent.errors import ClarkAgentError, RunBusy, RunExists, RunNotFound
 from clark_agent.messages.wire import encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import START, read_end, read_page, tail_from
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -602,6 +603,45 @@ def _check_tails(trial: _Trial) -> None:
             break
 
 
+def _check_pages(trial: _Trial) -> None:
+    """Pages and their ends fit together, whatever their size, also while the run is written."""
+    for read in (read_page, read_end):
+        with trial.expect_error(RunNotFound, "a page of a run that was not created"):
+            read(trial.here, "pages")
+    records = _written("pages", [*_ENTRIES, _STEP, _ENDED])
+    appender = trial.create("pages")
+    _append(appender, records[:4])
+    for count, size in ((1, 1 << 20), (3, 1 << 20), (1000, 1), (1000, 1 << 20)):
+        found: list[Record] = []
+        places = [START]
+        is_end = False
+        while not is_end and len(places) <= len(records):
+            page = read_page(trial.there, "pages", places[-1], records=count, size=size)
+            trial.expect(len(page.records) <= count, f"{len(page.records)} records, not {count}")
+            found += page.records
+            places.append(page.end)
+            is_end = page.is_end
+        seen = [record.seq for record in found]
+        trial.expect(found == records[: len(found)] and is_end, f"pages have {seen}")
+        if len(found) == 4:  # the first time
+            _append(appender, records[4:])
+            more = read_page(trial.there, "pages", places[-1])
+            trial.expect(list(more.records) == records[4:], f"news are {more.records}")
+            trial.expect(more.problem is None, f"there is a problem: {more.problem}")
+        for place in places:
+            tail = tail_from(trial.there, "pages", place)
+            due = [record for record in records if record.seq > place.seq]
+            new = asyncio.run(_collected(tail, len(due)))
+            trial.expect(new == due, f"a tail from {place} has {[r.seq for r in new]}")
+            tail.close()
+    _close(appender)
+    for count in (1, 2, 1000):
+        last = list(read_end(trial.there, "pages", records=count))
+        trial.expect(last == records[-count:], f"the last {count} are {last}")
+    short = list(read_end(trial.there, "pages", size=1))
+    trial.expect(bool(short) and short == records[-len(short) :], f"the end is {short}")
+
+
 async def _waited(tail: RunTail) -> None:
     await tail.wait(0)
 
@@ -779,6 +819,7 @@ _CHECKS = (
     _check_races,
     _check_waiting,
     _check_tails,
+    _check_pages,
     _check_following,
     _check_publishing,
     _check_mail,
