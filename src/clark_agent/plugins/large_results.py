@@ -110,6 +110,8 @@ class LargeResults:
         self.tool: AgentTool = read_result_tool(tool_name)
         self.tools: Sequence[AgentTool] = (self.tool,)
 
+    # --- what the model gets --------------------------------------------------------------------
+
     def fits(self, result: ToolResult, tool: AgentTool | None) -> bool:
         """Whether the model can have the result as it is. Costs one comparison for most."""
         content = result.content
