@@ -134,21 +134,21 @@ async def test_the_log_has_a_large_result_once_and_the_model_reads_it(
     kind: str, tmp_path: Path
 ) -> None:
     store = open_kind(kind, tmp_path)
-    result = await Config().play(store)
+    result = await Config("once").play(store)
     first, second, page, found = texts(result)
     assert first.startswith("line 0 –")
     assert second.endswith("other 8999\n")
     assert page.partition("\n")[2] == TEXT[60_000:80_000]
     assert f"character {OTHER.index('other 4711')} (line 4712)" in found
-    assert kept(store, "r", "1-0") == TEXT
-    assert kept(store, "r", "1-1") == OTHER
-    records = store.load("r").records
+    assert kept(store, "once", "1-0") == TEXT
+    assert kept(store, "once", "1-1") == OTHER
+    records = store.load("once").records
     assert sum([len(encode_json(record)) for record in records]) < 90_000  # two pages, four ends
     one = next(e for e in ended(records) if e.position == 0)
     assert one.kept is not None
     assert (one.kept.name, one.kept.texts) == ("1-0", (70_000, len(TEXT) - 70_000))
     assert one.given == ToolResult((TextContent(""), TextContent("")))
-    assert not KEPT_IN_MEMORY.kept("r", "1-0", 0, 1)
+    assert not KEPT_IN_MEMORY.kept("once", "1-0", 0, 1)
 
 
 @pytest.mark.parametrize("redacts", [False, True])
