@@ -86,6 +86,7 @@ from clark_agent.output import Output
 from clark_agent.plugins import (
     ChannelSteering,
     GracefulTurnLimit,
+    LargeResults,
     LoopDetector,
     OpeningGate,
     TokenBudget,
@@ -205,6 +206,7 @@ __all__ = [
     "GracefulTurnLimit",
     "HookError",
     "ImageContent",
+    "LargeResults",
     "LoopConfig",
     "LoopDetector",
     "LoopError",
