@@ -15,10 +15,20 @@ import msgspec
 
 from clark_agent._private_files import file_name, make_folder, open_file
 
-__all__ = ["read_kept", "write_kept"]
+__all__ = ["read_kept", "read_kept_in", "write_kept", "write_kept_in"]
 
 
-def write_kept(folder: Path, name: str, pieces: Sequence[bytes]) -> Path:
+def write_kept(folder: str, run_id: str, name: str, pieces: Sequence[bytes]) -> None:
+    """Keep a result of a run in a folder for all runs."""
+    write_kept_in(Path(folder, file_name(run_id)), name, pieces)
+
+
+def read_kept(folder: str, run_id: str, name: str, start: int, stop: int) -> list[bytes]:
+    """Return some of its pieces."""
+    return read_kept_in(Path(folder, file_name(run_id)), name, start, stop)
+
+
+def write_kept_in(folder: Path, name: str, pieces: Sequence[bytes]) -> Path:
     """Keep the pieces under a name, in place of what it had. Return the file."""
     make_folder(folder)
     path = folder / file_name(name)
@@ -34,7 +44,7 @@ def write_kept(folder: Path, name: str, pieces: Sequence[bytes]) -> Path:
     return path
 
 
-def read_kept(folder: Path, name: str, start: int, stop: int) -> list[bytes]:
+def read_kept_in(folder: Path, name: str, start: int, stop: int) -> list[bytes]:
     """Return the pieces from one number up to another; none if nothing has that name."""
     try:
         file = open(folder / file_name(name), "rb")  # noqa: SIM115

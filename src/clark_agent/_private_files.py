@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import re
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 __all__ = ["file_name", "make_folder", "open_file"]
 
 _FILE, _FOLDER = 0o600, 0o700
 _LONGEST = 128
-_UNSAFE = re.compile(rb"[^a-z0-9._-]")
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d|)(?:\.|$)")  # reserved somewhere, or hidden
+# Compiled when first used, because most processes never do.
+_UNSAFE = rb"[^a-z0-9._-]"
+_RESERVED = r"(?:con|prn|aux|nul|com\d|lpt\d|)(?:\.|$)"  # reserved somewhere, or hidden
 
 
 def file_name(text: str) -> str:
@@ -26,10 +26,12 @@ def file_name(text: str) -> str:
     and gets a digest.
     """
     raw = text.encode("utf-8", "surrogatepass")
-    name = _UNSAFE.sub(lambda found: b"%%%02X" % ord(found[0]), raw).decode("ascii")
-    if _RESERVED.match(name):
+    name = re.sub(_UNSAFE, lambda found: b"%%%02X" % ord(found[0]), raw).decode("ascii")
+    if re.match(_RESERVED, name):
         name = f"%{ord(name[0]):02X}{name[1:]}" if name else "%"
     if len(name) > _LONGEST:
+        from hashlib import sha256  # few names are so long
+
         name = f"{name[:40]}%~{sha256(raw).hexdigest()}"
     return name
 

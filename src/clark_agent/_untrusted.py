@@ -9,16 +9,15 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator
-from hashlib import sha256
-
-from msgspec import Struct
+from typing import TypeAlias
 
 __all__ = ["head_of", "is_marked", "mark_untrusted", "tail_of", "without_marks"]
 
 _LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 _LENGTH = 12
-_MARKED = re.compile(rf"<untrusted-([a-p]{{{_LENGTH}}})>\n(.*?)\n</untrusted-\1>", re.DOTALL)
-_TAG = re.compile(rf"<(/?)untrusted-([a-p]{{{_LENGTH}}})>")
+# Compiled when first used, because most processes never do.
+_MARKED = rf"(?s)<untrusted-([a-p]{{{_LENGTH}}})>\n(.*?)\n</untrusted-\1>"
+_TAG = rf"<(/?)untrusted-([a-p]{{{_LENGTH}}})>"
 
 
 def mark_untrusted(text: str) -> str:
@@ -31,10 +30,12 @@ def mark_untrusted(text: str) -> str:
 
 def without_marks(text: str) -> str:
     """Return the text without its marks, to show it to people."""
-    return _MARKED.sub(lambda found: found[2], text)
+    return re.sub(_MARKED, lambda found: found[2], text)
 
 
 def _digest(text: str) -> str:
+    from hashlib import sha256  # only those who quote strangers need it
+
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
     return digest[:_LENGTH].translate(_LETTERS)
 
@@ -42,14 +43,8 @@ def _digest(text: str) -> str:
 # --- cutting ----------------------------------------------------------------------------------
 
 
-class _Span(Struct, frozen=True):
-    """A marked part of a text: with its marks, and without them."""
-
-    code: str
-    start: int
-    inner_start: int
-    inner_end: int
-    end: int
+_Span: TypeAlias = tuple[str, int, int, int, int]
+"""A marked part of a text: its code, and where the mark, the text in it, and both end."""
 
 
 def is_marked(text: str) -> bool:
@@ -59,29 +54,29 @@ def is_marked(text: str) -> bool:
 
 def head_of(text: str, stop: int) -> str:
     """The text up to about this character. A mark that is open there is closed."""
-    for span in _spans(text):
-        if span.start >= stop:
+    for code, start, inner_start, inner_end, end in _spans(text):
+        if start >= stop:
             break
-        if stop <= span.inner_start:
-            return text[: span.start]
-        if stop < span.inner_end:
-            return f"{text[:stop]}\n</untrusted-{span.code}>"
-        if stop < span.end:
-            return text[: span.end]
+        if stop <= inner_start:
+            return text[:start]
+        if stop < inner_end:
+            return f"{text[:stop]}\n</untrusted-{code}>"
+        if stop < end:
+            return text[:end]
     return text[:stop]
 
 
 def tail_of(text: str, start: int) -> str:
     """The text from about this character on. A mark that is open there is opened again."""
-    for span in _spans(text):
-        if span.start >= start:
+    for code, opened, inner_start, inner_end, end in _spans(text):
+        if opened >= start:
             break
-        if start <= span.inner_start:
-            return text[span.start :]
-        if start < span.inner_end:
-            return f"<untrusted-{span.code}>\n{text[start:]}"
-        if start < span.end:
-            return text[span.end :]
+        if start <= inner_start:
+            return text[opened:]
+        if start < inner_end:
+            return f"<untrusted-{code}>\n{text[start:]}"
+        if start < end:
+            return text[end:]
     return text[start:]
 
 
@@ -90,11 +85,11 @@ def _spans(text: str) -> Iterator[_Span]:
     if "<untrusted-" not in text:
         return
     ends: dict[str, list[int]] = {}
-    for tag in _TAG.finditer(text):
+    for tag in re.finditer(_TAG, text):
         if tag[1] and text[tag.start() - 1 : tag.start()] == "\n":
             ends.setdefault(tag[2], []).append(tag.start())
     at = 0
-    for tag in _TAG.finditer(text):
+    for tag in re.finditer(_TAG, text):
         after = tag.end()
         if tag[1] or tag.start() < at or text[after : after + 1] != "\n":
             continue
@@ -102,4 +97,4 @@ def _spans(text: str) -> Iterator[_Span]:
         index = bisect_right(closing, after + 1)
         if index < len(closing):
             at = closing[index] + len("</untrusted->") + _LENGTH
-            yield _Span(tag[2], tag.start(), after + 1, closing[index] - 1, at)
+            yield tag[2], tag.start(), after + 1, closing[index] - 1, at

@@ -29,13 +29,22 @@ from clark_agent import (
     run_continue,
     tool,
 )
-from clark_agent._kept_text import KeptText
 from clark_agent.events import ToolExecutionEnd
 from clark_agent.messages.wire import encode_json
 from clark_agent.plugins import LargeResults
 from clark_agent.plugins.large_results import KEPT_IN_MEMORY
 from clark_agent.replay import assert_replays, replay
-from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, SqliteStore, diff, fork, resume
+from clark_agent.run_log import (
+    JsonlStore,
+    MemoryStore,
+    RunLog,
+    RunStoreError,
+    SqliteStore,
+    diff,
+    fork,
+    kept_result,
+    resume,
+)
 from clark_agent.run_log.memory import MemoryAppender
 from clark_agent.run_log.records import Record, ToolEnded
 from clark_agent.testing import RecordingSink, call, say
@@ -125,8 +134,7 @@ def texts(result: RunResult) -> list[str]:
 
 
 def kept(store: Any, run_id: str, name: str) -> str:
-    text = KeptText(lambda start, stop: store.kept(run_id, name, start, stop))
-    return text.part(0, text.characters)
+    return kept_result(store, f"{run_id}/{name}")
 
 
 @pytest.mark.parametrize("kind", STORES)
@@ -134,21 +142,24 @@ async def test_the_log_has_a_large_result_once_and_the_model_reads_it(
     kind: str, tmp_path: Path
 ) -> None:
     store = open_kind(kind, tmp_path)
-    result = await Config().play(store)
+    result = await Config("once").play(store)
     first, second, page, found = texts(result)
     assert first.startswith("line 0 –")
     assert second.endswith("other 8999\n")
     assert page.partition("\n")[2] == TEXT[60_000:80_000]
     assert f"character {OTHER.index('other 4711')} (line 4712)" in found
-    assert kept(store, "r", "1-0") == TEXT
-    assert kept(store, "r", "1-1") == OTHER
-    records = store.load("r").records
+    assert kept(store, "once", "1-0") == TEXT
+    assert kept(store, "once", "1-1") == OTHER
+    records = store.load("once").records
     assert sum([len(encode_json(record)) for record in records]) < 90_000  # two pages, four ends
     one = next(e for e in ended(records) if e.position == 0)
     assert one.kept is not None
     assert (one.kept.name, one.kept.texts) == ("1-0", (70_000, len(TEXT) - 70_000))
     assert one.given == ToolResult((TextContent(""), TextContent("")))
-    assert not KEPT_IN_MEMORY.kept("r", "1-0", 0, 1)
+    assert not KEPT_IN_MEMORY.kept("once", "1-0", 0, 1)
+    for wrong in ("once/1-2", "twice/1-0", "../once/1-0", "once", ""):
+        with pytest.raises(RunStoreError, match="has no large result"):
+            kept_result(store, wrong)
 
 
 @pytest.mark.parametrize("redacts", [False, True])

@@ -587,7 +587,8 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
         call.given = call.given or result
         call.result = result = _with_decisions(result, call.decisions)
     if call.state not in _NOT_OURS:
-        if (large := run.hooks.large_results) is not None:
+        large = run.hooks.large_results
+        if large is not None and (result.details is not None or not large.fits(result, call.tool)):
             call.result = result = shortened(run, large, call, result)
         run.journal.tool_ended(call, result)
     call.state = _ENDED  # only now: if it could not be recorded, the call has not ended

@@ -28,7 +28,7 @@ __all__ = ["find_kept", "shortened"]
 logger = logging.getLogger(__name__)
 
 _MARK = "kept_result"
-_NAME = re.compile(r"\d+-\d+")
+_NAME = r"\d+-\d+"
 
 
 def shortened(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> ToolResult:
@@ -110,7 +110,7 @@ def find_kept(run: Run, result_id: str) -> tuple[ReadPieces, int]:
     """
     run_id, _, name = result_id.rpartition("/")
     plugin = run.hooks.large_results
-    if plugin is None or not _NAME.fullmatch(name) or not _may_read(run, run_id, result_id):
+    if plugin is None or not re.fullmatch(_NAME, name) or not _may_read(run, run_id, result_id):
         raise ModelRetry(
             f"there is no result with the id {result_id!r}: copy the id from a shortened result"
         )

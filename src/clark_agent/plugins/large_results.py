@@ -21,15 +21,12 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
-from clark_agent._kept_files import read_kept, write_kept
 from clark_agent._kept_text import Pieces, pack
-from clark_agent._private_files import file_name
 from clark_agent._untrusted import head_of, tail_of
 from clark_agent.errors import ConfigError
 from clark_agent.plugins._read_result import read_result_tool
@@ -109,16 +106,23 @@ class LargeResults:
         self.shown_chars = min(shown_chars, max_chars)
         self.page_chars = page_chars
         self.max_data_chars = max_data_chars
-        self.folder = None if folder is None else Path(folder).absolute()
+        self.folder = None if folder is None else os.path.abspath(folder)
         self.tool: AgentTool = read_result_tool(tool_name)
         self.tools: Sequence[AgentTool] = (self.tool,)
 
+    # --- what the model gets --------------------------------------------------------------------
+
     def fits(self, result: ToolResult, tool: AgentTool | None) -> bool:
         """Whether the model can have the result as it is. Costs one comparison for most."""
-        cap = self._cap(tool)
         content = result.content
-        if len(content) == 1 and type(content[0]) is TextContent:
-            return len(content[0].text) <= cap or self._is_page(tool)
+        if tool is None or tool.max_result_chars is None:
+            cap: float = self.max_chars
+        else:
+            cap = _in_characters(tool.max_result_chars)
+        if len(content) == 1:
+            block = content[0]
+            if block.__class__ is TextContent:  # type() would be a call more
+                return len(block.text) <= cap or self._is_page(tool)
         texts = data = 0
         for block in content:
             if isinstance(block, TextContent):
@@ -127,19 +131,14 @@ class LargeResults:
                 data += len(block.source)
         return texts <= cap and data <= self.max_data_chars
 
-    def _cap(self, tool: AgentTool | None) -> float:
-        own = None if tool is None else tool.max_result_chars
-        if own is None:
-            return self.max_chars
-        return float("inf") if own == NEVER_CLIP else own
-
     def _is_page(self, tool: AgentTool | None) -> bool:
         """Whether the tool returns pages of large results, which are as long as they may be."""
         return tool is not None and tool.name == self.tool.name
 
     def shorten(self, result: ToolResult, tool: AgentTool | None, result_id: str) -> Shortened:
         """Return what the model gets of a result that does not fit, and what is to be kept."""
-        cap = self._cap(tool)
+        own = None if tool is None else tool.max_result_chars
+        cap = self.max_chars if own is None else _in_characters(own)
         text, left = result.plain_text, self.max_data_chars
         is_long = len(text) > cap
         content: list[ToolResultBlock] = []
@@ -181,15 +180,23 @@ class LargeResults:
         if self.folder is None:
             KEPT_IN_MEMORY.keep(run_id, name, pieces)
         else:
-            write_kept(self.folder / file_name(run_id), name, pieces)
+            from clark_agent._kept_files import write_kept  # only a folder needs it
+
+            write_kept(self.folder, run_id, name, pieces)
 
     def kept(self, run_id: str, name: str, start: int, stop: int) -> Pieces:
         """Return pieces from there; nothing if there are none of that name."""
         if self.folder is not None:
-            found = read_kept(self.folder / file_name(run_id), name, start, stop)
+            from clark_agent._kept_files import read_kept  # only a folder needs it
+
+            found = read_kept(self.folder, run_id, name, start, stop)
             if found:
                 return found
         return KEPT_IN_MEMORY.kept(run_id, name, start, stop)
+
+
+def _in_characters(limit: int | Literal["never"]) -> float:
+    return float("inf") if limit == NEVER_CLIP else limit
 
 
 _WHAT = {"ImageContent": "An image", "FileContent": "A file"}

@@ -41,7 +41,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
-from clark_agent._kept_files import read_kept, write_kept
+from clark_agent._kept_files import read_kept_in, write_kept_in
 from clark_agent._private_files import file_name, make_folder
 from clark_agent.errors import (
     DecodeError,
@@ -245,7 +245,7 @@ class JsonlStore:
 
     def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
         """Return pieces of a large result; nothing if the run has none of that name."""
-        return read_kept(self._kept_in(run_id), name, start, stop)
+        return read_kept_in(self._kept_in(run_id), name, start, stop)
 
     def _kept_in(self, run_id: str) -> Path:
         return self.path_of(run_id).with_suffix(_KEPT)
@@ -637,7 +637,7 @@ class _Appender:
 
     def keep(self, name: str, pieces: Sequence[bytes]) -> None:
         """Keep a large result."""
-        self._kept.append(write_kept(self._kept_in, name, pieces))
+        self._kept.append(write_kept_in(self._kept_in, name, pieces))
 
     def flush(self, *, sync: bool) -> None:
         """Write everything to the file."""

@@ -403,7 +403,9 @@ class AgentTool(Generic[DepsT_contra]):
     requires_exclusive_sandbox: bool = False
     """It must run alone: a batch with such a tool runs one call at a time."""
     max_result_chars: int | Literal["never"] | None = None
-    """How much of a result later turns keep; None is the plugin's default, see `NEVER_CLIP`."""
+    """How much of a result the model gets, and later turns keep, if a plugin limits that; None is
+    the plugin's default. See `clark_agent.plugins.LargeResults` and `NEVER_CLIP`.
+    """
     history_policy: ToolHistoryPolicy = ToolHistoryPolicy()
     """What plugins may do with old results."""
     identity_policy: ToolIdentityPolicy = ToolIdentityPolicy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import blake2b
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,6 +31,8 @@ class KeptResult(Struct, frozen=True, omit_defaults=True):
     @staticmethod
     def digest_of(content: tuple[ToolResultBlock, ...]) -> str:
         """The digest of the content of a result."""
+        from hashlib import blake2b  # only large results need it
+
         digest = blake2b(digest_size=12)
         for block in content:
             text = block.text if isinstance(block, TextContent) else block.source
