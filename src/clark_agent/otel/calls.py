@@ -22,6 +22,7 @@ from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext
 from clark_agent.otel.server import server_of
 from clark_agent.otel.usage import usage_attributes
+from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
 from clark_agent.stream import (
     Chunk,
@@ -58,18 +59,24 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
-        return self._traced(self._inner.ask_model, stream, request, signal)
+        call = ModelCall(self._run, stream, request)
+        return self._traced(call, self._inner.ask_model, stream, request, signal)
 
     def consult_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call a model for a plugin, in a span of the same kind."""
-        return self._traced(self._inner.consult_model, stream, request, signal)
+        call = ModelCall(self._run, stream, request, beside=ModelRef.of(None, stream))
+        return self._traced(call, self._inner.consult_model, stream, request, signal)
 
     def _traced(
-        self, ask: AskModel, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+        self,
+        call: ModelCall,
+        ask: AskModel,
+        stream: StreamFn,
+        request: StreamRequest,
+        signal: CancellationToken,
     ) -> AsyncIterable[StreamEvent]:
-        call = ModelCall(self._run, stream, request)
         token = attach(call.context)
         try:
             events = ask(stream, request, signal)
@@ -221,11 +228,21 @@ class TracedStream:
 class ModelCall:
     """The span of a model call."""
 
-    __slots__ = ("_began", "_is_over", "_labels", "_run", "_span", "chunks", "context")
+    __slots__ = ("_began", "_beside", "_is_over", "_labels", "_run", "_span", "chunks", "context")
 
-    def __init__(self, run: RunSpans, stream: StreamFn, request: StreamRequest) -> None:
+    def __init__(
+        self,
+        run: RunSpans,
+        stream: StreamFn,
+        request: StreamRequest,
+        *,
+        beside: ModelRef | None = None,
+    ) -> None:
         self._run = run
-        self._labels: dict[str, str | int] = {**run.labels}
+        self._beside = beside
+        """The model that a plugin asks beside the turn."""
+        labels = run.labels if beside is None else run.labels_of(beside)
+        self._labels: dict[str, str | int] = {**labels}
         self._began = perf_counter()
         self._is_over = False
         self._span: Span = INVALID_SPAN
@@ -238,13 +255,12 @@ class ModelCall:
     def _start(self, stream: StreamFn, request: StreamRequest) -> None:
         run = self._run
         self._labels.update(server_of(stream))
-        attributes: dict[str, Any] = {
-            **self._labels,
-            names.REQUEST_STREAM: True,
-            names.ATTEMPT: run.begin_attempt(),
-        }
+        attributes: dict[str, Any] = {**self._labels, names.REQUEST_STREAM: True}
+        if self._beside is None:
+            attributes[names.ATTEMPT] = run.begin_attempt()
+        model = self._labels.get(names.REQUEST_MODEL)
         span = self._span = run.tracing.tracer.start_span(
-            names.CHAT if run.model is None else f"{names.CHAT} {run.model}",
+            names.CHAT if model is None else f"{names.CHAT} {model}",
             run.turn_context,
             SpanKind.CLIENT,
             attributes,
@@ -310,7 +326,7 @@ class ModelCall:
         run, span, chunks, now = self._run, self._span, self.chunks, perf_counter()
         seconds = now - self._began
         first = chunks[0] - self._began if chunks else None
-        cost = None if usage is None else run.spend(usage)
+        cost = None if usage is None else run.spend(usage, self._beside)
         if span.is_recording():
             found: dict[str, Any] = {} if usage is None else dict(usage_attributes(usage))
             if first is not None:
