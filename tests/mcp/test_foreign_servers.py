@@ -29,7 +29,15 @@ from clark_agent import (
 from clark_agent.errors import McpError
 from clark_agent.mcp import McpPrompt, McpServer, McpTools
 from clark_agent.replay import replay
-from clark_agent.run_log import GiveResult, MemoryStore, RunLog, decide, resume, waiting_for
+from clark_agent.run_log import (
+    GiveResult,
+    MemoryStore,
+    RunLog,
+    decide,
+    fold,
+    resume,
+    waiting_for,
+)
 from clark_agent.testing import RecordingSink, ScriptedStream, call
 from clark_agent.toolkit import SUSPEND
 from tests.mcp.driving import (
@@ -370,6 +378,36 @@ async def test_a_question_suspends_the_run_and_another_process_goes_on(modern: M
     assert modern.notes() == ["registered"]
     report = await replay(store, "r", Agent(ScriptedStream([])).config)
     assert report.is_identical, report
+
+
+async def test_a_tree_whose_child_calls_a_server_that_asks(modern: Modern) -> None:
+    """The root waits for the child, goes on with it, and its log is replayed without the server."""
+    store = MemoryStore()
+
+    def tree(tools: McpTools | None, *steps: Any, child: tuple[Any, ...]) -> Agent[str, Any]:
+        clerk = Agent(ScriptedStream([*child]), name="clerk", tool_source=tools)
+        delegate = clerk.as_tool("Greets people.", name="clerk")
+        return Agent(ScriptedStream([*steps]), tools=[delegate], run_log=RunLog(store))
+
+    async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
+        child = (call("m_steps", count=2), call("m_greet"))
+        agent = tree(tools, call("clerk", task="greet her"), child=child)
+        waiting = await agent.run("go", identity=RunIdentity.root("root"))
+        assert waiting.outcome is LoopOutcome.SUSPENDED
+        [request] = waiting_for(store)
+        assert (request.root_run_id, request.tool_name) == ("root", "m_greet")
+    await decide(store, "root", request.request_id, GiveResult("Grace"))
+    async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
+        done = await resume(store, "root", tree(tools, "done", child=("greeted",)))
+    assert done.text == "done"
+    said = [text_of(m) for m in store_messages(store, request.run_id)]
+    assert said == ["2 steps", "Hello, Grace!"]
+    report = await replay(store, "root", tree(None, child=()).config)
+    assert report.is_identical, report
+
+
+def store_messages(store: MemoryStore, run_id: str) -> list[ToolResultMessage]:
+    return [m for m in fold(store.load(run_id)).messages if isinstance(m, ToolResultMessage)]
 
 
 async def test_a_question_that_cannot_suspend_is_refused(

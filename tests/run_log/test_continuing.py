@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from clark_agent import (
     Agent,
     BeforeToolCallContext,
+    CancellationToken,
     LoopOutcome,
     Rewrite,
     RunIdentity,
@@ -18,7 +20,8 @@ from clark_agent import (
     ToolSuspended,
     tool,
 )
-from clark_agent.errors import AlreadyDecided, DecisionNotApplicable
+from clark_agent.cancellation import LET_GO
+from clark_agent.errors import AlreadyDecided, DecisionNotApplicable, RunLetGo
 from clark_agent.events import ToolExecutionEnd
 from clark_agent.replay import replay
 from clark_agent.run_log import (
@@ -167,3 +170,29 @@ async def test_hooks_that_have_seen_the_call_are_not_asked_again() -> None:
     config = Agent(ScriptedStream([]), tools=[world.climb], plugins=world.plugins).config
     report = await replay(world.store, "r", config)
     assert report.is_identical, report
+
+
+async def test_an_answer_holds_if_the_process_is_let_go_in_the_second_call() -> None:
+    world, token = World(), CancellationToken()
+    began: list[str] = []
+
+    @tool(idempotent=True)
+    async def book(ctx: ToolContext) -> str:
+        """Book a room."""
+        if ctx.continued is None:
+            raise ToolSuspended("For how many?", continues=True)
+        began.append(ctx.continued.result.plain_text)
+        if len(began) == 1:
+            token.cancel(LET_GO)
+            await asyncio.Event().wait()
+        return f"for {ctx.continued.result.plain_text}"
+
+    world.climb = book
+    await world.agent(call("book")).run("go", identity=RunIdentity.root("r"))
+    [request] = waiting_for(world.store, clock=world.clock)
+    await decide(world.store, "r", request.request_id, GiveResult("4"), clock=world.clock)
+    with pytest.raises(RunLetGo):
+        await resume(world.store, "r", world.agent("done").config, signal=token)
+    result = await world.go_on()
+    assert said(result) == "for 4"
+    assert began == ["4", "4"]

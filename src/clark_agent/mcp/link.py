@@ -39,6 +39,10 @@ class McpProblem(Struct, frozen=True):
     """The server's own name of the tool; None if it is about the server."""
     text: str
 
+    def __str__(self) -> str:
+        tool = "" if self.tool is None else f"tool {self.tool!r}: "
+        return f"MCP server {self.server!r}: {tool}{self.text}"
+
 
 class ServerLink:
     """A server, for the runs that share ``key``."""
@@ -225,9 +229,7 @@ class ServerLink:
             self._tools = tools
         for problem in problems:
             if problem not in self._tool_problems:
-                logger.warning(
-                    "MCP server %r: tool %r: %s", problem.server, problem.tool, problem.text
-                )
+                logger.warning("%s", problem)
         self._tool_problems = tuple(problems)
 
     def _tool(self, name: str, definition: Definition, known: McpTool | None) -> McpTool:
