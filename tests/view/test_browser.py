@@ -149,13 +149,13 @@ async def test_the_list_is_searched_filtered_and_opened_with_the_keyboard(
 async def test_a_list_of_many_runs_is_loaded_as_one_scrolls(browser: Any) -> None:
     store = MemoryStore()
     agent = Agent(ScriptedStream(["Yes."], at_end="repeat"), run_log=RunLog(store))
-    for number in range(450):
+    for number in range(250):
         await agent.run(f"Question {number}")
     async with site(store) as served, opened(browser, served) as page:
         rows = page.locator(".run-row")
-        await expect(page.locator(".count")).to_contain_text("450 runs")
+        await expect(page.locator(".count")).to_contain_text("250 runs")
         await expect(rows).to_have_count(100)
-        for count in (200, 300, 400, 450):
+        for count in (200, 250):
             await page.mouse.wheel(0, 100_000)
             await expect(rows).to_have_count(count)
         await expect(rows.last).to_contain_text("Question 0")
@@ -285,28 +285,28 @@ async def test_long_texts_are_cut_and_shown_whole_on_demand(browser: Any) -> Non
 
 async def test_a_long_run_is_loaded_in_pages_and_dropped_again(browser: Any) -> None:
     store = MemoryStore()
-    script = [call("run_tests", path=f"tests/{number}") for number in range(500)]
+    script = [call("run_tests", path=f"tests/{number}") for number in range(240)]
     agent = Agent(ScriptedStream([*script, "Done."]), tools=[run_tests], max_iterations=None)
     await agent.replace(run_log=RunLog(store)).run("go", identity=RunIdentity.root("long"))
-    async with site(store) as served, opened(browser, served, "#/run/long/turn/400") as page:
-        await expect(turn(page, 400)).to_be_in_viewport()
-        await expect(turn(page, 400).locator(".args")).to_have_text("path='tests/399'")
+    async with site(store) as served, opened(browser, served, "#/run/long/turn/200") as page:
+        await expect(turn(page, 200)).to_be_in_viewport()
+        await expect(turn(page, 200).locator(".args")).to_have_text("path='tests/199'")
         await expect(turn(page, 1)).to_have_count(0)
 
         # Backwards, without what one sees moving away; what is far below is dropped.
-        while await turn(page, 30).count() == 0:
+        while await turn(page, 20).count() == 0:
             await page.mouse.wheel(0, -30_000)
             await page.evaluate("() => new Promise(done => setTimeout(done, 20))")
-        await expect(turn(page, 500)).to_have_count(0)
-        assert await page.locator("section.turn").count() < 450
+        await expect(turn(page, 240)).to_have_count(0)
+        assert await page.locator("section.turn").count() < 220
 
         await page.get_by_role("button", name="↓ End").click()
-        await expect(turn(page, 501)).to_be_in_viewport()
+        await expect(turn(page, 241)).to_be_in_viewport()
         await expect(page.get_by_text("The run ended: done")).to_be_visible()
         numbers = await page.locator("section.turn").evaluate_all(
             "turns => turns.map(turn => Number(turn.dataset.turn))"
         )
-        assert numbers == list(range(numbers[0], 502))
+        assert numbers == list(range(numbers[0], 242))
 
 
 # --- live -----------------------------------------------------------------------------------------
@@ -651,15 +651,15 @@ async def test_an_exported_file_is_bounded_and_says_what_is_missing(
     browser: Any, tmp_path: Path
 ) -> None:
     store = MemoryStore()
-    script = [call("run_tests", path=f"tests/{number}") for number in range(400)]
+    script = [call("run_tests", path=f"tests/{number}") for number in range(200)]
     agent = Agent(ScriptedStream([*script, "Done."]), tools=[run_tests], max_iterations=None)
     await agent.replace(run_log=RunLog(store)).run("go", identity=RunIdentity.root("long"))
     path = tmp_path / "run.html"
     with path.open("w", encoding="utf-8") as file:
-        omitted = write_run(store, "long", file, most_bytes=400_000)
+        omitted = write_run(store, "long", file, most_bytes=250_000)
     assert re.fullmatch(r"From record [\d,]+ in turn \d+ on, this run is left out: .*", omitted[0])
     assert omitted[1].startswith("The requests from turn ")
-    assert path.stat().st_size < 600_000
+    assert path.stat().st_size < 400_000
     async with opened(browser, path) as page:
         await expect(page.locator(".notice").first).to_have_text(omitted[0])
         await expect(turn(page, 1)).to_be_visible()
