@@ -405,7 +405,7 @@ export class RunPage {
   }
 
   viewCame(view) {
-    const wasAtEnd = isAtEnd();
+    const wasAtEnd = view.run.status === "running" && isAtEnd();
     this.show(view);
     for (const child of view.children) this.timeline.addChild(child);
     if (wasAtEnd) toEnd();
