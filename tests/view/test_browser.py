@@ -488,7 +488,11 @@ async def test_a_page_that_may_only_read_has_no_buttons_to_act(
 
 async def test_a_fork_beside_its_origin_and_a_replay(browser: Any, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
-    script = [call("run_tests", path="tests"), "Three tests fail.", "All tests pass now."]
+    script: list[Any] = [
+        call("run_tests", path="tests"),
+        "Three tests fail.",
+        "All tests pass now.",
+    ]
     agent = Agent(ScriptedStream(script), tools=[run_tests], name="tester")
     await agent.replace(run_log=RunLog(store)).run("Test it.", identity=RunIdentity.root("first"))
     async with (
