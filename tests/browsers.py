@@ -34,7 +34,7 @@ async def started_browser() -> AsyncGenerator[Any]:
     """A browser whose pages are made with contexts of their own."""
     playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
     program = chromium()
-    playwright.expect.set_options(timeout=7_000)
+    playwright.expect.set_options(timeout=30_000)
     async with playwright.async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=program, args=list(FLAGS))
         try:

@@ -39,6 +39,7 @@ from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, T
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import SUSPEND, ApprovalGate, Workspace, file_tools
 from clark_agent.types import (
+    AgentMessage,
     Annotation,
     CustomMessage,
     FileContent,
@@ -215,7 +216,7 @@ def fixing(store: RunStore, folder: Path) -> Agent[str, None]:
     steering = ChannelSteering()
 
     def look(request: StreamRequest) -> AssistantMessage:
-        steering.handle.steer("Keep the signature of total, please.")
+        _ = steering.handle.steer("Keep the signature of total, please.")
         return answer(
             "I look at the code, and run its tests.",
             call("read_file", path="shop/prices.py"),
@@ -275,7 +276,7 @@ def refunding(store: RunStore) -> Agent[str, None]:
     def after(request: StreamRequest) -> Any:
         said = [m for m in request.messages if isinstance(m, AssistantMessage)]
         if not said:
-            body = {"order": 7, "amount": 120.0, "reason": "arrived broken"}
+            body: dict[str, Any] = {"order": 7, "amount": 120.0, "reason": "arrived broken"}
             return answer(
                 "The kettle arrived broken. I pay the money back.", call("refund", **body)
             )
@@ -302,7 +303,7 @@ class LiveModel:
     ) -> AsyncIterator[StreamEvent]:
         self.asked.set()
         yield Start(AssistantMessage((), StopReason.OTHER))
-        text, calls = "", ()
+        text, calls = "", tuple[ToolCall, ...]()
         while (part := await self.said.get()) is not None:
             if not isinstance(part, str):
                 calls = tuple(part)
@@ -376,7 +377,7 @@ async def run_evil(store: RunStore, run_id: str) -> None:
         agent_name=EVIL,
         run_log=RunLog(store),
     )
-    prompts = [UserMessage(EVIL_MARKDOWN), CustomMessage(EVIL, {EVIL: EVIL})]
+    prompts: list[AgentMessage] = [UserMessage(EVIL_MARKDOWN), CustomMessage(EVIL, {EVIL: EVIL})]
     await agent.run(prompts, identity=replace(RunIdentity.root(run_id), conversation_id=EVIL))
 
 

@@ -26,7 +26,7 @@ from clark_agent.prices import Price
 from clark_agent.run_log import waiting_for
 from clark_agent.run_log._reading import in_background, is_remote
 from clark_agent.run_log.follow import LiveDelta
-from clark_agent.run_log.pages import tail_from
+from clark_agent.run_log.pages import LogPlace, tail_from
 from clark_agent.run_log.reader import outcome_of
 from clark_agent.run_log.records import Record, RunEnded, RunFailed
 from clark_agent.run_log.store import RunStore, RunSummary, RunTail
@@ -491,12 +491,14 @@ class Reading:
         """Return server-sent events of a run: the items behind a record, and those to come."""
         index = self._index(run_id)
 
-        def prepare() -> tuple[Any, Timeline]:
+        def prepare() -> tuple[int, LogPlace, Timeline]:
             self._summary(run_id)
             index.reach(seq=after)
-            return index.mark_before(after + 1)
+            # The record itself is read again: it may be the end of the run.
+            known = min(after, index.last_seq)
+            return known, *index.mark_before(known)
 
-        place, timeline = await asyncio.to_thread(prepare)
+        after, place, timeline = await asyncio.to_thread(prepare)
         tail = await in_background(self._store, lambda: tail_from(self._store, run_id, place))
         return self._frames(_Follower(tail, timeline, place.seq, after), run_id, closing)
 

@@ -298,7 +298,7 @@ class Row {
   }
 
   snippet() {
-    return this.run.snippet ? h("span.muted", null, firstLine(this.run.snippet, 160)) : null;
+    return this.run.snippet ? h("span.snippet", null, firstLine(this.run.snippet, 160)) : null;
   }
 
   async unfold(isOpen) {

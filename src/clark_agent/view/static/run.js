@@ -11,6 +11,7 @@ import { waitingCard } from "./waiting.js";
 
 const NEAR_END = 160; // pixels
 const TURNS = 500;
+const PINNED = 400; // milliseconds in which scrolling is that of the page itself
 
 /** The page of a run. */
 export class RunPage {
@@ -285,8 +286,8 @@ export class RunPage {
     this.drawing = requestAnimationFrame(() => {
       this.drawing = null;
       const turn = this.turnInView();
-      if (turn === undefined) return;
-      this.markTurn(turn);
+      const isOurs = performance.now() < this.pinnedUntil;
+      if (turn !== undefined && !isOurs) this.markTurn(turn);
     });
   }
 
@@ -294,6 +295,12 @@ export class RunPage {
     const turns = [...this.timeline.turns.values()].sort((a, b) => a.number - b.number);
     const above = turns.filter((turn) => turn.element.getBoundingClientRect().top < 140);
     return (above.at(-1) ?? turns[0])?.number;
+  }
+
+  /** Mark a turn that was chosen, also if it cannot be scrolled to the top. */
+  pin(turn) {
+    this.pinnedUntil = performance.now() + PINNED;
+    this.markTurn(turn);
   }
 
   markTurn(turn) {
@@ -315,7 +322,7 @@ export class RunPage {
     await found.panel?.ready;
     found.element.scrollIntoView({ block: "start" });
     found.element.focus({ preventScroll: true });
-    this.markTurn(turn);
+    this.pin(turn);
   }
 
   link(turn, isRequest) {
@@ -335,14 +342,14 @@ export class RunPage {
   async toStart() {
     if (this.timeline.previous !== null) await this.timeline.open({});
     window.scrollTo(0, 0);
-    this.markTurn(Math.min(...this.timeline.turns.keys()));
+    this.pin(Math.min(...this.timeline.turns.keys()));
   }
 
   async toLast() {
     const last = this.following?.lastSeq ?? this.view.last_seq;
     if (!this.timeline.hasEnd) await this.timeline.open({ before: last + 1 });
     toEnd();
-    this.markTurn(Math.max(...this.timeline.turns.keys()));
+    this.pin(Math.max(...this.timeline.turns.keys()));
   }
 
   foldCalls() {
@@ -398,7 +405,7 @@ export class RunPage {
   }
 
   viewCame(view) {
-    const wasAtEnd = isAtEnd();
+    const wasAtEnd = view.run.status === "running" && isAtEnd();
     this.show(view);
     for (const child of view.children) this.timeline.addChild(child);
     if (wasAtEnd) toEnd();

@@ -8,7 +8,7 @@ import { blockView, firstLine, messageBody, plainText, roleName, textView } from
 import { RequestPanel } from "./request.js";
 
 const PAGE = 100; // items
-const MOST_ITEMS = 1_500; // in the page at once; those far away are dropped, and loaded again
+const MOST_ITEMS = 800; // in the page at once; those far away are dropped, and loaded again
 const NEAR = "1200px";
 
 /** Turns of one run in an element, and around them what loads more. */
