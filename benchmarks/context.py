@@ -245,53 +245,39 @@ async def _peer(peer: Framework, provider: Provider, arguments: Mapping[str, Any
 
 def tables(found: Mapping[str, Figures], prices: Mapping[str, Price]) -> str:
     """What is sent, and what stays."""
-    sent = [
-        ["", "requests", "of these for a summary", "tokens sent", "from the cache", "by blocks"],
-        *[
-            [
-                title,
-                f"{each.requests:,}",
-                f"{each.summaries:,}",
-                f"{each.tokens / 1e6:.1f} M",
-                f"{each.cached:.1%}",
-                f"{each.cached_blocks:.1%}",
-                *[f"${amount:.2f}" for amount in each.costs],
-                f"{each.largest:,}",
-                f"{each.over:,}",
-            ]
-            for title, each in found.items()
-        ],
-    ]
-    sent[0] += [*prices, "largest request", "over the window"]
-    stays = [
-        [
-            "",
-            "compactions",
-            "beginning kept",
-            "compactions aside",
-            "by the log",
-            "compactions aside",
-        ],
-        *[
-            [
-                title,
-                f"{each.compactions}",
-                f"{each.kept:.1%}",
-                f"{each.kept_aside:.1%}",
-                *_logged(each.logged),
-                "yes" if each.has_task else "**no**",
-                f"{each.pinned} of {len(PINNED)}",
-                f"{each.facts} of {len(FACTS)}",
-            ]
-            for title, each in found.items()
-        ],
-    ]
-    stays[0] += ["the task", "pinned rules", "facts"]
+    head = ["", "requests", "of these for a summary", "tokens sent", "from the cache", "by blocks"]
+    sent = [[*head, *prices, "largest request", "over the window"]]
+    head = ["", "compactions", "beginning kept", "compactions aside", "by the log"]
+    stays = [[*head, "the task", "pinned rules", "facts"]]
+    for title, each in found.items():
+        sent.append([title, *_sent(each)])
+        stays.append([title, *_stays(each)])
     return f"### What is sent\n\n{_table(sent)}\n### What stays\n\n{_table(stays)}"
 
 
-def _logged(logged: Logged | None) -> list[str]:
-    return ["", ""] if logged is None else [f"{logged.kept:.1%}", f"{logged.kept_aside:.1%}"]
+def _sent(each: Figures) -> list[str]:
+    return [
+        f"{each.requests:,}",
+        f"{each.summaries:,}",
+        f"{each.tokens / 1e6:.1f} M",
+        f"{each.cached:.1%}",
+        f"{each.cached_blocks:.1%}",
+        *[f"${amount:.2f}" for amount in each.costs],
+        f"{each.largest:,}",
+        f"{each.over:,}",
+    ]
+
+
+def _stays(each: Figures) -> list[str]:
+    return [
+        f"{each.compactions}",
+        f"{each.kept:.1%}",
+        f"{each.kept_aside:.1%}",
+        "" if each.logged is None else f"{each.logged.kept:.1%}, {each.logged.kept_aside:.1%}",
+        "yes" if each.has_task else "no",
+        f"{each.pinned} of {len(PINNED)}",
+        f"{each.facts} of {len(FACTS)}",
+    ]
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
