@@ -26,6 +26,7 @@ from clark_agent import (
     ToolResult,
     ToolResultMessage,
     ToolSchema,
+    Usage,
     UserMessage,
 )
 from clark_agent import events as ev
@@ -94,6 +95,8 @@ def test_every_event_has_its_tag() -> None:
         "tool_execution_end",
         "child_run_event",
         "output_tokens_escalation",
+        "consultation_start",
+        "consultation_end",
         "context_transform_applied",
         "tool_gate_applied",
         "tool_gate_conflict_resolved",
@@ -377,6 +380,8 @@ def every_event() -> list[AgentEvent]:
         ev.ToolExecutionEnd("c", "t", result, False),
         ev.ChildRunEvent(RunIdentity.root("c"), "c", ev.MessageEnd(answered)),
         ev.OutputTokensEscalation(1, 2, 3),
+        ev.ConsultationStart(0, "p"),
+        ev.ConsultationEnd(0, "p", Usage(1, 2), "timeout"),
         ev.ContextTransformApplied(0, "p", [SystemMessage(SECRET)], []),
         ev.ToolGateApplied(0, "p", [SECRET]),
         ev.ToolGateConflictResolved(0, ["p"], None, [], SECRET),
@@ -398,7 +403,7 @@ def test_what_others_see_has_no_secrets() -> None:
         *("agent_start", "run_identified", "agent_end", "turn_start", "turn_end"),
         *("message_start", "message_update", "message_end", "message_discarded"),
         *("tool_execution_start", "tool_execution_update", "tool_execution_end", "child_run_event"),
-        "request_delayed",
+        *("consultation_start", "consultation_end", "request_delayed"),
     ]
     text = b"".join([encode_json(event) for event in public]).decode()
     assert SECRET not in text

@@ -9,10 +9,10 @@ The layers, each knowing only those before it and its neighbours:
 - ``events``, ``messages``, ``history``, ``gates``, ``intake``: events, and work on messages
 - ``steering``, ``protocol``, ``waiting``: messages to a running agent, the rules for the model's
   answers, and requests that wait for a decision
-- ``plugins``: the seven hooks, and the built-in plugins
+- ``prices``: the names of models, and what their tokens cost
+- ``plugins``: the eight hooks, and the built-in plugins
 - ``recovery``, ``audience``: what to do after an overflow, and who receives the events
-- ``prices``, ``budget``, ``rate_limit``, ``result``: what tokens cost, what a run may spend and how
-  fast, and what it returns
+- ``budget``, ``rate_limit``, ``result``: what a run may spend and how fast, and what it returns
 - ``effects``, ``tool_source``, ``tracing``: wrapping model and tool calls, tools that change, and
   following runs from outside
 - ``output``, ``partial``: the type that a run returns, and its value while it streams
@@ -85,6 +85,7 @@ from clark_agent.messages.wire import (
 from clark_agent.output import Output
 from clark_agent.plugins import (
     ChannelSteering,
+    Compaction,
     GracefulTurnLimit,
     LoopDetector,
     OpeningGate,
@@ -96,6 +97,7 @@ from clark_agent.plugins.base import (
     AfterToolCallContext,
     AfterToolDecision,
     Answer,
+    BeforeRequestContext,
     BeforeToolCallContext,
     Block,
     FunctionPlugin,
@@ -185,6 +187,7 @@ __all__ = [
     "AgentTool",
     "Answer",
     "AssistantMessage",
+    "BeforeRequestContext",
     "BeforeToolCallContext",
     "Block",
     "Budget",
@@ -194,6 +197,7 @@ __all__ = [
     "ClarkAgentError",
     "ConfigError",
     "ContextOverflowError",
+    "Compaction",
     "Conversation",
     "CustomMessage",
     "EventSink",

@@ -29,6 +29,8 @@ from clark_agent.plugins.base import (
     AfterToolCall,
     AfterToolCallContext,
     AfterToolDecision,
+    BeforeRequest,
+    BeforeRequestContext,
     BeforeToolCall,
     BeforeToolCallContext,
     BeforeToolDecision,
@@ -43,6 +45,8 @@ from clark_agent.plugins.base import (
     ToolGate,
     ToolGateContext,
     TransformContext,
+    plugin_name,
+    tools_of,
 )
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.plugins.hooks import (
@@ -95,7 +99,8 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
 
     Attributes:
         stream: The transport to the model.
-        tools: Tools, or functions to make tools of. Two tools of one name are an error.
+        tools: Tools, or functions to make tools of. Two tools of one name are an error. Plugins may
+            bring more.
         tool_source: Called once a turn for more tools, which may change from turn to turn.
         plugins: Objects with hooks, called in this order.
         event_sink: Receives every event. Plugins that observe events receive them too.
@@ -198,19 +203,24 @@ class LoopConfig(Struct, metaclass=_Named, frozen=True, kw_only=True, dict=True,
 
     @cached_property
     def registry(self) -> ToolRegistry:
-        """The tools by name, with the one for the output if there is one."""
-        assert isinstance(self.tools, ToolRegistry)
+        """The tools by name: the own ones, those of plugins, and the one for the output."""
         if self.output is None or self.output_mode is not OutputMode.TOOL:
-            return self.tools
-        return _registry([*self.tools.values(), self.output.tool])
+            return self.all_tools
+        return _registry([*self.all_tools.values(), self.output.tool])
+
+    @cached_property
+    def all_tools(self) -> ToolRegistry:
+        """The tools by name, followed by those that plugins bring."""
+        assert isinstance(self.tools, ToolRegistry)
+        brought = [(plugin, tool) for plugin in self.plugins for tool in tools_of(plugin)]
+        return _with_brought(self.tools, brought) if brought else self.tools
 
     @cached_property
     def output_mode(self) -> OutputMode | None:
         """How the model is asked for the output; None: it is not, or the output is plain text."""
         if self.output is None:
             return None
-        assert isinstance(self.tools, ToolRegistry)
-        has_tools = bool(self.tools) or self.tool_source is not None
+        has_tools = bool(self.all_tools) or self.tool_source is not None
         return self.output.mode_for(self.stream, has_tools=has_tools)
 
     @cached_property
@@ -350,6 +360,30 @@ def _registry(tools: Iterable[ToolLike]) -> ToolRegistry:
     return registry
 
 
+def _with_brought(tools: ToolRegistry, brought: Iterable[tuple[object, AgentTool]]) -> ToolRegistry:
+    """The tools, followed by those that plugins bring. One tool may come from several of them."""
+    by_name = dict(tools)
+    owners: dict[str, object] = {}
+    for plugin, tool in brought:
+        name = tool.schema.name
+        if by_name.setdefault(name, tool) != tool:
+            owner = owners.get(name)
+            other = "tools has another one" if owner is None else _brings_it_too(plugin, owner)
+            raise ConfigError(
+                f"the plugin {plugin_name(plugin)!r} brings a tool named {name!r}, and {other}: "
+                "rename one of them, or remove one"
+            )
+        owners.setdefault(name, plugin)
+    return ToolRegistry(by_name.values())
+
+
+def _brings_it_too(plugin: object, owner: object) -> str:
+    name = plugin_name(owner)
+    if name == plugin_name(plugin):
+        return "so does another plugin of that name"
+    return f"so does the plugin {name!r}"
+
+
 def _installed(config: LoopConfig) -> list[GracefulTurnLimit]:
     """The plugins that the settings install. They come last, so other steering goes first."""
     if config.max_iterations is None or not GracefulTurnLimit.is_useful(
@@ -452,8 +486,7 @@ def _check_methods(config: LoopConfig) -> None:
 
 
 def _check_final_answers(config: LoopConfig, output: Output[Any]) -> None:
-    assert isinstance(config.tools, ToolRegistry)
-    for tool in config.tools.values():
+    for tool in config.all_tools.values():
         if tool.is_final_answer and tool is not output.tool:
             raise ConfigError(
                 f"the tool {tool.name!r} ends the run with an answer of its own; remove it, "
@@ -697,6 +730,14 @@ class AgentBuilder:
     ) -> Self:
         """Add a hook after each tool call."""
         return self._hook("after_tool_call", hook)
+
+    def before_request(
+        self,
+        hook: BeforeRequest
+        | Callable[[BeforeRequestContext], MaybeAsync[Iterable[AgentMessage] | None]],
+    ) -> Self:
+        """Add a source of messages before each request to the model."""
+        return self._hook("before_request", hook)
 
     def context_transform(
         self,

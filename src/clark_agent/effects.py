@@ -1,6 +1,6 @@
 """The effects of a run: it calls the model, runs tools, and starts child runs.
 
-The three go through one object, the setting ``effects``, and nothing else in the engine does them.
+These go through one object, the setting ``effects``, and nothing else in the engine does them.
 Subclass `Effects` to record, trace, move or replace them; call ``super()`` for the effect itself::
 
     class Traced(Effects):
@@ -39,7 +39,7 @@ class Child(Protocol):
         ...
 
 
-_METHODS = ("ask_model", "run_tool", "run_child")
+_METHODS = ("ask_model", "consult_model", "run_tool", "run_child")
 
 
 class Effects:
@@ -62,6 +62,12 @@ class Effects:
     ) -> AsyncIterable[StreamEvent]:
         """Call the model: the config's transport, with the request of a turn."""
         return stream(request, signal)
+
+    def consult_model(
+        self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
+        """Call a model for a plugin, beside the turn. The same as `ask_model` by default."""
+        return self.ask_model(stream, request, signal)
 
     def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> Awaitable[ToolResult]:
         """Run a tool. Its start is already in the journal."""

@@ -26,6 +26,7 @@ from clark_agent.types import (
     RunIdentity,
     SystemMessage,
     ToolResultMessage,
+    Usage,
 )
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "AgentStart",
     "ChannelSink",
     "ChildRunEvent",
+    "ConsultationEnd",
+    "ConsultationStart",
     "ContextTransformApplied",
     "EventSink",
     "FanOutSink",
@@ -181,6 +184,23 @@ class OutputTokensEscalation(_Event, frozen=True, tag="output_tokens_escalation"
     new_cap: int
 
 
+class ConsultationStart(_Event, frozen=True, tag="consultation_start"):
+    """A plugin asks a model beside the turn, for example for a summary."""
+
+    iteration: int
+    plugin: str
+
+
+class ConsultationEnd(_Event, frozen=True, omit_defaults=True, tag="consultation_end"):
+    """The model has answered, or has not."""
+
+    iteration: int
+    plugin: str
+    usage: Usage | None = None
+    error: str | None = None
+    """The kind of the failure: a `clark_agent.stream.StreamErrorKind`, or ``timeout``."""
+
+
 class ContextTransformApplied(_Event, frozen=True, tag="context_transform_applied"):
     """A plugin has transformed the messages for the model."""
 
@@ -245,6 +265,8 @@ AgentEvent: TypeAlias = (
     | ToolExecutionEnd
     | ChildRunEvent
     | OutputTokensEscalation
+    | ConsultationStart
+    | ConsultationEnd
     | ContextTransformApplied
     | ToolGateApplied
     | ToolGateConflictResolved
@@ -255,17 +277,18 @@ AgentEvent: TypeAlias = (
 
     agent_start [run_identified] turn_start (message_start message_end)*prompts
     turn := [turn_start, except the first] (message_start message_end)*steering
-            attempt+
+            additions attempt+
             tool events: start? (update | child_run_event)* end per call, interleaved in a
             parallel batch
             (message_start message_end)*results and runtime notes
             turn_end
+    additions := ([consultation_start consultation_end] (message_start message_end)*)*, by plugins
     attempt := context_transform_applied* tool_gate_applied* [tool_gate_conflict_resolved]
             provider_request_prepared request_delayed*
             message_start message_update* message_end
             and, if the loop retries: message_discarded
             [output_tokens_escalation | context_transform_applied by the overflow recovery or
-            repair_history]
+            repair_history | additions after a request that was too large]
     (message_start message_end)*follow-up notes at the cap
     agent_end
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.messages import estimate_messages
 from clark_agent.messages.tokens import JsonSizeEstimator
-from clark_agent.plugins.base import BeforeToolDecision, ToolGateClass
+from clark_agent.plugins.base import BeforeRequestContext, BeforeToolDecision, ToolGateClass
 from clark_agent.testing import ScriptedStream, call, say
 from tests.engine.support import (
     CONTEXT,
@@ -48,7 +48,7 @@ from tests.engine.support import (
 
 
 class Everything:
-    """Has all seven hooks and writes down when each of them is called."""
+    """Has all hooks and writes down when each of them is called."""
 
     def __init__(self, name: str, log: list[tuple[str, str]]) -> None:
         self.name = name
@@ -59,6 +59,10 @@ class Everything:
 
     def on_after_tool_call(self, ctx: AfterToolCallContext) -> None:
         self.log.append((self.name, "after"))
+
+    def before_request(self, ctx: BeforeRequestContext) -> Iterable[AgentMessage] | None:
+        self.log.append((self.name, "request"))
+        return None
 
     def transform_context(self, messages: Sequence[Any], ctx: TransformContext) -> Sequence[Any]:
         self.log.append((self.name, "transform"))
@@ -92,6 +96,12 @@ class AsyncEverything(Everything):
         await asyncio.sleep(0)
         super().on_after_tool_call(ctx)
 
+    async def before_request(  # type: ignore[override]
+        self, ctx: BeforeRequestContext
+    ) -> Iterable[AgentMessage] | None:
+        await asyncio.sleep(0)
+        return super().before_request(ctx)
+
     async def transform_context(  # type: ignore[override]
         self, messages: Sequence[Any], ctx: TransformContext
     ) -> Sequence[Any]:
@@ -117,8 +127,8 @@ class AsyncEverything(Everything):
 
 ORDER = [
     "steering",
-    "transform", "gate", "before", "after", "turn_end", "steering",
-    "transform", "gate", "turn_end", "steering",
+    "request", "transform", "gate", "before", "after", "turn_end", "steering",
+    "request", "transform", "gate", "turn_end", "steering",
     "follow_up",
 ]  # fmt: skip
 
@@ -146,7 +156,7 @@ async def test_the_order_can_be_inspected() -> None:
     assert names["steering"] == names["event_observer"] == ("a", "b", "graceful_turn_limit")
     outcome, _ = await observe(config)
     assert not isinstance(outcome, BaseException)
-    assert log == [(name, hook) for hook in [*ORDER[:3], *ORDER[-3:]] for name in "ab"]
+    assert log == [(name, hook) for hook in [*ORDER[:4], *ORDER[-3:]] for name in "ab"]
 
 
 async def test_an_object_whose_call_is_async_is_awaited() -> None:
@@ -442,7 +452,7 @@ async def test_a_plugin_without_state_is_used_as_it_is() -> None:
     assert config.hooks.for_run() is config.hooks
     await run("go", CONTEXT, config)
     await run("go", CONTEXT, config)
-    assert len(log) == 2 * 6
+    assert len(log) == 2 * 7
 
 
 # --- every decision names its plugin ------------------------------------------------------------

@@ -16,6 +16,7 @@ from clark_agent.events import AgentStart, TurnEnd
 from clark_agent.plugins.base import (
     HOOK_OF,
     AfterToolCall,
+    BeforeRequest,
     BeforeToolCall,
     Capability,
     ContextTransform,
@@ -34,6 +35,7 @@ CAPABILITIES = list(HOOK_OF)
 PARAMETERS = {
     "on_before_tool_call": 1,
     "on_after_tool_call": 1,
+    "before_request": 1,
     "transform_context": 2,
     "on_event": 1,
     "next_steering_messages": 0,
@@ -88,6 +90,7 @@ def test_capabilities_and_hooks_are_those_of_the_protocols() -> None:
     protocols = {
         "before_tool_call": BeforeToolCall,
         "after_tool_call": AfterToolCall,
+        "before_request": BeforeRequest,
         "context_transform": ContextTransform,
         "event_observer": EventObserver,
         "steering": SteeringSource,
@@ -129,6 +132,7 @@ class Everything:
 
     def on_before_tool_call(self, ctx: Any) -> None: ...
     async def on_after_tool_call(self, ctx: Any) -> None: ...
+    def before_request(self, ctx: Any) -> None: ...
     async def transform_context(self, messages: Any, ctx: Any) -> Any: ...
     def should_transform(self, messages: Any, ctx: Any) -> bool:
         return False

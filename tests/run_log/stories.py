@@ -27,6 +27,7 @@ from clark_agent import (
     Budget,
     CancellationToken,
     ChannelSteering,
+    CustomMessage,
     ExecutionMode,
     FunctionPlugin,
     LoopConfig,
@@ -37,6 +38,7 @@ from clark_agent import (
     RunAborted,
     RunResult,
     StopReason,
+    StreamError,
     StreamErrorKind,
     StreamRequest,
     SystemMessage,
@@ -63,7 +65,7 @@ from clark_agent import (
 from clark_agent.errors import failure_of
 from clark_agent.history import repair_history
 from clark_agent.messages.wire import decode_json, encode_json
-from clark_agent.plugins.base import BeforeToolDecision
+from clark_agent.plugins.base import BeforeRequestContext, BeforeToolDecision
 from clark_agent.recovery import Double
 from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore
 from clark_agent.run_log.records import Answered, Record, RunBegan, ToolEnded, ToolStarted
@@ -981,6 +983,105 @@ def several_prompts(s: Story) -> None:
     s.prompts = [UserMessage("One.", 1), SystemMessage("Two.", 2), UserMessage("Three.", 3)]
     s.deed("work", after(1))
     s.model(call("work"), "Done.")
+
+
+# --- plugins that ask a model --------------------------------------------------------------------
+
+
+class Asking(Model):
+    """A model that also answers questions beside the turn, and in other ways fails to."""
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        question = request.messages[-1].plain_text
+        if not question.startswith("Question"):
+            async for event in super().__call__(request, signal):
+                yield event
+            return
+        self.asked.append(request)
+        await asyncio.sleep(0)
+        match question.split()[-1]:
+            case "raises":
+                raise ConnectionError("no route to host")
+            case "fails":
+                said = replace(say("I was"), usage=Usage(70, 7))
+                yield Error(said, StreamErrorKind.FATAL, "401")
+            case "waits":
+                yield Start(EMPTY)
+                await asyncio.sleep(60)
+            case _:
+                text = f"{len(request.messages)} messages, {len(request.tools)} tools"
+                yield Start(EMPTY)
+                yield Chunk(TextChunk(text))
+                await asyncio.sleep(0)
+                yield Done(replace(say(text), usage=Usage(50, 5)))
+
+
+class Curious:
+    """Asks a model before each request, and says what it has learned."""
+
+    name = "curious"
+    purpose = "curiosity"
+
+    def __init__(self, other: Model | None, *ways: str) -> None:
+        self.other = other
+        self.ways = ways
+
+    async def before_request(self, ctx: BeforeRequestContext) -> list[AgentMessage]:
+        way = self.ways[ctx.iteration % len(self.ways)]
+        if way == "quiet":
+            return []
+        try:
+            if way == "other":
+                said = await ctx.ask_model("Question", system_prompt="Say.", stream=self.other)
+            else:
+                seconds = 0.01 if way == "waits" else 10
+                said = await ctx.ask_model(f"Question {way}", max_seconds=seconds)
+        except (StreamError, TimeoutError) as error:
+            return [SystemMessage(f"It {type(error).__name__}: {error}")]
+        return [CustomMessage("learned", {"by": way}), UserMessage(said.plain_text)]
+
+
+@story
+def questions(s: Story) -> None:
+    s.deed("work", after(1))
+    other = Asking()
+    other.model, other.provider = "other", "elsewhere"  # type: ignore[attr-defined]
+    s.settings["plugins"] = [Curious(other, "own", "other", "raises", "fails", "quiet", "waits")]
+    s.settings["budget"] = Budget(tokens=1_000_000)
+    s.models += [Asking(*[call("work") for _ in range(6)], "Done."), other]
+
+
+@story
+def questions_of_several_with_steering(s: Story) -> None:
+    async def steers(args: Any, ctx: ToolContext) -> ToolResult:
+        _ = s.steering.handle.steer("Hear me.")
+        await asyncio.sleep(0)
+        return ToolResult.text("steered")
+
+    s.deed("steers", steers)
+    second = Curious(None, "second", "quiet", "third")
+    second.name = "second"
+    s.settings["plugins"] = [Curious(None, "first"), second, s.steering]
+    s.models.append(Asking(call("steers"), call("steers"), "Done."))
+
+
+@failure
+def cancelled_while_a_plugin_asks(s: Story) -> None:
+    class Cancelling(Asking):
+        async def __call__(
+            self, request: StreamRequest, signal: CancellationToken
+        ) -> AsyncIterator[StreamEvent]:
+            if request.messages[-1].plain_text.startswith("Question"):
+                s.signal.cancel("enough")
+                await asyncio.sleep(1)
+            async for event in super().__call__(request, signal):
+                yield event
+
+    s.deed("work", after(1))
+    s.settings["plugins"] = [Curious(None, "quiet", "own")]
+    s.models.append(Cancelling(call("work"), "Done."))
 
 
 # --- runs that fail -----------------------------------------------------------------------------

@@ -143,7 +143,7 @@ async def test_a_run_can_be_forked_at_the_end_of_every_turn(name: str) -> None:
         messages += (kind == "message_end") - (kind == "message_discarded")
         if isinstance(event, TurnEnd):
             ends.append(messages)
-    if name == "a_hook_ends_it":  # the turn that it ended left nothing in the log
+    if name in ("a_hook_ends_it", "cancelled_while_a_plugin_asks"):  # its turn left no request
         ends.pop()
     whole = fold(loaded).messages
     for turn, end in enumerate(ends):

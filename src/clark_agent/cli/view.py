@@ -385,6 +385,10 @@ class View:
                 screen.status("thinking")
             case ev.RequestDelayed(reason=reason):
                 screen.status(f"waiting ({one_line(reason)})")
+            case ev.ConsultationStart(plugin=plugin):
+                screen.status(f"{one_line(plugin)} asks a model")
+            case ev.ConsultationEnd():
+                screen.status("thinking")
             case ev.MessageStart(message=AssistantMessage()):
                 self._has_text = False
             case ev.MessageUpdate(chunk=TextChunk(delta)):

@@ -7,6 +7,8 @@ missing ones.
 
     new ─ agent_start → started ─ turn_start → turn ─ turn_end → idle ─ agent_end → closed
                                                turn ─ message_start → message ─ message_end → turn
+                                               turn ─ consultation_start → consulting
+                                               consulting ─ consultation_end → turn
                                                idle ─ message_start → late message → idle
 
 This file knows events and messages. It emits, and makes no decisions.
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLOSED",
+    "CONSULTING",
     "IDLE",
     "LATE_MESSAGE",
     "MESSAGE",
@@ -64,6 +67,8 @@ STARTED = Phase("started")
 TURN = Phase("turn")
 MESSAGE = Phase("message")
 """A message is open within a turn."""
+CONSULTING = Phase("consulting")
+"""A plugin asks a model within a turn."""
 IDLE = Phase("idle")
 """The run is open, and no turn is."""
 LATE_MESSAGE = Phase("late message")
@@ -74,6 +79,7 @@ NEW.update({ev.AgentStart: STARTED})
 STARTED.update({ev.RunIdentified: STARTED, ev.TurnStart: TURN})
 TURN.update(
     {
+        ev.ConsultationStart: CONSULTING,
         ev.ContextTransformApplied: TURN,
         ev.ToolGateApplied: TURN,
         ev.ToolGateConflictResolved: TURN,
@@ -89,6 +95,7 @@ TURN.update(
         ev.TurnEnd: IDLE,
     }
 )
+CONSULTING.update({ev.ConsultationEnd: TURN})
 MESSAGE.update({ev.MessageUpdate: MESSAGE, ev.MessageEnd: TURN})
 IDLE.update({ev.TurnStart: TURN, ev.MessageStart: LATE_MESSAGE, ev.AgentEnd: CLOSED})
 LATE_MESSAGE.update({ev.MessageUpdate: LATE_MESSAGE, ev.MessageEnd: IDLE})
@@ -110,6 +117,8 @@ class Brackets:
     """The results of its calls."""
     discarded: AssistantMessage | None = None
     """The newest answer of the turn that did not enter the transcript."""
+    consultation: ev.ConsultationStart | None = None
+    """The newest question of a plugin to a model."""
     discarding: str | None = None
     """Why the message that has just ended is about to be discarded."""
     _open: AgentMessage | None = None
@@ -184,6 +193,10 @@ class Brackets:
         """
         if self.phase is STARTED:
             yield TurnStart()
+        if self.phase is CONSULTING:
+            assert self.consultation is not None
+            plugin = self.consultation.plugin
+            yield ev.ConsultationEnd(self.consultation.iteration, plugin, error="aborted")
         if self.phase is MESSAGE or self.phase is LATE_MESSAGE:
             message = cut_off or self._open
             assert message is not None

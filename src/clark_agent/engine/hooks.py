@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from clark_agent.engine.run import Run
 from clark_agent.engine.supervised import Supervised, as_coroutine, is_cancelled
@@ -14,13 +14,19 @@ from clark_agent.intake import accept_messages
 from clark_agent.plugins.hooks import Hook
 from clark_agent.types import AgentMessage
 
-__all__ = ["call_hook", "poll"]
+__all__ = ["Pausing", "call_hook", "poll"]
 
 logger = logging.getLogger(__name__)
 
 
-async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
-    """The result of the hook, within ``hook_timeout``.
+class Pausing(Protocol):
+    """Gets the deadline of a hook, to put it off."""
+
+    deadline: asyncio.Timeout | None
+
+
+async def call_hook(run: Run, hook: Hook, *args: Any, pausing: Pausing | None = None) -> Any:
+    """The result of the hook, within ``hook_timeout``, which ``pausing`` may put off.
 
     An async hook that ignores its cancellation is left behind after the run's grace.
     """
@@ -35,7 +41,7 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
             if run.config.hook_timeout is None:
                 answer = await work
             else:
-                answer = await _within(run.config.hook_timeout, hook, work)
+                answer = await _within(run.config.hook_timeout, hook, work, pausing)
         await journal.hook_answered()
         return answer
     except asyncio.CancelledError as error:
@@ -44,8 +50,12 @@ async def call_hook(run: Run, hook: Hook, *args: Any) -> Any:
         raise RuntimeError(f"{hook.name!r} cancelled itself") from error
 
 
-async def _within(seconds: float, hook: Hook, work: Supervised) -> Any:
+async def _within(
+    seconds: float, hook: Hook, work: Supervised, pausing: Pausing | None = None
+) -> Any:
     deadline = asyncio.timeout(seconds)
+    if pausing is not None:
+        pausing.deadline = deadline
     try:
         async with deadline:
             return await work

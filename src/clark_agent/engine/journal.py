@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clark_agent.budget import BudgetLimit
     from clark_agent.engine.answer import OpenAnswer
     from clark_agent.engine.call import Call
+    from clark_agent.engine.consult import Consultation
     from clark_agent.engine.resumption import Resumption
     from clark_agent.engine.run import Run
     from clark_agent.errors import LoopError
@@ -109,8 +110,12 @@ class Journal:
         messages: Sequence[AgentMessage],
         purposes: Sequence[str],
         receipts: Sequence[SteeringReceipt] = (),
+        *,
+        before_request: tuple[int, str] | None = None,
     ) -> None:
-        """Messages enter the transcript that came neither from the model nor from a tool."""
+        """Messages enter the transcript that came neither from the model nor from a tool. If a
+        plugin adds them before a request: the turn, and the name of the plugin.
+        """
 
     def accepted(self, receipt: SteeringReceipt) -> None:
         """A message was sent to the run, and may have an effect. Does not raise."""
@@ -142,6 +147,15 @@ class Journal:
         self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
     ) -> None:
         """The model has answered; ``discarded`` is why the answer does not enter the transcript."""
+
+    def consulted_before(self, plugin: str, request: StreamRequest) -> Consultation | None:
+        """How a model has answered this plugin, if another process has asked it the same just
+        before it stopped.
+        """
+        return None
+
+    def consulted(self, consultation: Consultation) -> None:
+        """A model has answered a plugin, or failed to."""
 
     # --- tools ----------------------------------------------------------------------------------
 

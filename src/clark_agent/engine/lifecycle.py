@@ -42,7 +42,7 @@ async def begin(
     else:
         inbox.restore(resumption.waiting)
         # First: the run may be cancelled at once, and must know what it has spent and what is open.
-        run.spending.restore(resumption.cost, resumption.costs_below, resumption.worked_ms)
+        run.spending.restore(resumption.costs, resumption.costs_below, resumption.worked_ms)
         journal.resumed(run, resumption)
         prompts = _reopen(run, resumption)
     inbox.note_waiting()

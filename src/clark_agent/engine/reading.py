@@ -46,7 +46,7 @@ from clark_agent.types import AssistantMessage, StopReason
 if TYPE_CHECKING:
     from clark_agent.engine.interrupts import Why
 
-__all__ = ["StreamFailure", "read_answer"]
+__all__ = ["StreamFailure", "close_stream", "read_answer"]
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +237,14 @@ def _delayed(event: Waiting) -> RequestDelayed:
     if not isinstance(reason, str) or not (seconds is None or (is_number and isfinite(seconds))):
         raise TypeError(f"Waiting must have seconds or None, and a reason, not {event!r}")
     return RequestDelayed(seconds, well_formed(reason))
+
+
+async def close_stream(run: Run, events: Any) -> None:
+    """Close the stream of a transport, within the run's grace. Does not raise."""
+    if (close := getattr(events, "aclose", None)) is not None:
+        closing = _begin_to_close(close)
+        if closing is not None:
+            await _finish_closing(run, *closing)
 
 
 def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:

@@ -142,11 +142,14 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """How many turns have an answer."""
     messages: tuple[AgentMessage, ...] = ()
     """The messages that the run has added, without an answer that is announced again."""
-    cost: RunCost
+    costs: tuple[RunCost, ...]
+    """The cost of the run by model, its own model first."""
     costs_below: tuple[RunCost, ...] = ()
     """The cost of each run below it."""
     purposes: tuple[str, ...] = ()
     """Why messages were added that neither the model nor a tool gave."""
+    added_by: frozenset[str] = frozenset()
+    """The plugins that have added messages in the turn that has no answer yet."""
     outcomes: tuple[EarlierCall, ...] = ()
     """All calls that have a result."""
     requests: tuple[int, ...] = ()
@@ -163,6 +166,10 @@ class Resumption(Struct, frozen=True, kw_only=True):
     """When the run was suspended, if it was until now."""
     children: EarlierChildren
     """The child runs that other processes have started."""
+
+    def has_added(self, plugin: str, turn: int) -> bool:
+        """Whether a plugin has added messages before the request of this turn."""
+        return turn == self.turns + 1 and plugin in self.added_by
 
     @property
     def turns_before(self) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "GiveUp",
     "Repair",
     "Shrink",
+    "TooLarge",
     "after_failure",
     "with_larger_cap",
 ]
@@ -35,6 +36,19 @@ __all__ = [
 _EMPTY_ATTEMPTS = 3
 _EMPTY_DELAY = 0.25
 _ZERO_OUTPUT_DELAY = 0.5
+
+
+class TooLarge(Struct, frozen=True):
+    """A request that the provider rejected as too large."""
+
+    tokens: int
+    """The estimate of its messages."""
+    error: StreamError | RunAborted
+
+    def check(self, tokens: int) -> None:
+        """Raise the error of the provider if the next request is not smaller."""
+        if tokens >= self.tokens:
+            raise self.error
 
 
 class Attempts(Struct, frozen=True):
@@ -47,6 +61,8 @@ class Attempts(Struct, frozen=True):
     escalations: int = 0
     overflows: int = 0
     is_repaired: bool = False
+    too_large: TooLarge | None = None
+    """The request before, if it was too large and plugins have made room."""
 
 
 class AskAgain(Struct, frozen=True):

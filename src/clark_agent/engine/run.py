@@ -34,6 +34,7 @@ from clark_agent.plugins.base import (
 )
 from clark_agent.plugins.hooks import observer_hook
 from clark_agent.run_context import RunContext
+from clark_agent.stream import StreamRequest
 from clark_agent.tools.base import ToolContext, ToolResult
 from clark_agent.tracing import ALL_RUNS, RunTrace, TracedRun, Tracer, start_trace
 from clark_agent.types import (
@@ -97,6 +98,7 @@ class Run:
         "purposes",
         "registry",
         "reports_progress",
+        "requested",
         "signal",
         "sourced",
         "spending",
@@ -188,6 +190,9 @@ class Run:
         self.brackets = Brackets(self.emit)
         self.answer = OpenAnswer(self.brackets, self.transcript, self.journal)
 
+        self.requested: tuple[StreamRequest, int] | None = None
+        """The newest request, and how long the transcript was then; None if the transcript has
+        changed since other than by growing."""
         self.turns = 0
         """How many turns have begun."""
         self.is_capped = config.max_iterations is not None or bool(self.spending.meters)
@@ -270,6 +275,11 @@ class Run:
         """Whether no turn is left."""
         cap = self.config.max_iterations
         return (cap is not None and self.turns >= cap) or self.spending.limit is not None
+
+    def replace_transcript(self, messages: Sequence[AgentMessage]) -> None:
+        """Continue with another transcript."""
+        self.transcript.replace(messages)
+        self.requested = None
 
     def transform_context(self, iteration: int) -> TransformContext:
         """The context of transforms and of the overflow recovery."""

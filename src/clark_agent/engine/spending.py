@@ -6,15 +6,16 @@ fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from clark_agent.budget import Budget, BudgetLimit, Meter, Spent
 from clark_agent.clock import Clock
 from clark_agent.engine.transcript import Transcript
+from clark_agent.messages.tokens import estimate_messages
 from clark_agent.prices import Bill, ModelRef, ModelUsage, Price
 from clark_agent.protocol import BUDGET_WRAP_UP
-from clark_agent.types import AssistantMessage, SystemMessage, Usage
+from clark_agent.types import AgentMessage, AssistantMessage, SystemMessage, Usage
 
 __all__ = ["RunCost", "Spending"]
 
@@ -44,6 +45,8 @@ class Spending:
         deadline: Meter | None = None,
     ) -> None:
         self._model = model
+        self._aside: dict[ModelRef, Usage] = {}
+        """The tokens of other models that plugins asked, in this process."""
         self._below: dict[ModelRef, Usage] = {}
         self._clock = clock
         self._transcript = transcript
@@ -58,7 +61,8 @@ class Spending:
     @property
     def usage(self) -> Usage:
         """The tokens of this run."""
-        return sum([part.usage for part in self._earlier], self._usage)
+        other = [part.usage for part in self._earlier]
+        return sum([*other, *self._aside.values()], self._usage)
 
     @property
     def tree_usage(self) -> Usage:
@@ -73,6 +77,7 @@ class Spending:
         own = self._earlier
         if not own or self._usage != _NOTHING:
             own = (*own, ModelUsage(self._model, self._usage))
+        own = (*own, *[ModelUsage(model, usage) for model, usage in self._aside.items()])
         below = tuple([ModelUsage(model, usage) for model, usage in self._below.items()])
         return Bill(own, below, prices)
 
@@ -97,6 +102,28 @@ class Spending:
             for meter in self.meters:
                 meter.spend(usage, self._model)
 
+    def spend_aside(
+        self, message: AssistantMessage, model: ModelRef | None, sent: Sequence[AgentMessage]
+    ) -> None:
+        """Count the tokens of an answer to a plugin, from another model if one is given. Missing
+        usage is estimated for the budgets.
+        """
+        usage = message.usage
+        if usage is not None:
+            if model is None:
+                self._usage += usage
+            else:
+                self._aside[model] = self._aside.get(model, _NOTHING) + usage
+            if self._above is not None:
+                self._above._count_below(usage, model or self._model)
+        elif message.content:
+            estimator = self._transcript.estimator
+            output = estimator.estimate_message(message)
+            usage = Usage(estimate_messages(estimator, sent), output)
+        if usage is not None:
+            for meter in self.meters:
+                meter.spend(usage, model or self._model)
+
     def _count_below(self, usage: Usage, model: ModelRef) -> None:
         """Count the tokens of a run below, here and above."""
         run: Spending | None = self
@@ -111,15 +138,18 @@ class Spending:
             for meter in self.meters:
                 meter.restore(turns, usage, model)
 
-    def restore(self, own: RunCost, below: Iterable[RunCost], worked_ms: int) -> None:
-        """Count what other processes have spent on the run. The runs above know it already."""
+    def restore(self, own: Sequence[RunCost], below: Iterable[RunCost], worked_ms: int) -> None:
+        """Count what other processes have spent on the run: ``own`` has its own model first. The
+        runs above know it already.
+        """
         shared = () if self._above is None else self._above.meters
         for meter in [meter for meter in self.meters if meter not in shared]:
-            for turns, usage, model in (own, *below):
+            for turns, usage, model in (*own, *below):
                 meter.restore(turns, usage, model)
             meter.restore_time(worked_ms)
-        _, usage, model = own
-        self._earlier = () if usage == _NOTHING else (ModelUsage(model, usage),)
+        self._earlier = tuple(
+            [ModelUsage(model, usage) for _, usage, model in own if usage != _NOTHING]
+        )
         for _, usage, model in below:
             self._below[model] = self._below.get(model, _NOTHING) + usage
 

@@ -1,5 +1,7 @@
-"""One answer of the model: transforms → gates → request → stream, retried if needed.
+"""One answer of the model: additions → transforms → gates → request → stream, retried if needed.
 
+additions             plugins append messages, for which they may ask a model:
+                      `clark_agent.engine.consult`
 prepare the request   transforms edit the messages, gates narrow the tools
 the attempt           `clark_agent.engine.reading` reads one stream
 retry                 `clark_agent.engine.retry` decides, this file does it
@@ -13,7 +15,9 @@ from inspect import isawaitable
 from typing import Any, assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from clark_agent.engine.consult import add_before_request
 from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.reading import StreamFailure, read_answer
 from clark_agent.engine.retry import (
@@ -22,6 +26,7 @@ from clark_agent.engine.retry import (
     GiveUp,
     Repair,
     Shrink,
+    TooLarge,
     after_failure,
     with_larger_cap,
 )
@@ -51,6 +56,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_TOKENS = StopReason.MAX_TOKENS  # cheaper than a member of an enumeration
 
+_ADDITIONS = 3
+"""How often plugins may make a request of one turn smaller by what they add."""
+
 _INTERRUPTED = {
     "steered": "the user intervened",
     "out_of_time": "the time for the run is over",
@@ -75,6 +83,8 @@ async def ask_model(run: Run) -> ModelAnswer | None:
     """
     config, hooks, iteration = run.config, run.hooks, run.turns - 1
     attempts = Attempts(config.max_output_tokens, config.reasoning)
+    if hooks.before_request:
+        await add_before_request(run, iteration)
     while True:
         messages: Sequence[AgentMessage]
         if attempts.note is None:
@@ -85,6 +95,8 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             messages = await _transform(run, iteration, messages)
             if attempts.is_repaired:  # a transform may have separated calls and results
                 messages = await _repair(run, iteration, messages)
+        if attempts.too_large is not None:
+            attempts.too_large.check(estimate_messages(run.transcript.estimator, messages))
         tools: Sequence[ToolSchema] = run.registry.schemas
         gate_context: ToolGateContext | None = None
         allowlist: frozenset[str] | None = None
@@ -101,6 +113,7 @@ async def ask_model(run: Run) -> ModelAnswer | None:
             force_tool_call=config.forces_tool_call,
             output_schema=config.output_schema,
         )
+        run.requested = request, len(run.transcript)
         run.journal.asked(request, run.turns)  # before the event, so no listener is ahead of it
         await run.emit(
             ProviderRequestPrepared(
@@ -266,19 +279,34 @@ async def _recover(
         case AskAgain():
             await run.clock.sleep(decision.delay)
         case Shrink():
-            if not await _shrink(run, iteration, attempts.overflows):
-                raise decision.otherwise.error
+            return await _make_room(run, iteration, failure, decision)
         case Repair():
             before = run.transcript.view()
             after = await _repair(run, iteration, before, is_lasting=True)
             if after is not before:
-                run.transcript.replace(after)
+                run.replace_transcript(after)
         case GiveUp():
             raise decision.error
         case _:
             assert_never(decision)
     run.interrupts.check()
     return decision.attempts
+
+
+async def _make_room(run: Run, iteration: int, failure: StreamFailure, shrink: Shrink) -> Attempts:
+    """Let the plugins, or else the recovery, make a request smaller that was too large. Raises what
+    it said if they do not.
+    """
+    attempts, error = shrink.attempts, shrink.otherwise.error
+    assert run.requested is not None
+    sent = estimate_messages(run.transcript.estimator, run.requested[0].messages)
+    may_add = run.hooks.before_request and attempts.overflows <= _ADDITIONS
+    if may_add and await add_before_request(run, iteration, failure.text):
+        attempts = replace(attempts, too_large=TooLarge(sent, error))
+    elif not await _shrink(run, iteration, attempts.overflows - 1):
+        raise error
+    run.interrupts.check()
+    return attempts
 
 
 async def _shrink(run: Run, iteration: int, times: int) -> bool:
@@ -303,7 +331,7 @@ async def _shrink(run: Run, iteration: int, times: int) -> bool:
     if smaller:
         run.journal.edited(name, before, after, is_lasting=True)
         await run.emit(ContextTransformApplied(iteration, name, before, after))
-        run.transcript.replace(after)
+        run.replace_transcript(after)
     return smaller
 
 

@@ -5,7 +5,7 @@ Whatever fails here, the effect itself happens, and its result or its exception 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from inspect import isawaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TracedEffects"]
 
+AskModel = Callable[[StreamFn, StreamRequest, CancellationToken], AsyncIterable[StreamEvent]]
+
 _NOT_FAILED = (ToolSuspended, RunLetGo)
 
 
@@ -44,10 +46,21 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
+        return self._traced(self._inner.ask_model, stream, request, signal)
+
+    def consult_model(
+        self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
+        """Call a model for a plugin, in a span of the same kind."""
+        return self._traced(self._inner.consult_model, stream, request, signal)
+
+    def _traced(
+        self, ask: AskModel, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
         call = ModelCall(self._run, request)
         token = attach(call.context)
         try:
-            events = self._inner.ask_model(stream, request, signal)
+            events = ask(stream, request, signal)
         except BaseException as error:
             call.raised(error)
             raise

@@ -1,4 +1,4 @@
-"""Plugins: the seven hooks, and the built-in plugins, one per file.
+"""Plugins: the eight hooks, and the built-in plugins, one per file.
 
 The hooks are protocols; a plugin is any object with at least one of their methods. The built-in
 plugins do not depend on any product's tools.
@@ -9,6 +9,8 @@ from clark_agent.plugins.base import (
     AfterToolCallContext,
     AfterToolDecision,
     Answer,
+    BeforeRequest,
+    BeforeRequestContext,
     BeforeToolCall,
     BeforeToolCallContext,
     BeforeToolDecision,
@@ -27,6 +29,7 @@ from clark_agent.plugins.base import (
     TransformContext,
 )
 from clark_agent.plugins.channel_steering import ChannelSteering
+from clark_agent.plugins.compaction import Compaction
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
 from clark_agent.plugins.loop_detector import LoopDetector
 from clark_agent.plugins.opening_gate import OpeningGate
@@ -39,11 +42,14 @@ __all__ = [
     "AfterToolCallContext",
     "AfterToolDecision",
     "Answer",
+    "BeforeRequest",
+    "BeforeRequestContext",
     "BeforeToolCall",
     "BeforeToolCallContext",
     "BeforeToolDecision",
     "Block",
     "ChannelSteering",
+    "Compaction",
     "ContextTransform",
     "EventObserver",
     "FollowUpSource",

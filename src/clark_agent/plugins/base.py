@@ -1,4 +1,4 @@
-"""The seven hooks of a run, their contexts and their decisions.
+"""The eight hooks of a run, their contexts and their decisions.
 
 A plugin is any object with at least one hook method. One object may have several; it is registered
 once, and plugins are called in the order of registration. Hooks may be ``def`` or ``async def``.
@@ -24,7 +24,9 @@ from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent
 from clark_agent.messages.tokens import TokenEstimator
 from clark_agent.messages.transcript import MessageView
+from clark_agent.prices import ModelRef
 from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
+from clark_agent.stream import StreamFn
 from clark_agent.tools import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, AssistantMessage, RunIdentity, ToolCall, Usage
 from clark_agent.waiting import Suspend
@@ -37,6 +39,8 @@ __all__ = [
     "AfterToolCallContext",
     "AfterToolDecision",
     "Answer",
+    "BeforeRequest",
+    "BeforeRequestContext",
     "BeforeToolCall",
     "BeforeToolCallContext",
     "BeforeToolDecision",
@@ -47,6 +51,7 @@ __all__ = [
     "FollowUpSource",
     "FunctionPlugin",
     "Plugin",
+    "Question",
     "RestoreContext",
     "Rewrite",
     "SteeringSource",
@@ -57,6 +62,7 @@ __all__ = [
     "Tracer",
     "TransformContext",
     "plugin_name",
+    "tools_of",
 ]
 
 _T = TypeVar("_T")
@@ -155,6 +161,83 @@ class TransformContext(Struct, Generic[DepsT_co], frozen=True):
     """The dependencies of the run."""
 
 
+class Question(Struct, frozen=True, kw_only=True):
+    """A request to a model beside the turn; see `BeforeRequestContext.ask_model`."""
+
+    prompt: str
+    messages: Sequence[AgentMessage] | None = None
+    system_prompt: str | None = None
+    stream: StreamFn | None = None
+    max_output_tokens: int | None = None
+    max_seconds: float = 120.0
+
+
+class BeforeRequestContext(Struct, Generic[DepsT_co], frozen=True, kw_only=True):
+    """The context of a hook before a request."""
+
+    signal: CancellationToken
+    run_id: str
+    model: ModelRef
+    context_window: int | None
+    """How many tokens the model can take, if the transport says so (``context_window``)."""
+    iteration: int
+    """The number of the turn in this run, from 0."""
+    messages: MessageView
+    """The transcript, before any transform."""
+    system_prompt: str
+    estimator: TokenEstimator
+    tools: Mapping[str, AgentTool]
+    """The tools of the run by name."""
+    overflow: str | None = None
+    """None before the first request of a turn. If a provider has rejected a request of this turn as
+    too large: what it said.
+    """
+    has_requested: bool = False
+    """Whether this process has made a request in the run that `ask_model` can continue."""
+    asker: Callable[[Question], Awaitable[AssistantMessage]]
+    """What `ask_model` calls."""
+    deps: DepsT_co = None  # type: ignore[assignment]
+    """The dependencies of the run."""
+
+    async def ask_model(
+        self,
+        prompt: str,
+        *,
+        messages: Sequence[AgentMessage] | None = None,
+        system_prompt: str | None = None,
+        stream: StreamFn | None = None,
+        max_output_tokens: int | None = None,
+        max_seconds: float = 120.0,
+    ) -> AssistantMessage:
+        """Ask a model beside the turn. Neither the question nor the answer enters the transcript.
+
+        By default it is the model of the run, and the question continues its newest request: the
+        same system prompt, tools and settings, the same messages, what came since, and last the
+        ``prompt``. A provider can read all but the end of it from its cache. If there was no
+        request in this process, the transcript takes its place. With ``messages``, they come
+        before the prompt instead. A tool call is not required, and none is run.
+
+        With ``system_prompt`` or ``stream`` (another model) it is a request of its own, without
+        tools, with ``messages`` (none by default) and the prompt.
+
+        The tokens count for the run and its budgets. The answer is recorded, so a replay needs no
+        model, and a resumed run does not ask again. ``hook_timeout`` does not count meanwhile:
+        ``max_seconds`` does.
+
+        Raises `clark_agent.errors.StreamError` if the model does not answer, and ``TimeoutError``.
+        """
+        return await self.asker(
+            Question(
+                prompt=prompt,
+                messages=messages,
+                system_prompt=system_prompt,
+                stream=stream,
+                max_output_tokens=max_output_tokens,
+                max_seconds=max_seconds,
+            )
+        )
+
+
 class EarlierCall(Struct, frozen=True):
     """A call that ended in another process."""
 
@@ -228,6 +311,20 @@ class AfterToolCall(Protocol):
         self, ctx: AfterToolCallContext, /
     ) -> MaybeAsync[AfterToolDecision | None]:
         """Leave (None) or change the outcome of a call."""
+        ...
+
+
+class BeforeRequest(Protocol):
+    """Contract: returns nothing when there is nothing to add. Failure counts as nothing.
+
+    It is called once before the first request of a turn, and again after a provider has rejected
+    a request as too large (see `BeforeRequestContext.overflow`).
+    """
+
+    def before_request(
+        self, ctx: BeforeRequestContext, /
+    ) -> MaybeAsync[Iterable[AgentMessage] | None]:
+        """Messages to append to the transcript: of the user, of the system, or of the host."""
         ...
 
 
@@ -354,6 +451,7 @@ def channels_among(plugins: Iterable[object]) -> tuple[SteeringChannel, ...]:
 Capability: TypeAlias = Literal[
     "before_tool_call",
     "after_tool_call",
+    "before_request",
     "context_transform",
     "event_observer",
     "steering",
@@ -364,6 +462,7 @@ Capability: TypeAlias = Literal[
 HOOK_OF: dict[Capability, str] = {
     "before_tool_call": "on_before_tool_call",
     "after_tool_call": "on_after_tool_call",
+    "before_request": "before_request",
     "context_transform": "transform_context",
     "event_observer": "on_event",
     "steering": "next_steering_messages",
@@ -399,6 +498,7 @@ class FunctionPlugin:
 Plugin: TypeAlias = (
     BeforeToolCall
     | AfterToolCall
+    | BeforeRequest
     | ContextTransform
     | EventObserver
     | SteeringSource
@@ -415,18 +515,32 @@ returns a fresh one, so that one config serves many runs at once. That object ma
 ``end_run()``, which is called once when the run is over, however it ended. An observer may list
 the event classes it wants as ``observes``; the others then cost nothing. A plugin
 that names tools may have ``check_tools(tools)``, which gets the tools of each config that is made
-with it, by name, and raises `ConfigError` if they do not fit. A plugin
+with it, by name, and raises `ConfigError` if they do not fit. A plugin may bring ``tools``, a
+sequence of `AgentTool`: each config with the plugin offers them to the model, behind its own. They
+are read from the plugin that was registered, not from the object of one run. A plugin
 whose ``on_before_tool_call`` asks a person, or anything else outside of the run, sets
 ``is_interactive = True``: it is called after the others, and a replay takes its decisions from the
 log.
 
 When a run is resumed, ``restore(ctx)`` of a plugin is called once, before anything else, with what
-has happened so far. A plugin that steers may say why with ``purpose``, a word that the run log
-records with each of its messages. (``wrap_up`` means that the model was asked to finish: a run that
+has happened so far. A plugin that adds messages may say why with ``purpose``, a word that the run
+log records with each of them. (``wrap_up`` means that the model was asked to finish: a run that
 then ends by itself ends as ``wrapped_up``.) A plugin with ``recover`` (see
 `clark_agent.recovery.ContextOverflowRecovery`) is the recovery of a config that has no other. A
 plugin with ``trace_run`` is a `Tracer`.
 """
+
+
+def tools_of(plugin: object) -> tuple[AgentTool, ...]:
+    """The tools that a plugin brings. Raises `ConfigError` if they are anything else."""
+    tools: Any = getattr(plugin, "tools", ())
+    if isinstance(tools, (list, tuple)) and all(isinstance(tool, AgentTool) for tool in tools):
+        return tuple(tools)
+    raise ConfigError(
+        f"the plugin {plugin_name(plugin)!r}: tools must be a list of AgentTool objects, which the "
+        f"config then offers to the model, not {tools!r}; give an attribute for anything else "
+        "another name"
+    )
 
 
 def plugin_name(plugin: object) -> str:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 _PARAMETERS = {
     "on_before_tool_call": ("ctx",),
     "on_after_tool_call": ("ctx",),
+    "before_request": ("ctx",),
     "transform_context": ("messages", "ctx"),
     "on_event": ("event",),
     "next_steering_messages": (),
@@ -132,6 +133,7 @@ class Hooks(Struct, frozen=True):
     plugins: tuple[Any, ...] = ()
     before_tool_call: tuple[Hook, ...] = ()
     after_tool_call: tuple[Hook, ...] = ()
+    before_request: tuple[Hook, ...] = ()
     context_transform: tuple[TransformHook, ...] = ()
     event_observer: tuple[ObserverHook, ...] = ()
     steering: tuple[Hook, ...] = ()
@@ -161,6 +163,7 @@ class Hooks(Struct, frozen=True):
                 sorted(found("before_tool_call"), key=lambda hook: hook.is_interactive)
             ),
             after_tool_call=found("after_tool_call"),
+            before_request=found("before_request"),
             context_transform=tuple(
                 [_transform_hook(p) for p in plugins if hasattr(p, "transform_context")]
             ),

@@ -25,6 +25,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.effects import Child, Effects
 from clark_agent.engine.arguments import prompt_messages
 from clark_agent.engine.call import CallAnswered, Siblings
+from clark_agent.engine.consult import TIMEOUT
 from clark_agent.engine.resumption import EarlierChild, Resumption
 from clark_agent.engine.run import Run
 from clark_agent.engine.suspension import ChildSuspended
@@ -63,6 +64,7 @@ from clark_agent.run_log.records import (
     Asked,
     CallSuspended,
     CancelReceived,
+    Consulted,
     Entry,
     Interrupt,
     Record,
@@ -167,6 +169,8 @@ class Script(Effects):
         self._places = places
         """Where all answers are, in order."""
         self._answers = [n for n in places if n in part]
+        self._consultations = [n for n in part if isinstance(records[n].entry, Consulted)]
+        """Where the answers to plugins are that were not given yet."""
         self._given = 0
         """How many answers were requested from the model."""
         self._answered = sum(n < part.start for n in places)
@@ -230,8 +234,7 @@ class Script(Effects):
             effects is not None and type(effects).run_child is not Effects.run_child
         )
         self._handle = next((channel.handle for channel in channels.values()), None)
-        assert isinstance(config.tools, ToolRegistry)
-        tools = config.tools.values()  # without the tool for the output, which the config adds
+        tools = config.all_tools.values()  # without the tool for the output, which the config adds
         self._agents = frozenset([tool.name for tool in tools if tool.runs_agent])
         source = config.tool_source
         if source is not None or self.began.tool_source is not None:
@@ -559,6 +562,32 @@ class Script(Effects):
             yield Error(_EMPTY, StreamErrorKind.FATAL, "the log has no such answer")
         else:
             yield Done(answered.message)
+
+    def consult_model(
+        self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterable[StreamEvent]:
+        """Return the recorded answer to a plugin as a stream."""
+        return self._consulted()
+
+    async def _consulted(self) -> AsyncIterator[StreamEvent]:
+        found = self._consultations
+        while not self._has_left and found and found[0] < self._at:
+            found.pop(0)
+        if not found:
+            if self._is_stopped and not self._has_left:
+                if not self._was_stopped:
+                    self._stop("cancelled")
+                await self._never()
+            yield Error(_EMPTY, StreamErrorKind.FATAL, "the log has no such answer")
+            return
+        consulted = self._entry(found.pop(0), Consulted)
+        if consulted.error is None:
+            yield Done(consulted.message)
+        elif consulted.error == TIMEOUT:
+            raise TimeoutError(consulted.error_text or "")
+        else:
+            kind = StreamErrorKind(consulted.error)
+            yield Error(consulted.message, kind, consulted.error_text or "")
 
     def _next_answer(self) -> Answered | None:
         """Return the next answer in the log; after leaving the log, the one after the last."""

@@ -191,6 +191,13 @@ class UntimedTool(AgentTool):
             return object.__getattribute__(self, name)
         return getattr(object.__getattribute__(self, "_tool"), name)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it stands for the other tool, which a plugin of the config may bring."""
+        return other is self or other is self._tool
+
+    def __hash__(self) -> int:
+        return hash(self._tool)
+
     runs_in_thread = False
     timeout = None
 

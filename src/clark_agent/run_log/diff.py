@@ -15,6 +15,7 @@ from clark_agent.run_log.records import (
     Asked,
     CallSuspended,
     CancelReceived,
+    Consulted,
     ContextEdited,
     MessagesAdded,
     Record,
@@ -90,7 +91,7 @@ def first_difference(
         left = mine[index] if index < len(mine) else None
         right = theirs[index] if index < len(theirs) else None
         if left is not None and right is not None and left.entry == right.entry:
-            turn = getattr(left.entry, "turn", turn)
+            turn = _turn(left, turn)
             if not of_one_run or left.events == right.events or left.v == 1:
                 continue
             kind = str(left.entry.__struct_config__.tag)
@@ -104,12 +105,17 @@ def first_difference(
             if found[0] in ("", "kind"):
                 found = ("kind", _describe(left), _describe(right))
             kind = str(known.entry.__struct_config__.tag)
-            difference = Difference(known.seq, getattr(known.entry, "turn", turn), kind, *found)
+            difference = Difference(known.seq, _turn(known, turn), kind, *found)
             if not found[0].startswith("plugins"):
                 return difference
             plugins = difference
-        turn = getattr(known.entry, "turn", turn)
+        turn = _turn(known, turn)
     return plugins
+
+
+def _turn(record: Record, before: int) -> int:
+    turn: int | None = getattr(record.entry, "turn", None)
+    return before if turn is None else turn
 
 
 def _describe(record: Record | None) -> str:
@@ -125,6 +131,8 @@ def _describe(record: Record | None) -> str:
             return f"the call {ended.tool_call_id} returned{''.join(by)}: {_shown(result)}"
         case Asked(turn=turn):
             return f"the model was called (turn {turn})"
+        case Consulted(plugin=plugin, error=error):
+            return f"{plugin} asked a model" + ("" if error is None else f" ({error})")
         case Answered(discarded=None):
             return "the model answered"
         case Answered(discarded=why):

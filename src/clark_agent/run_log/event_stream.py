@@ -30,6 +30,8 @@ from clark_agent.events import (
     AgentEnd,
     AgentEvent,
     AgentStart,
+    ConsultationEnd,
+    ConsultationStart,
     MessageDiscarded,
     MessageEnd,
     MessageStart,
@@ -46,6 +48,7 @@ from clark_agent.run_log.records import (
     Asked,
     BatchEnded,
     CallSuspended,
+    Consulted,
     MessagesAdded,
     Record,
     RunBegan,
@@ -113,6 +116,11 @@ class EventStream:
                     yield from self._begin_again()
             case MessagesAdded() as added:
                 yield from self._added(added)
+            case Consulted() as asked:
+                yield from self._new_turn()
+                iteration, plugin, usage = asked.turn - 1, asked.plugin, asked.message.usage
+                yield ConsultationStart(iteration, plugin)
+                yield ConsultationEnd(iteration, plugin, usage, asked.error)
             case Asked():
                 yield from self._new_turn()
             case Answered() as answered:
@@ -214,6 +222,9 @@ class EventStream:
             case "follow_up":
                 if self._in_turn and self._answer is not None:
                     yield self._end_turn(self._answer)
+                yield from self._announce(added.messages)
+            case "loop" if added.turn is not None:
+                yield from self._new_turn()
                 yield from self._announce(added.messages)
             case "loop":
                 if "final_answer" in added.purposes:

@@ -12,6 +12,7 @@ from clark_agent.engine.resumption import AskedEarlier, EarlierWait
 from clark_agent.engine.runtime_results import suspended as suspended_result
 from clark_agent.errors import LogDamaged
 from clark_agent.plugins.base import EarlierCall
+from clark_agent.prices import ModelRef
 from clark_agent.run_log.reader import error_of
 from clark_agent.run_log.records import (
     Answered,
@@ -19,6 +20,7 @@ from clark_agent.run_log.records import (
     BatchEnded,
     CallSuspended,
     CancelReceived,
+    Consulted,
     ContextEdited,
     MessagesAdded,
     Record,
@@ -66,6 +68,11 @@ class FoldedRun(Struct):
     asked: int = 0
     """The number of turns that have begun."""
     usage: Usage = Usage()
+    """The tokens of the run, without those of other models that plugins asked."""
+    aside: dict[ModelRef, Usage] = {}
+    """The tokens of these."""
+    consulted: list[Consulted] = []
+    """What models have answered plugins since the newest request."""
     answer: AssistantMessage | None = None
     """The newest answer, while results of its calls are missing in the transcript."""
     calls: dict[int, ToolResult | None] = {}
@@ -80,6 +87,8 @@ class FoldedRun(Struct):
     """Whether the transcript ends with a text that was accepted as the final answer."""
     purposes: list[str] = []
     """Why messages were added that came neither from the model nor from a tool, in order."""
+    added_by: set[str] = set()
+    """The plugins that have added messages before a request since the newest answer."""
     outcomes: list[EarlierCall] = []
     """All calls with a result, in the order in which they ended."""
     requests: list[int] = []
@@ -176,9 +185,11 @@ class _OutOfPlace(Exception):
 def _take(run: FoldedRun, record: Record) -> None:
     match record.entry:
         case MessagesAdded() as added:
-            if added.source == "turn":
+            if added.source == "turn" or (added.turn or 0) > run.asked:
                 _end_turn(run)
             _append(run, added.messages)
+            if added.plugin is not None:
+                run.added_by.add(added.plugin)
             run.purposes.extend(added.purposes)
             run.was_delivered = "final_answer" in added.purposes
             for number in added.steering:
@@ -201,9 +212,12 @@ def _take(run: FoldedRun, record: Record) -> None:
             if asked.turn > run.asked:
                 _end_turn(run)
             run.asked = asked.turn
+            run.consulted.clear()
             run.requests.append(len(run.transcript))
             if asked.settings is not None:
                 run.offered = tuple(asked.settings.get("tools") or ())
+        case Consulted() as consulted:
+            _consulted(run, consulted)
         case Answered() as answered:
             _answered(run, answered)
         case ToolStarted() as started:
@@ -286,6 +300,8 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
         run.usage += answered.message.usage
     if answered.discarded in BROKEN_OFF:
         run.turns = run.asked
+    if answered.discarded is None or answered.discarded in BROKEN_OFF:
+        run.added_by.clear()
     if answered.discarded is None:
         run.turns = run.asked
         run.answer, run.ended, run.was_delivered = answered.message, None, False
@@ -293,6 +309,16 @@ def _answered(run: FoldedRun, answered: Answered) -> None:
         run.waits, run.acted_on = {}, {}
         run.transcript.append(answered.message)
         run.messages.append(answered.message)
+
+
+def _consulted(run: FoldedRun, consulted: Consulted) -> None:
+    run.consulted.append(consulted)
+    if (usage := consulted.message.usage) is None:
+        return
+    if consulted.model is None:
+        run.usage += usage
+    else:
+        run.aside[consulted.model] = run.aside.get(consulted.model, Usage()) + usage
 
 
 def _call_suspended(run: FoldedRun, suspended: CallSuspended) -> None:

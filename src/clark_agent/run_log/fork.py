@@ -9,11 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent.errors import InvalidContinuationError
-from clark_agent.prices import ModelRef
+from clark_agent.prices import ModelRef, ModelUsage
 from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.prefix import prefix_of
 from clark_agent.run_log.reader import outcome_of
-from clark_agent.run_log.records import Answered, Record, RunResumed, ToolStarted
+from clark_agent.run_log.records import Answered, Consulted, Record, RunResumed, ToolStarted
 from clark_agent.run_log.store import LoadedRun, RunStore, RunSummary
 from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import AgentContext, RunIdentity, Usage
@@ -76,13 +76,15 @@ class RunUsage(Struct, frozen=True, kw_only=True):
     outcome: str | None
     """None if it has not ended."""
     model: ModelRef
+    by_model: tuple[ModelUsage, ...]
+    """Its own tokens by model: first its own model, then others that its plugins asked."""
     usage: Usage
     """Its own tokens."""
     tree_usage: Usage
     """Including the runs below."""
     turns: int
     model_calls: int
-    """Including retries."""
+    """Including retries, and the questions of plugins."""
     tool_calls: int
     milliseconds: int
     """How long processes worked on it: from the first record of each to its last."""
@@ -123,17 +125,20 @@ def usage_of(
         if end is not None
         else [usage_of(store, child, checks_prefix=checks_prefix) for child in counted]
     )
-    total = folded.usage
+    parts = [(folded.began.model_ref, folded.usage), *folded.aside.items()]
+    by_model = tuple([ModelUsage(model, usage) for model, usage in parts])
+    total = own = sum([part.usage for part in by_model], Usage())
     for child in children:
         total += child.tree_usage
     return RunUsage(
         run_id=run_id,
         outcome=None if folded.ending is None else outcome_of(folded.ending),
         model=folded.began.model_ref,
-        usage=folded.usage,
+        by_model=by_model,
+        usage=own,
         tree_usage=total,
         turns=folded.turns,
-        model_calls=sum(isinstance(entry, Answered) for entry in entries),
+        model_calls=sum(isinstance(entry, (Answered, Consulted)) for entry in entries),
         tool_calls=sum(isinstance(entry, ToolStarted) for entry in entries),
         milliseconds=folded.worked_ms,
         prefix_reuse=_prefix_reuse(loaded) if checks_prefix else None,

@@ -110,12 +110,11 @@ def recorded_failure(folded: FoldedRun) -> LoopError:
 def _bill(spent: RunUsage, config: LoopConfig) -> Bill:
     below = [usage for child in spent.children for usage in _usages(child)]
     prices = {} if config.budget is None else dict(config.budget.prices)
-    return Bill((ModelUsage(spent.model, spent.usage),), tuple(below), prices)
+    return Bill(spent.by_model, tuple(below), prices)
 
 
 def _usages(spent: RunUsage) -> list[ModelUsage]:
-    own = ModelUsage(spent.model, spent.usage)
-    return [own, *[usage for child in spent.children for usage in _usages(child)]]
+    return [*spent.by_model, *[usage for child in spent.children for usage in _usages(child)]]
 
 
 def ended_calls(folded: FoldedRun) -> list[tuple[str, Any]]:

@@ -7,6 +7,7 @@
     tools_gated
     tools_changed   which tools a source has added or removed
     asked           a turn, and the fingerprint of its request, or all of it
+    consulted       a plugin asked a model beside the turn: what it answered; or how it failed
     answered        the answer of the provider and its pieces; or how it failed
     tool_started    written before the tool runs
     tool_withdrawn  it did not run: its process let the run go just then
@@ -49,6 +50,7 @@ __all__ = [
     "BatchEnded",
     "CallSuspended",
     "CancelReceived",
+    "Consulted",
     "ContextEdited",
     "Edit",
     "Entry",
@@ -144,6 +146,10 @@ class MessagesAdded(_Entry, frozen=True, kw_only=True, tag="messages_added"):
     """The purpose of each message; empty if unknown."""
     steering: tuple[int, ...] = ()
     """The numbers of the accepted messages that these deliver."""
+    turn: NonNegativeInt | None = None
+    """Set if a plugin added them before a request of this turn; ``source`` is then ``loop``."""
+    plugin: str | None = None
+    """That plugin."""
 
 
 class SteeringAccepted(_Entry, frozen=True, kw_only=True, tag="steering_accepted"):
@@ -207,6 +213,24 @@ class Asked(_Entry, frozen=True, kw_only=True, tag="asked"):
     """All other fields of the request, with texts and schemas as digests; None if unchanged."""
     request: Any = None
     """The whole request, if the log keeps full requests."""
+
+
+class Consulted(_Entry, frozen=True, kw_only=True, tag="consulted"):
+    """A model was asked by a plugin, beside the turn. The question is not recorded."""
+
+    plugin: str
+    turn: NonNegativeInt
+    messages: NonNegativeInt
+    """The number of messages in the request."""
+    digest: str
+    """The digest of the request."""
+    message: AssistantMessage
+    """The answer. If it failed, what was received."""
+    error: str | None = None
+    """The kind of the failure: a `clark_agent.stream.StreamErrorKind`, or ``timeout``."""
+    error_text: str | None = None
+    model: ModelRef | None = None
+    """The model, if it is not that of the run."""
 
 
 class Answered(_Entry, frozen=True, kw_only=True, tag="answered"):
@@ -378,6 +402,7 @@ Entry: TypeAlias = (
     | ToolsGated
     | ToolsChanged
     | Asked
+    | Consulted
     | Answered
     | ToolStarted
     | ToolWithdrawn

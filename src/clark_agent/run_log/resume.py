@@ -230,6 +230,7 @@ def continuation(
         tuple([child.run_id for child in spent.children]),
         folded.sourced,
         appender,
+        tuple(folded.consulted),
         frozenset(folded.mails),
         folded.cancelled,
         mailbox,
@@ -240,9 +241,10 @@ def continuation(
         journal=partial(run_log.journal, began.identity.run_id, after=after),
         turns=folded.turns,
         messages=tuple(folded.messages[:-1] if is_again else folded.messages),
-        cost=(folded.turns, folded.usage, spent.model),
+        costs=tuple(_own_costs(spent)),
         costs_below=tuple([each for child in spent.children for each in spent_by(child)]),
         purposes=tuple(folded.purposes),
+        added_by=frozenset(folded.added_by),
         outcomes=tuple(folded.outcomes),
         requests=tuple(folded.requests),
         worked_ms=folded.worked_ms,
@@ -348,8 +350,15 @@ async def _resumption(
         raise
 
 
+def _own_costs(run: RunUsage) -> Iterator[RunCost]:
+    turns = run.turns
+    for part in run.by_model:
+        yield turns, part.usage, part.model
+        turns = 0  # they count once
+
+
 def spent_by(run: RunUsage) -> Iterator[RunCost]:
     """Yield turns, tokens and model of a run and of each run below it."""
-    yield run.turns, run.usage, run.model
+    yield from _own_costs(run)
     for child in run.children:
         yield from spent_by(child)

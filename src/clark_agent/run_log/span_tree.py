@@ -23,6 +23,7 @@ from clark_agent.run_log.records import (
     Asked,
     BatchEnded,
     CallSuspended,
+    Consulted,
     Record,
     RunBegan,
     RunEnded,
@@ -96,7 +97,7 @@ class _Builder:
         self._price = price or _known_price(began.model_ref)
         self._turn: LoggedSpan | None = None
         self._number = 0
-        self._asked_at = at
+        self._asked_at = self._last_at = at
         self._calls: Sequence[ToolCall] = ()
         self._suspended: LoggedSpan | None = None
         self._tools: dict[tuple[int, int], LoggedSpan] = {}
@@ -109,6 +110,8 @@ class _Builder:
             case Asked(turn=turn):
                 self._begin_turn(turn, at)
                 self._asked_at = at
+            case Consulted() as consulted:
+                self._consulted(consulted, at)
             case Answered() as answered:
                 self._answered(answered, at)
             case ToolStarted() as started:
@@ -134,6 +137,7 @@ class _Builder:
                 self._end(f"failed: {error}", at)
             case _:
                 pass
+        self._last_at = at
 
     def parent_of(self, child: RunBegan) -> LoggedSpan:
         """The span of the call that started a child run."""
@@ -152,7 +156,9 @@ class _Builder:
         usages = [call.usage for call in calls if call.usage is not None and _is_model_call(call)]
         if usages:
             run.usage = sum(usages[1:], usages[0])
-            run.cost = None if self._price is None else self._price.of(run.usage)
+            costs = [call.cost for call in calls if call.usage is not None and _is_model_call(call)]
+            known = [cost for cost in costs if cost is not None]
+            run.cost = sum(known) if len(known) == len(costs) else None
         if run.ended_at is None and self._suspended is None:
             run.notes.append("not ended")
         return run
@@ -182,6 +188,19 @@ class _Builder:
             call.notes.append(f"failed: {answered.error}")
         if answered.discarded is not None:
             call.notes.append(f"discarded: {answered.discarded}")
+        self._above().children.append(call)
+
+    def _consulted(self, consulted: Consulted, at: int) -> None:
+        self._begin_turn(consulted.turn, self._last_at)
+        model = consulted.model or self._model
+        price = self._price if consulted.model is None else _known_price(model)
+        call = LoggedSpan(f"chat {model.names[0]}" if model.names else "chat", self._last_at, at)
+        call.usage = consulted.message.usage
+        call.notes.append(f"asked by {consulted.plugin}")
+        if call.usage is not None and price is not None:
+            call.cost = price.of(call.usage)
+        if consulted.error is not None:
+            call.notes.append(f"failed: {consulted.error}")
         self._above().children.append(call)
 
     def _tool(self, position: int, call_id: str, name: str, at: int) -> LoggedSpan:

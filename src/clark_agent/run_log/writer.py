@@ -27,6 +27,7 @@ from clark_agent._threads import call_in_loop, is_running
 from clark_agent.cancellation import LET_GO
 from clark_agent.clock import Clock, Timer, call_later
 from clark_agent.engine.answer import EMPTY, OpenAnswer
+from clark_agent.engine.consult import Consultation
 from clark_agent.engine.journal import Emit, Journal
 from clark_agent.errors import (
     ConfigError,
@@ -53,6 +54,7 @@ from clark_agent.run_log.records import (
     BatchEnded,
     CallSuspended,
     CancelReceived,
+    Consulted,
     ContextEdited,
     Edit,
     Entry,
@@ -306,6 +308,8 @@ class Continuation(Struct, frozen=True):
     """The tools of a tool source, as the log declares them."""
     appender: RunAppender | None = None
     """The appender of the log, if it is already open."""
+    consulted: Sequence[Consulted] = ()
+    """What models have answered plugins since the newest request."""
     mails: frozenset[str] = frozenset()
     """The ids of the messages in the mailbox that the run has taken."""
     cancelled: CancelReceived | None = None
@@ -375,6 +379,8 @@ class RunWriter(Journal):
         """The newest turn, and its number of requests."""
         self._syncs_records = log.durability is Durability.RECORD
         self._fingerprint = _Fingerprint()
+        self._consulted = [] if after is None else [*after.consulted]
+        """What models have answered plugins in the turn that an earlier process did not finish."""
 
     @property
     def can_wait(self) -> bool:
@@ -651,6 +657,35 @@ class RunWriter(Journal):
         )
         self.write(entry, flush=syncs or self.log.live, ends_turn=syncs)
 
+    def consulted_before(self, plugin: str, request: StreamRequest) -> Consultation | None:
+        """Return the answer that an earlier process has recorded for this request, once."""
+        if not self._consulted:
+            return None
+        digest = _digest(request)
+        for number, entry in enumerate(self._consulted):
+            if entry.plugin == plugin and entry.digest == digest:
+                del self._consulted[number]
+                return Consultation(
+                    plugin, entry.turn, request, entry.message, entry.error, entry.error_text
+                )
+        return None
+
+    def consulted(self, consultation: Consultation) -> None:
+        """Record how a model has answered a plugin. The answer is paid for: it is flushed."""
+        request = consultation.request
+        self.write(
+            Consulted(
+                plugin=consultation.plugin,
+                turn=consultation.turn,
+                messages=len(request.messages),
+                digest=_digest(request) or "",
+                message=consultation.message,
+                error=consultation.error,
+                error_text=consultation.error_text,
+                model=consultation.model,
+            )
+        )
+
     def answered(
         self, answer: OpenAnswer, message: AssistantMessage, discarded: str | None = None
     ) -> None:
@@ -680,8 +715,11 @@ class RunWriter(Journal):
         messages: Sequence[AgentMessage],
         purposes: Sequence[Purpose],
         receipts: Sequence[SteeringReceipt] = (),
+        *,
+        before_request: tuple[int, str] | None = None,
     ) -> None:
         """Record that messages enter the transcript, why, and which accepted ones they deliver."""
+        turn, plugin = before_request or (None, None)
         numbers = tuple([self._number(receipt) for receipt in receipts])
         self.write(
             MessagesAdded(
@@ -689,6 +727,8 @@ class RunWriter(Journal):
                 messages=tuple(messages),
                 purposes=tuple(purposes),
                 steering=numbers,
+                turn=turn,
+                plugin=plugin,
             )
         )
 

@@ -133,6 +133,8 @@ class EventChecker:
                 self._require(self._asked, "request_delayed comes between request and answer")
             case ev.ChildRunEvent():
                 self._require(self._running.total() > 0, "child runs belong to a tool that runs")
+            case ev.ConsultationEnd():
+                pass  # the table has it behind its start
             case ev.ToolExecutionStart() | ev.ToolExecutionUpdate() | ev.ToolExecutionEnd():
                 self._tool(event)
             case _:
@@ -211,6 +213,8 @@ class EventChecker:
         self._require(self._answer is None, "a turn makes no request after its answer")
         self._require(not self._asked, "provider_request_prepared is followed by the answer")
         match event:
+            case ev.ConsultationStart():
+                self._require(self._stage == 0, "plugins ask a model before the gates")
             case ev.ContextTransformApplied():
                 self._require(self._stage == 0, "transforms come before gates")
             case ev.ToolGateApplied():
@@ -261,6 +265,7 @@ class EventChecker:
 # Why an event is not allowed, by the name of the phase; "" applies to all other phases.
 _RUNS = {"": "tools run within a turn", "message": "no message is open while tools run"}
 _ASKS = {
+    "consulting": "consultation_start is followed by consultation_end",
     "": "requests are made within a turn",
     "message": "no message is open while a request is prepared",
 }
@@ -284,6 +289,7 @@ _RULES: dict[type[AgentEvent], dict[str, str]] = {
     ev.MessageUpdate: {"": "message_update carries the placeholder of an open message"},
     ev.MessageEnd: {"": "message_end closes a message"},
     ev.MessageDiscarded: {"": "message_discarded directly follows the end of an answer"},
+    ev.ConsultationEnd: {"": "consultation_end follows consultation_start"},
     ev.RequestDelayed: {"": "request_delayed comes between request and answer"},
     ev.ChildRunEvent: {"": "child runs belong to a tool that runs"},
     ev.ToolExecutionStart: _RUNS,

@@ -27,7 +27,7 @@ from clark_agent._threads import run_in_thread
 from clark_agent.cancellation import CancellationToken
 from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import ConfigError, ToolExecutionError, ToolSuspended
-from clark_agent.tools import AgentTool, ToolResult, tool
+from clark_agent.tools import AgentTool, ToolHistoryPolicy, ToolResult, tool
 
 __all__ = [
     "SUSPEND",
@@ -119,6 +119,7 @@ def ask_user_tool(
             return ToolResult.text(f"The user gave no answer. {_GO_ON}")
         return ToolResult.text(str(answer).strip())
 
+    ask_user.history_policy = ToolHistoryPolicy(keeps_result=True)
     return ask_user
 
 

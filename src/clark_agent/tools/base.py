@@ -241,6 +241,13 @@ class ToolContext(Generic[DepsT_co]):
         return self._signal is not None and self._signal.is_watched
 
     @property
+    def messages(self) -> Sequence[AgentMessage]:
+        """The transcript of the run so far, with its history. It ends with the answer that has made
+        the call. Reading it copies nothing. Empty in a test.
+        """
+        return self._run.messages
+
+    @property
     def run(self) -> ParentRun | None:
         """The run that called the tool, to start a child run. None in a test."""
         return None if isinstance(self._run, _NoRun) else self._run
@@ -351,6 +358,8 @@ class ToolHistoryPolicy(Struct, frozen=True, kw_only=True, gc=False):
     """Old results may be dropped: the tool can be called again."""
     pins_active_plan: bool = False
     """The newest result is the plan that the model follows, and is kept."""
+    keeps_result: bool = False
+    """Results are never left out, for example because they are decisions of a person."""
 
 
 class AgentTool(Generic[DepsT_contra]):

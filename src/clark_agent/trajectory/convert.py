@@ -83,13 +83,13 @@ class _Writer:
             case MessagesAdded():
                 if entry.source == "turn":
                     yield from self._begin_turn()
+                if entry.turn is not None:
+                    yield from self._enter(entry.turn)
                 yield from self._append(entry.messages)
                 # Only a text that was accepted as the final answer.
                 self._returned += [m for m in entry.messages if isinstance(m, ToolResultMessage)]
             case Asked():
-                if entry.turn > self._turn and self._turn:
-                    yield from self._begin_turn()
-                self._turn = entry.turn
+                yield from self._enter(entry.turn)
             case Answered(discarded=None):
                 self._answer = entry.message
                 self._names = {}
@@ -115,6 +115,11 @@ class _Writer:
                 yield rec.RunEnded("failed", tuple(self._messages))
             case _:
                 pass
+
+    def _enter(self, turn: int) -> Iterator[TrajectoryPayload]:
+        if turn > self._turn and self._turn:
+            yield from self._begin_turn()
+        self._turn = turn
 
     def _begin_turn(self) -> Iterator[TrajectoryPayload]:
         if self._turn_open and self._answer is None and self._discarded is None:

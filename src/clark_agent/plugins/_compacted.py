@@ -1,0 +1,322 @@
+"""What remains of a transcript that was compacted: a fold over its messages.
+
+A compaction appends one `CustomMessage`, the marker, which no model gets. It says what replaces the
+messages before it, and how many of the newest of them stay. `Projection` reads the transcript with
+its markers and returns the messages for the model:
+
+    the task                     everything before the first answer
+    for each compaction          its text, then what must stay word for word of what it replaces
+    the newest messages          those that stay before the last marker, and all that follow it
+
+What one marker makes depends only on the messages before it, so what it made never changes: a
+provider can keep it in its cache. A marker that ``merges`` takes the place of those before it.
+
+Calls stay with their results: wherever a marker cuts, the cut moves back to the beginning of the
+answer that it would split. So it does not matter whether another plugin has dropped messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from clark_agent.messages.tokens import TokenEstimator
+from clark_agent.messages.transcript import MessageLog, MessageView
+from clark_agent.tools import AgentTool
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    CustomMessage,
+    SystemMessage,
+    ToolResultMessage,
+    UserMessage,
+)
+
+__all__ = ["KIND", "Mark", "Projection", "aligned", "mark_of"]
+
+KIND = "compaction"
+
+Pinned = Callable[[AgentMessage], bool]
+
+
+class Mark(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The payload of a marker."""
+
+    text: str
+    """What the model gets in place of the messages."""
+    kept: int = 0
+    """How many messages right before the marker stay."""
+    merges: bool = False
+    """Whether the text covers what was compacted before, too."""
+    has_summary: bool = True
+    """False if a model was not asked, or did not give one: the messages are only left out."""
+    turns: tuple[int, int] | None = None
+    """The turns that it replaces, from 1, counted over the conversation."""
+    messages: int = 0
+    """How many messages it replaces."""
+    run_id: str | None = None
+    """The run that was compacted. Its log has the whole text."""
+    tokens_before: int = 0
+    tokens_after: int = 0
+    """The size of the next request, without and with it."""
+    window: int | None = None
+    """What a provider has said about the window of the model."""
+    model: str | None = None
+    """The name of that model."""
+
+    def message(self, timestamp: int | None = None) -> CustomMessage:
+        """The marker."""
+        return CustomMessage(KIND, msgspec.to_builtins(self), timestamp)
+
+
+def mark_of(message: AgentMessage) -> Mark | None:
+    """What a marker says; None for any other message."""
+    if not isinstance(message, CustomMessage) or message.kind != KIND:
+        return None
+    try:
+        return msgspec.convert(message.payload, Mark)
+    except msgspec.ValidationError:
+        return None
+
+
+class Projection:
+    """Follows a growing transcript. Each message is looked at once, and once per compaction that
+    replaces it.
+    """
+
+    def __init__(self, pinned: Pinned | None = None) -> None:
+        self._pinned = pinned
+        self._forget()
+
+    def _forget(self) -> None:
+        self.seen: MessageView | None = None
+        """The transcript that it has followed."""
+        self.log: MessageLog | None = None
+        """What remains; None while nothing was replaced."""
+        self.task = 0
+        """Where the first answer is; the length if there is none yet."""
+        self.start = 0
+        """Where the messages begin that no compaction has replaced."""
+        self.turns = 0
+        """How many answers there are."""
+        self.turns_before_start = 0
+        self.total = 0
+        """The estimated tokens of what remains."""
+        self.summaries = 0
+        """The estimated tokens of the texts of compactions."""
+        self.marks: list[Mark] = []
+        """Those since the last one that merges, and that one."""
+        self.measured: tuple[int, int] | None = None
+        """The tokens of the newest request that a provider has counted since the last compaction,
+        and the estimate of its messages."""
+        self.measured_before: tuple[int, int] | None = None
+        """The same for the last request before it."""
+        self.attempts = 0
+        """How many compactions there were since the newest answer."""
+        self.failures = 0
+        """How many compactions in a row have no summary."""
+        self.windows: dict[str, int] = {}
+        """What providers have said about windows, by model."""
+        self._head: list[AgentMessage] = []
+        """What compactions have made of the messages between the task and ``start``."""
+
+    def follow(
+        self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
+    ) -> None:
+        """Add the messages since the last call, or all messages of a different transcript."""
+        if not view.grew_from(self.seen):
+            self._forget()
+        first = 0 if self.seen is None else self.seen.stable
+        self.seen = view
+        self._estimate = estimator.estimate_message
+        self._tools = tools
+        for index in range(first, view.stable):
+            message = view[index]
+            mark = mark_of(message)
+            if mark is not None:
+                self._cut(view, index, mark)
+                continue
+            self._note(message)
+            self.total += self._estimate(message)
+            if self.log is not None:
+                self.log.append(message)
+
+    def view(self, tail: tuple[AgentMessage, ...] = ()) -> MessageView:
+        """What remains, with this tail."""
+        assert self.seen is not None
+        return self.seen.with_tail(tail) if self.log is None else self.log.view(tail)
+
+    def _note(self, message: AgentMessage) -> None:
+        if isinstance(message, AssistantMessage):
+            self.turns += 1
+            self.attempts = 0
+            usage = message.usage
+            if usage is not None:
+                sent = (
+                    usage.input_tokens
+                    + usage.cache_read_input_tokens
+                    + usage.cache_creation_input_tokens
+                )
+                if sent:
+                    self.measured = (sent, self.total)
+        if self.turns == 0:
+            self.task += 1
+            self.start = self.task
+
+    def _cut(self, view: MessageView, end: int, mark: Mark) -> None:
+        """Replace the messages before a marker by its text."""
+        if mark.window is not None and mark.model is not None:
+            self.windows[mark.model] = mark.window
+        if self.turns == 0:  # there is only the task, which stays
+            self.task += 1
+            self.start = self.task
+            if self.log is None:
+                self.log = MessageLog(view[:end])
+            return
+        place = aligned(view, min(end, max(self.start, end - mark.kept)), self.start, end)
+        text = UserMessage(mark.text)
+        if mark.merges:
+            self._head, self.marks, self.summaries = [], [], 0
+        first = self.task if mark.merges else self.start
+        stays = self.protected(view, first, place, end)
+        self._head += [text, *stays]
+        self.marks.append(mark)
+        self.summaries += self._estimate(text)
+        self.attempts += 1
+        self.failures = 0 if mark.has_summary else self.failures + 1
+        self.turns_before_start += answers(view, self.start, place)
+        self.start = place
+        newest = [m for m in view[place:end] if mark_of(m) is None]
+        task = [m for m in view[: self.task] if mark_of(m) is None]
+        messages = [*task, *self._head, *newest]
+        self.log = MessageLog(messages)
+        self.total = sum([self._estimate(message) for message in messages])
+        if self.measured is not None:
+            self.measured_before, self.measured = self.measured, None
+
+    def protected(
+        self, view: Sequence[AgentMessage], start: int, stop: int, end: int
+    ) -> list[AgentMessage]:
+        """What must stay of these messages, if a marker is at ``end``: what is pinned, the newest
+        message of the user, plans, open calls, and what people have decided.
+        """
+        newest = newest_of_user(view, end)
+        stays: list[AgentMessage] = []
+        for turn in turns_of(view, start, stop):
+            answer = view[turn.start]
+            results: list[int] = []
+            if isinstance(answer, AssistantMessage):
+                results = [n for n in turn if isinstance(view[n], ToolResultMessage)]
+                is_open = len(results) < len(answer.tool_calls)
+                if is_open or any(self._stays(view, n, end) for n in (turn.start, *results)):
+                    stays += [answer, *[view[n] for n in results]]
+            for n in turn:
+                note = view[n]
+                if isinstance(note, (UserMessage, SystemMessage)) and (
+                    n == newest or self._is_pinned(note)
+                ):
+                    stays.append(note)
+        return stays
+
+    def _is_pinned(self, message: AgentMessage) -> bool:
+        return self._pinned is not None and self._pinned(message)
+
+    def _stays(self, view: Sequence[AgentMessage], index: int, end: int) -> bool:
+        """Whether an answer or a result must stay, and so its whole turn."""
+        message = view[index]
+        if not isinstance(message, (AssistantMessage, ToolResultMessage)):
+            return False
+        if self._is_pinned(message):
+            return True
+        if not isinstance(message, ToolResultMessage):
+            return False
+        tool = self._tools.get(message.tool_name)
+        policy = None if tool is None else tool.history_policy
+        if policy is not None and policy.keeps_result:
+            return True
+        if policy is not None and policy.pins_active_plan:
+            return _is_newest_of(view, index, end)
+        return is_decided_by_person(message)
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+def turns_of(view: Sequence[AgentMessage], start: int, stop: int) -> Iterator[range]:
+    """Each answer with its results and what follows until the next one. What comes before the first
+    answer is a range of its own.
+    """
+    begin = start
+    for index in range(start, stop):
+        if index > begin and isinstance(view[index], AssistantMessage):
+            yield range(begin, index)
+            begin = index
+    if begin < stop:
+        yield range(begin, stop)
+
+
+def answers(view: Sequence[AgentMessage], start: int, stop: int) -> int:
+    """How many answers there are."""
+    return sum(isinstance(view[n], AssistantMessage) for n in range(start, stop))
+
+
+def aligned(view: Sequence[AgentMessage], place: int, first: int, end: int) -> int:
+    """The place, or where the answer begins that it would separate from results or that waits for
+    some. ``first`` is the least, and messages from ``end`` on do not count.
+    """
+    answer = place - 1
+    results = 0
+    while answer >= first and not isinstance(view[answer], AssistantMessage):
+        results += isinstance(view[answer], ToolResultMessage)
+        answer -= 1
+    if answer < first:
+        return place
+    message = view[answer]
+    assert isinstance(message, AssistantMessage)
+    after = place
+    while after < end and not isinstance(view[after], AssistantMessage):
+        if isinstance(view[after], ToolResultMessage):
+            return answer
+        after += 1
+    return answer if results < len(message.tool_calls) else place
+
+
+def newest_of_user(view: Sequence[AgentMessage], end: int) -> int:
+    """Where the newest message of the user is; -1 if there is none."""
+    index = end - 1
+    while index >= 0 and not isinstance(view[index], UserMessage):
+        index -= 1
+    return index
+
+
+def _is_newest_of(view: Sequence[AgentMessage], index: int, end: int) -> bool:
+    """Whether no later result comes from the same tool."""
+    result = view[index]
+    assert isinstance(result, ToolResultMessage)
+    for later in range(index + 1, end):
+        message = view[later]
+        if isinstance(message, ToolResultMessage) and message.tool_name == result.tool_name:
+            return False
+    return True
+
+
+_BY_PEOPLE = frozenset({"deny", "give_result", "give_arguments"})
+
+
+def is_decided_by_person(message: ToolResultMessage) -> bool:
+    """Whether a person has refused the call, given its result, or changed it."""
+    details: Any = message.details
+    if not isinstance(details, dict):
+        return False
+    if details.get("reason") == "denied":
+        return True
+    decisions: Any = details.get("decided_by")
+    if not isinstance(decisions, (list, tuple)):
+        return False
+    return any(
+        isinstance(each, dict) and ("by" in each or each.get("decision") in _BY_PEOPLE)
+        for each in decisions
+    )

@@ -1,0 +1,323 @@
+"""Compaction: a summary takes the place of old turns when a conversation grows too large."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from msgspec import Struct
+
+from clark_agent.errors import ConfigError
+from clark_agent.messages.transcript import MessageView, view_of
+from clark_agent.messages.wire import encode_json
+from clark_agent.plugins._compacted import (
+    Mark,
+    Projection,
+    aligned,
+    answers,
+)
+from clark_agent.plugins._summary import INSTRUCTIONS, Summariser, left_out, replaced
+from clark_agent.plugins._windows import DEFAULT_WINDOW, window_of, window_said
+from clark_agent.plugins.base import BeforeRequestContext, TransformContext
+from clark_agent.plugins.read_earlier import READ_EARLIER
+from clark_agent.stream import StreamFn
+from clark_agent.types import (
+    AgentMessage,
+    AssistantMessage,
+    CustomMessage,
+    ToolResultMessage,
+    UserMessage,
+)
+
+__all__ = ["Compaction"]
+
+logger = logging.getLogger(__name__)
+
+_MERGE_SHARE = 0.3
+"""Which share of the target all summaries together may have, before they are merged into one."""
+_LEAST_SHARE = 0.25
+"""Which share of what is between trigger and target a compaction must free at least."""
+_TEXT_SHARE = 0.5
+"""Which share of the window the text may have that another request is made of."""
+_CHARS = 3
+"""How many characters of text a token has at least, usually."""
+
+
+class Compaction:
+    """Keeps conversations of any length within the window of the model, by summaries.
+
+    Before a request above ``trigger`` (a share of the window) it lets a model summarise the older
+    turns, so that about ``target`` remains. The newest messages stay word for word, as do the task
+    (everything before the first answer), the newest message of the user, plans, open calls, what
+    people have decided, and messages for which ``pinned`` returns true. Later compactions add
+    further summaries, and the earlier ones stay, so that the provider's cache keeps them; when they
+    grow too many, they are merged. If a provider still rejects a request as too large, its error
+    starts a compaction, and says how large the window is.
+
+    Nothing is lost: the transcript keeps all messages, and the model can read them with the tool
+    ``read_earlier``, which the plugin brings unless ``read_back`` is False. A compaction itself is
+    a message in the transcript, a `CustomMessage` of the kind ``compaction``, which no model gets.
+    So a conversation that is saved, resumed, forked or continued by another run is not compacted
+    again.
+
+    Without a usable summary (the model fails, or takes more than ``timeout`` seconds) the old turns
+    are left out, and a note says so. ``model`` is the transport of another, for example cheaper
+    model for the summaries; by default it is the model of the run, whose provider can read almost
+    all of that request from its cache. ``window`` is the size of the
+    window in tokens. By default it is what the transport says (``context_window``), else what is
+    known of the model by its name, else 128,000.
+    """
+
+    name = "compaction"
+    purpose = "compaction"
+    inheritable_to_child = True
+
+    def __init__(
+        self,
+        window: int | None = None,
+        trigger: float = 0.75,
+        target: float = 0.4,
+        *,
+        model: StreamFn | None = None,
+        instructions: str = INSTRUCTIONS,
+        pinned: Callable[[AgentMessage], bool] | None = None,
+        summary_tokens: int | None = None,
+        timeout: float = 120.0,
+        read_back: bool = True,
+    ) -> None:
+        _check(window, trigger, target, summary_tokens, timeout)
+        for what, function in (("pinned", pinned), ("model", model)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"Compaction: {what} must be None or callable, not {function!r}")
+        self.window = window
+        self.trigger = trigger
+        self.target = target
+        self.model = model
+        self.instructions = instructions
+        self.pinned = pinned
+        self.summary_tokens = summary_tokens
+        self.timeout = timeout
+        self.tools: Final = (READ_EARLIER,) if read_back else ()
+        self._summariser = Summariser(model, instructions, summary_tokens, timeout)
+        self._transcript = Projection(pinned)
+        self._edited = Projection(pinned)
+        self._known_overhead: tuple[object, str, int] | None = None
+
+    def for_run(self) -> Compaction:
+        """Return a new instance, which has not seen a transcript."""
+        return Compaction(
+            self.window,
+            self.trigger,
+            self.target,
+            model=self.model,
+            instructions=self.instructions,
+            pinned=self.pinned,
+            summary_tokens=self.summary_tokens,
+            timeout=self.timeout,
+            read_back=bool(self.tools),
+        )
+
+    # --- what the model gets --------------------------------------------------------------------
+
+    def transform_context(
+        self, messages: Sequence[AgentMessage], ctx: TransformContext
+    ) -> Sequence[AgentMessage]:
+        """Return the messages with what compactions have made of old ones."""
+        view = view_of(messages)
+        # A plugin before this one may have made another view of the transcript.
+        is_own = view.grew_from(self._transcript.seen)
+        projection = self._transcript if is_own else self._edited
+        projection.follow(view, ctx.estimator, ctx.tools)
+        return messages if projection.log is None else projection.view(view.tail)
+
+    # --- compactions ----------------------------------------------------------------------------
+
+    async def before_request(self, ctx: BeforeRequestContext) -> list[CustomMessage] | None:
+        """Compact the transcript if the next request would be too large, or was."""
+        state = self._follow(ctx)
+        if ctx.overflow is None and state.size <= self.trigger * state.window:
+            return None
+        least = 0.0
+        if ctx.overflow is None:
+            least = _LEAST_SHARE * (self.trigger - self.target) * state.window
+        mark = await self._compact(ctx, state, least)
+        return None if mark is None else [mark.message()]
+
+    async def compact(self, ctx: BeforeRequestContext) -> Mark | None:
+        """Compact now, however small the transcript is. None if nothing can be replaced."""
+        return await self._compact(ctx, self._follow(ctx), 0.0)
+
+    def overhead(self, ctx: BeforeRequestContext) -> int:
+        """The estimated tokens of a request without its messages: tools and system prompt."""
+        known = self._known_overhead
+        if known is None or known[0] is not ctx.tools or known[1] is not ctx.system_prompt:
+            schemas = [tool.schema for tool in ctx.tools.values()]
+            size = len(encode_json(schemas)) + len(ctx.system_prompt.encode("utf-8", "replace"))
+            known = self._known_overhead = (ctx.tools, ctx.system_prompt, size // 4)
+        return known[2]
+
+    def _follow(self, ctx: BeforeRequestContext) -> _State:
+        projection = self._transcript
+        projection.follow(ctx.messages, ctx.estimator, ctx.tools)
+        return _State.of(self, ctx, projection)
+
+    async def _compact(self, ctx: BeforeRequestContext, state: _State, least: float) -> Mark | None:
+        view, projection, end = ctx.messages, self._transcript, ctx.messages.stable
+        target = self.target * state.window / 2**projection.attempts
+        merges = len(projection.marks) > 0 and (
+            projection.summaries * state.scale > _MERGE_SHARE * target
+        )
+        first = projection.task if merges else projection.start
+        head = state.size - state.scale * _cost(ctx, view, projection.start, end)
+        place = self._place(ctx, state, target - head)
+        stays = projection.protected(view, first, place, end)
+        freed = _cost(ctx, view, projection.start, place)
+        freed -= sum([ctx.estimator.estimate_message(m) for m in stays])
+        if merges:
+            freed += projection.total - _cost(ctx, view, projection.start, end)
+            freed -= _cost(ctx, view, 0, projection.task)
+        turns = _turns(projection, view, place, merges=merges)
+        text, has_summary = left_out(turns, can_read=bool(self.tools)), False
+        freed -= self._cost_of(ctx, text)
+        if place <= projection.start or freed <= 0 or freed * state.scale <= least:
+            return None
+        count = projection.failures
+        if not count & (count + 1):  # a model that failed is asked less and less often
+            old = _old(projection, view, place, merges=merges)
+            summary = await self._summariser.summary(
+                ctx,
+                projection.view(),
+                old,
+                merges=merges,
+                max_chars=round(_TEXT_SHARE * state.window * _CHARS),
+            )
+            if summary is not None:
+                summary = replaced(turns, summary, can_read=bool(self.tools))
+                longer = self._cost_of(ctx, summary) - self._cost_of(ctx, text)
+                if longer < freed:
+                    text, has_summary, freed = summary, True, freed - longer
+        if not has_summary:
+            logger.warning("%s of run %s: there is no summary", text.partition("]")[0], ctx.run_id)
+        return Mark(
+            text=text,
+            kept=end - place,
+            merges=merges,
+            has_summary=has_summary,
+            turns=turns,
+            messages=place - first,
+            run_id=ctx.run_id,
+            tokens_before=round(state.size),
+            tokens_after=round(state.size - freed * state.scale),
+            window=state.said,
+            model=None if state.said is None else _model_of(ctx),
+        )
+
+    def _cost_of(self, ctx: BeforeRequestContext, text: str) -> int:
+        return ctx.estimator.estimate_message(UserMessage(text))
+
+    def _place(self, ctx: BeforeRequestContext, state: _State, room: float) -> int:
+        """Where the newest messages begin that stay: as many whole turns as there is room for, and
+        at least the newest one.
+        """
+        view, start, end = ctx.messages, self._transcript.start, ctx.messages.stable
+        place = index = end
+        used = 0.0
+        while index > start:
+            index -= 1
+            used += state.scale * ctx.estimator.estimate_message(view[index])
+            if used > room and place < end:
+                break
+            if _is_boundary(view, index, start, end):
+                place = index
+        return place
+
+
+class _State(Struct, frozen=True):
+    """The size of the next request, in tokens of the provider as far as they are known."""
+
+    size: float
+    window: int
+    scale: float
+    """How many tokens of the provider there are for one that was estimated."""
+    said: int | None
+    """What the provider has just said about the window, or what follows from it."""
+
+    @classmethod
+    def of(cls, plugin: Compaction, ctx: BeforeRequestContext, projection: Projection) -> _State:
+        overhead = plugin.overhead(ctx)
+        estimate = projection.total + overhead
+        measured = projection.measured or projection.measured_before
+        scale = 1.0
+        if measured is not None:
+            scale = min(4.0, max(0.25, measured[0] / max(1, measured[1] + overhead)))
+        if projection.measured is not None:
+            counted, then = projection.measured
+            size = counted + max(0, projection.total - then) * max(1.0, scale)
+        else:
+            size = estimate * scale
+        window = plugin.window or ctx.context_window or window_of(ctx.model) or DEFAULT_WINDOW
+        window = projection.windows.get(_model_of(ctx) or "", window)
+        said: int | None = None
+        if ctx.overflow is not None:
+            said = window_said(ctx.overflow)
+            if said is None or not size / 20 < said < size * 2.5:
+                said = min(window, max(1, round(size)))
+            window = said
+            if size <= window:  # the estimate was too low
+                scale *= window / max(1.0, size)
+                size = float(window)
+        return cls(size, window, scale, said)
+
+
+def _check(window: Any, trigger: Any, target: Any, summary_tokens: Any, timeout: Any) -> None:
+    for name, value in (("window", window), ("summary_tokens", summary_tokens)):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ):
+            raise ConfigError(f"Compaction: {name} must be None or at least 1, not {value!r}")
+    if not 0 < target < trigger <= 1:
+        raise ConfigError(
+            f"Compaction needs 0 < target < trigger <= 1, not {target!r} and {trigger!r}"
+        )
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise ConfigError(f"Compaction: timeout must be more than 0 seconds, not {timeout!r}")
+
+
+def _model_of(ctx: BeforeRequestContext) -> str | None:
+    names = ctx.model.names
+    return names[0] if names else "the model"
+
+
+def _cost(ctx: BeforeRequestContext, view: MessageView, start: int, end: int) -> int:
+    estimate = ctx.estimator.estimate_message
+    return sum([estimate(view[index]) for index in range(start, end)])
+
+
+def _is_boundary(view: MessageView, place: int, start: int, end: int) -> bool:
+    """Whether a turn begins here: its notes, or its answer if it has none."""
+    if place == start:
+        return True
+    before = view[place - 1]
+    if not isinstance(before, (AssistantMessage, ToolResultMessage)):
+        return False
+    return aligned(view, place, start, end) == place
+
+
+def _turns(
+    projection: Projection, view: MessageView, place: int, *, merges: bool
+) -> tuple[int, int] | None:
+    """The first and the last turn that a compaction replaces."""
+    last = projection.turns_before_start + answers(view, projection.start, place)
+    first = 1 if merges else projection.turns_before_start + 1
+    return (first, last) if first <= last else None
+
+
+def _old(
+    projection: Projection, view: MessageView, place: int, *, merges: bool
+) -> list[AgentMessage]:
+    """The messages that a summary must cover."""
+    old = list(view[projection.start : place])
+    if not merges:
+        return old
+    return [*[UserMessage(mark.text) for mark in projection.marks], *old]

@@ -1,0 +1,129 @@
+"""read_earlier: a tool with which a model reads turns again that its requests no longer have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from clark_agent.plugins._compacted import mark_of, turns_of
+from clark_agent.plugins._turn_text import text_of
+from clark_agent.tools import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
+from clark_agent.types import AgentMessage, AssistantMessage
+
+__all__ = ["READ_EARLIER", "ReadEarlier"]
+
+_PAGE = 8_000
+"""How many characters a result has at most, about."""
+_FOUND = 20
+"""How many turns a search shows."""
+_AROUND = 120
+"""How many characters it shows on both sides of the words."""
+
+_RANGE = re.compile(r"\s*(\d+)\s*(?:(?:-|–|to)\s*(\d+)\s*)?")
+
+_PARAMETERS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "words": {"type": "string", "description": "Words that must all occur in a message."},
+        "turns": {"type": "string", "description": "A turn or a range of turns: 12, 12-15."},
+        "page": {"type": "integer", "minimum": 1, "default": 1},
+    },
+    "additionalProperties": False,
+}
+
+
+class ReadEarlier(AgentTool):
+    """Searches the transcript of the run, with its history, and reads turns of it, page by page.
+
+    A turn is one answer of the model with the results of its calls. Turn 0 is what comes before the
+    first answer. Turns are counted over the whole conversation.
+    """
+
+    name = "read_earlier"
+    description = (
+        "Read earlier turns of this conversation again, word for word, also those that were "
+        "replaced by a summary or left out. Give `words` to find the turns in which they occur, or "
+        "`turns` (such as 12 or 12-15) to read these; a long text has several pages."
+    )
+    parameters_schema = _PARAMETERS
+    reads_only = True
+    idempotent = True
+    history_policy = ToolHistoryPolicy(compactable_result=True)
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        """Search, or read."""
+        words, turns = args.get("words") or "", args.get("turns") or ""
+        messages = ctx.messages
+        if words.strip():
+            return ToolResult.text(found(messages, words))
+        asked = _RANGE.fullmatch(turns)
+        if asked is None:
+            return ToolResult.error("Give words to search for, or turns such as 12 or 12-15.")
+        first = int(asked[1])
+        last = first if asked[2] is None else int(asked[2])
+        return read(messages, first, last, args.get("page") or 1)
+
+
+def numbered(messages: Sequence[AgentMessage]) -> list[range]:
+    """The messages of each turn. Turn 0 is what comes before the first answer."""
+    turns = list(turns_of(messages, 0, len(messages)))
+    if turns and isinstance(messages[0], AssistantMessage):
+        turns.insert(0, range(0))
+    return turns
+
+
+def found(messages: Sequence[AgentMessage], words: str) -> str:
+    """The turns with a message that has all the words, newest first."""
+    wanted = [word.lower() for word in words.split()]
+    turns = numbered(messages)
+    lines: list[str] = []
+    count = 0
+    for number in range(len(turns) - 1, -1, -1):
+        shown = [line for n in turns[number] if (line := _excerpt(messages[n], wanted))]
+        count += bool(shown)
+        if shown and count <= _FOUND:
+            lines += [f"turn {number}: {line}" for line in shown]
+    if not lines:
+        return f"No message has all of these words: {' '.join(wanted)}."
+    more = [f"… and {count - _FOUND} more turns. Use other words."] if count > _FOUND else []
+    return _clipped("\n".join([*lines, *more]))
+
+
+def _excerpt(message: AgentMessage, wanted: Sequence[str]) -> str:
+    if mark_of(message) is not None:
+        return ""
+    text = " ".join(text_of(message).split())
+    lower = text.lower()
+    if not lower or not all(word in lower for word in wanted):
+        return ""
+    place = lower.index(wanted[0])
+    start, end = max(0, place - _AROUND), place + len(wanted[0]) + _AROUND
+    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _PAGE else f"{text[:_PAGE]}\n… Use other words."
+
+
+def read(messages: Sequence[AgentMessage], first: int, last: int, page: int) -> ToolResult:
+    """A page of the turns."""
+    turns = numbered(messages)
+    if first >= len(turns) or last < first:
+        return ToolResult.error(f"There are the turns 0 to {len(turns) - 1}, not {first}-{last}.")
+    shown = range(first, min(last, len(turns) - 1) + 1)
+    texts = [
+        f"--- turn {number} ---\n\n"
+        + "\n\n".join([text for n in turns[number] if (text := text_of(messages[n]))])
+        for number in shown
+    ]
+    text = "\n\n".join(texts)
+    pages = max(1, -(-len(text) // _PAGE))
+    if page > pages:
+        return ToolResult.error(f"There are {pages} pages, not {page}.")
+    part = text[(page - 1) * _PAGE : page * _PAGE]
+    return ToolResult.text(part if pages == 1 else f"{part}\n\n[page {page} of {pages}]")
+
+
+READ_EARLIER = ReadEarlier()
+"""The tool. It keeps nothing, so all runs share it."""

@@ -1,0 +1,624 @@
+"""Compaction in runs, with a scripted model that also writes the summaries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from clark_agent import (
+    AgentContext,
+    AgentMessage,
+    AssistantMessage,
+    CancellationToken,
+    Compaction,
+    ConfigError,
+    Conversation,
+    CustomMessage,
+    LoopConfig,
+    LoopOutcome,
+    RunAborted,
+    StopReason,
+    StreamError,
+    StreamErrorKind,
+    StreamRequest,
+    ToolCall,
+    ToolResultMessage,
+    Usage,
+    UserMessage,
+    run,
+    tool,
+)
+from clark_agent.history import repair_history
+from clark_agent.plugins._compacted import mark_of
+from clark_agent.plugins._windows import DEFAULT_WINDOW, window_of, window_said
+from clark_agent.prices import ModelRef
+from clark_agent.replay import replay
+from clark_agent.run_log import MemoryStore, RunLog, check_prefix, fork, usage_tree
+from clark_agent.stream import Done, Error, Start, StreamEvent
+from clark_agent.testing import RecordingSink, check_events, say
+from clark_agent.tools import ToolHistoryPolicy
+
+EMPTY = AssistantMessage((), StopReason.OTHER)
+FACT = "The password is swordfish."
+WINDOW = 2_000
+
+
+@tool
+def look(number: int) -> str:
+    """Look something up."""
+    return f"Result {number}: " + f"something about {number}. " * 12
+
+
+class Summarised:
+    """A model that works for some turns, and summarises when it is asked to.
+
+    What it says depends on the request alone, like a real model.
+    """
+
+    def __init__(
+        self,
+        turns: int = 40,
+        *,
+        summary: Callable[[StreamRequest], Any] | None = None,
+        limit: int | None = None,
+        said: str = "prompt is too long: {size} tokens > {limit} maximum",
+        call_first: ToolCall | None = None,
+    ) -> None:
+        self.turns = turns
+        self.summary = summary or (lambda request: "What happened so far.")
+        self.limit = limit
+        self.said = said
+        self.requests: list[StreamRequest] = []
+        self.asked: list[StreamRequest] = []
+        self.call_first = call_first
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        size = size_of(request)
+        usage = Usage(size, 20)
+        if "Write a summary" in request.messages[-1].plain_text:
+            self.asked.append(request)
+            said = self.summary(request)
+            if hasattr(said, "__await__"):
+                said = await said
+            if isinstance(said, list):
+                for event in said:
+                    yield event
+                return
+            yield Start(EMPTY)
+            yield Done(said if isinstance(said, AssistantMessage) else answer(say(said), usage))
+            return
+        self.requests.append(request)
+        yield Start(EMPTY)
+        if self.limit is not None and size > self.limit:
+            text = self.said.format(size=size, limit=self.limit)
+            yield Error(EMPTY, StreamErrorKind.CONTEXT_OVERFLOW, text)
+            return
+        number = self.number(request)
+        if number >= self.turns:
+            yield Done(answer(say("Done."), usage))
+            return
+        call = ToolCall(f"c{number}", "look", {"number": number})
+        if number == 0 and self.call_first is not None:
+            call = self.call_first
+        yield Done(answer(say("", call), usage))
+
+    def number(self, request: StreamRequest) -> int:
+        """The number of the next call: one more than the newest."""
+        for message in reversed(request.messages):
+            if isinstance(message, AssistantMessage) and message.tool_calls:
+                digits = message.tool_calls[0].id[1:]
+                return int(digits) + 1
+        return 0
+
+
+def answer(message: AssistantMessage, usage: Usage) -> AssistantMessage:
+    return replace(message, usage=usage)
+
+
+def size_of(request: StreamRequest) -> int:
+    """What this provider counts: characters, and a little for each message."""
+    texts = [str(m.plain_text) for m in request.messages]
+    return sum([len(text) // 4 + 8 for text in texts]) + 50 * len(request.tools)
+
+
+async def play(
+    model: Summarised, *plugins: Any, prompt: str = FACT, **settings: Any
+) -> tuple[Any, RecordingSink]:
+    sink = RecordingSink()
+    tools = settings.pop("tools", [look])
+    config = LoopConfig(stream=model, tools=tools, plugins=plugins, event_sink=sink, **settings)
+    outcome: Any
+    try:
+        outcome = await run(prompt, AgentContext("You work."), config)
+    except Exception as error:
+        outcome = error
+    check_events(sink.events)
+    for request in model.requests:
+        assert not repair_history(request.messages).changes
+    return outcome, sink
+
+
+def marks(messages: Sequence[AgentMessage]) -> list[Any]:
+    return [mark for message in messages if (mark := mark_of(message)) is not None]
+
+
+def texts(request: StreamRequest) -> list[str]:
+    return [message.plain_text for message in request.messages]
+
+
+# --- what it does -------------------------------------------------------------------------------
+
+
+async def test_a_long_run_stays_within_the_window() -> None:
+    model = Summarised(60)
+    result, sink = await play(model, Compaction(WINDOW))
+    assert result.outcome is LoopOutcome.DONE
+    made = marks(result.messages)
+    assert len(made) >= 4
+    assert all(mark.has_summary for mark in made)
+    assert max(map(size_of, model.requests)) <= WINDOW
+    assert len(model.asked) == len(made)
+    assert all(texts(request)[0] == FACT for request in model.requests)
+    # The newest result is always there, word for word.
+    for number, request in enumerate(model.requests[1:]):
+        assert f"something about {number}." in texts(request)[-1]
+    kinds = [event.type for event in sink.events]
+    assert kinds.count("consultation_start") == kinds.count("consultation_end") == len(made)
+
+
+async def test_one_compaction_lasts_for_many_turns() -> None:
+    model = Summarised(60)
+    result, _ = await play(model, Compaction(WINDOW))
+    turns = [mark.turns for mark in marks(result.messages)]
+    assert all(last - first >= 4 for first, last in turns)
+
+
+async def test_summaries_add_up_and_keep_the_prefix() -> None:
+    store = MemoryStore()
+    model = Summarised(60, summary=lambda request: f"Summary of {len(request.messages)}.")
+    result, _ = await play(model, Compaction(WINDOW), run_log=RunLog(store))
+    made = [mark for mark in marks(result.messages) if not mark.merges]
+    assert len(made) >= 3
+    (summary,) = store.runs()
+    report = check_prefix(store, summary.run_id)
+    assert all(
+        [cause.name for cause in request.change.causes] == ["compaction"]
+        for request in report.changes
+        if request.change is not None
+    )
+    assert len(report.changes) == len(marks(result.messages))
+    report.without("compaction").require(1.0)
+    # Each one keeps what the earlier ones have made: the change is behind it.
+    first, second, *_ = [request.change for request in report.changes]
+    assert first is not None
+    assert second is not None
+    assert second.at > first.at
+
+
+async def test_what_must_not_be_lost_is_in_every_request_after_four_compactions() -> None:
+    """Pinned facts, the task, plans, refusals and answers of people."""
+    plan = tool(lambda: "1. look 2. tell", name="plan", description="plan")
+    plan.history_policy = ToolHistoryPolicy(pins_active_plan=True)
+    asked = tool(lambda: "Paris, not Rome", name="ask_user", description="ask")
+    asked.history_policy = ToolHistoryPolicy(keeps_result=True)
+
+    class Model(Summarised):
+        def number(self, request: StreamRequest) -> int:
+            return super().number(request)
+
+        async def __call__(
+            self, request: StreamRequest, signal: CancellationToken
+        ) -> AsyncIterator[StreamEvent]:
+            special = {1: "plan", 2: "ask_user", 3: "pinned"}
+            async for event in super().__call__(request, signal):
+                number = self.number(request)
+                if isinstance(event, Done) and event.message.tool_calls and number in special:
+                    call = ToolCall(f"c{number}", special[number], {})
+                    event = Done(answer(say("", call), Usage(size_of(request), 20)))
+                yield event
+
+    pinned = tool(lambda: "IMPORTANT: 42", name="pinned", description="pinned")
+    model = Model(90)
+    compaction = Compaction(WINDOW, pinned=lambda m: "IMPORTANT" in m.plain_text)
+    result, _ = await play(model, compaction, tools=[look, plan, asked, pinned])
+    assert len(marks(result.messages)) >= 4
+    for request in model.requests[5:]:
+        sent = texts(request)
+        assert sent[0] == FACT
+        for needed in ("1. look 2. tell", "Paris, not Rome", "IMPORTANT: 42"):
+            assert needed in sent
+
+
+async def test_the_whole_text_can_be_read_back() -> None:
+    read = ToolCall("c0", "look", {"number": 0})
+
+    class Model(Summarised):
+        async def __call__(
+            self, request: StreamRequest, signal: CancellationToken
+        ) -> AsyncIterator[StreamEvent]:
+            async for event in super().__call__(request, signal):
+                number = self.number(request)
+                if (
+                    isinstance(event, Done)
+                    and number in (40, 41, 42)
+                    and self.requests[-1] is request
+                ):
+                    args: dict[str, Any] = {
+                        40: {"words": "something about 3."},
+                        41: {"turns": "4"},
+                        42: {"turns": "1-60", "page": 2},
+                    }[number]
+                    call = ToolCall(f"c{number}", "read_earlier", args)
+                    event = Done(answer(say("", call), Usage(size_of(request), 20)))
+                yield event
+
+    model = Model(44, call_first=read)
+    result, _ = await play(model, Compaction(WINDOW))
+    found, turn, page = [
+        m.plain_text
+        for m in result.messages
+        if isinstance(m, ToolResultMessage) and m.tool_name == "read_earlier"
+    ]
+    assert "turn 4: Result of look: Result 3:" in found
+    assert look_text(3) in turn
+    assert "[page 2 of " in page
+    # It was not in the request that asked for it.
+    assert all("Result 3:" not in text for text in texts(model.requests[40]))
+
+
+def look_text(number: int) -> str:
+    return f"Result {number}: " + f"something about {number}. " * 12
+
+
+async def test_the_question_reads_the_cache_of_the_newest_request() -> None:
+    model = Summarised(30)
+    await play(model, Compaction(WINDOW))
+    for question in model.asked:
+        before = [r for r in model.requests if len(r.messages) < len(question.messages)]
+        newest = max(
+            (r for r in before if list(question.messages[: len(r.messages)]) == list(r.messages)),
+            key=lambda r: len(r.messages),
+        )
+        since = question.messages[len(newest.messages) :]
+        assert [m.role for m in since] == ["assistant", "tool_result", "user"]
+        assert question.tools is newest.tools
+        assert question.system_prompt == newest.system_prompt
+
+
+async def test_another_model_gets_a_text_and_its_tokens_count() -> None:
+    other = Summarised()
+    other.model = "small"  # type: ignore[attr-defined]
+    store = MemoryStore()
+    model = Summarised(30)
+    result, _ = await play(model, Compaction(WINDOW, model=other), run_log=RunLog(store))
+    assert model.asked == []
+    assert len(other.asked) == len(marks(result.messages)) > 0
+    for question in other.asked:
+        assert question.tools == ()
+        assert len(question.messages) == 1
+        assert "<conversation>" in question.messages[0].plain_text
+    counted = [m.usage for m in result.messages if isinstance(m, AssistantMessage)]
+    own = sum([usage.input_tokens for usage in counted if usage is not None])
+    aside = sum([size_of(question) for question in other.asked])
+    assert result.usage.input_tokens == own + aside
+    (summary,) = store.runs()
+    tree = usage_tree(store, summary.run_id)
+    assert tree.usage == result.usage
+    assert [part.model.model for part in tree.by_model] == [None, "small"]
+    assert tree.by_model[1].usage.input_tokens == aside
+
+
+async def test_summaries_that_grow_are_merged() -> None:
+    model = Summarised(120, summary=lambda request: "A fact to keep. " * 12)
+    result, _ = await play(model, Compaction(WINDOW))
+    made = marks(result.messages)
+    assert [mark.merges for mark in made].count(True) >= 1
+    assert max(map(size_of, model.requests)) <= WINDOW
+    merged = next(mark for mark in made if mark.merges)
+    assert merged.turns[0] == 1
+    late = [text for text in texts(model.requests[-1]) if text.startswith("[A summary")]
+    assert len(late) <= 5
+
+
+# --- conversations ------------------------------------------------------------------------------
+
+
+async def test_a_conversation_of_many_runs_compacts_once_and_so_it_does_when_loaded(
+    tmp_path: Path,
+) -> None:
+    class Chatty(Summarised):
+        def number(self, request: StreamRequest) -> int:
+            return self.turns
+
+    model = Chatty()
+    config = LoopConfig(stream=model, plugins=[Compaction(WINDOW)])
+    talk = Conversation(config, "You talk.")
+    for number in range(40):
+        await talk.send(f"Question {number}. " + "Tell me about it. " * 12)
+        count = len(marks(talk.messages))
+        if number % 7 == 0:
+            talk.save(tmp_path / "talk.json")
+            talk = Conversation.load(tmp_path / "talk.json", config)
+            assert len(marks(talk.messages)) == count
+    assert len(model.asked) == len(marks(talk.messages)) > 1
+    assert max(map(size_of, model.requests)) <= WINDOW
+    for number, request in enumerate(model.requests):
+        assert texts(request)[-1].startswith(f"Question {number}.")
+        assert texts(request)[0].startswith("Question 0.")
+    assert len([m for m in talk.messages if isinstance(m, UserMessage)]) == 40
+
+
+async def test_a_fork_before_the_compaction_does_not_have_it() -> None:
+    store = MemoryStore()
+    result, _ = await play(Summarised(30), Compaction(WINDOW), run_log=RunLog(store))
+    (summary,) = store.runs()
+    first = next(n for n, m in enumerate(result.messages) if mark_of(m) is not None)
+    turns = sum(isinstance(m, AssistantMessage) for m in result.messages[:first])
+    assert marks(fork(store, summary.run_id, turn=turns).messages) == []
+    assert len(marks(fork(store, summary.run_id, turn=turns + 1).messages)) == 1
+
+
+async def test_a_replay_needs_no_model() -> None:
+    store = MemoryStore()
+    model = Summarised(30)
+    sink = RecordingSink()
+    settings: dict[str, Any] = {"tools": [look], "plugins": [Compaction(WINDOW)]}
+    config = LoopConfig(stream=model, run_log=RunLog(store), event_sink=sink, **settings)
+    await run(FACT, AgentContext("You work."), config)
+    (summary,) = store.runs()
+    never = Summarised(summary=lambda request: pytest.fail("a replay asked a model"))
+    report = await replay(store, summary.run_id, LoopConfig(stream=never, **settings))
+    assert report.is_identical
+    assert never.requests == never.asked == []
+
+
+# --- when there is no summary -------------------------------------------------------------------
+
+
+def cut_off(request: StreamRequest) -> AssistantMessage:
+    return replace(say("What happened"), stop_reason=StopReason.MAX_TOKENS)
+
+
+def fails(request: StreamRequest) -> list[Any]:
+    return [Start(EMPTY), Error(EMPTY, StreamErrorKind.FATAL, "401")]
+
+
+def raising(request: StreamRequest) -> Any:
+    raise ConnectionError("no route to host")
+
+
+async def _forever() -> Any:
+    await asyncio.Event().wait()
+
+
+USELESS: dict[str, tuple[Callable[[StreamRequest], Any], int]] = {
+    "empty": (lambda request: "", 2),
+    "calls": (lambda request: say("", ToolCall("x", "look", {"number": 1})), 2),
+    "cut off": (cut_off, 3),
+    "failed": (fails, 1),
+    "raised": (raising, 1),
+    "endless": (lambda request: _forever(), 1),
+    "longer than what it replaces": (lambda request: "word " * 4_000, 1),
+}
+
+
+@pytest.mark.parametrize("name", USELESS)
+async def test_without_a_summary_old_turns_are_left_out(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    summary, questions = USELESS[name]
+    model = Summarised(20, summary=summary)
+    with caplog.at_level(logging.WARNING):
+        result, _ = await play(model, Compaction(WINDOW, timeout=0.01))
+    assert result.outcome is LoopOutcome.DONE
+    first, *_ = made = marks(result.messages)
+    assert not any(mark.has_summary for mark in made)
+    assert max(map(size_of, model.requests)) <= WINDOW
+    note = next(t for t in texts(model.requests[-1]) if t.startswith("[To save room"))
+    assert "the turns 1 to" in note
+    assert "read_earlier" in note
+    assert first.text == note
+    assert len(model.asked) == questions * min(2, len(made))
+    assert "there is no summary" in caplog.text
+
+
+async def test_the_answer_of_the_second_request_counts() -> None:
+    def summary(request: StreamRequest) -> Any:
+        return "From the text." if not request.tools else say("", ToolCall("x", "look", {}))
+
+    model = Summarised(20, summary=summary)
+    result, _ = await play(model, Compaction(WINDOW))
+    assert marks(result.messages)[0].text.endswith("From the text.")
+
+
+async def test_a_model_that_fails_is_asked_less_and_less_often() -> None:
+    model = Summarised(150, summary=fails)
+    result, _ = await play(model, Compaction(WINDOW))
+    made = marks(result.messages)
+    assert len(made) >= 10
+    assert len(model.asked) == len(made).bit_length()
+
+
+async def test_a_run_that_is_cancelled_meanwhile_ends_and_goes_on_later() -> None:
+    signal = CancellationToken()
+
+    async def cancels() -> Any:
+        signal.cancel("enough")
+        await asyncio.Event().wait()
+
+    model = Summarised(20, summary=lambda request: cancels())
+    sink = RecordingSink()
+    config = LoopConfig(stream=model, tools=[look], plugins=[Compaction(WINDOW)], event_sink=sink)
+    with pytest.raises(RunAborted) as caught:
+        await run(FACT, AgentContext("You work."), config, signal)
+    check_events(sink.events)
+    messages = caught.value.messages
+    assert marks(messages) == []
+    assert not repair_history(messages).changes
+    model.summary = lambda request: "Now."
+    context = AgentContext("You work.").extend(messages)
+    result = await run("Go on.", context, config)
+    assert result.outcome is LoopOutcome.DONE
+    assert marks(result.messages)
+
+
+# --- requests that are too large ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", range(400, 1_900, 150))
+async def test_an_overflow_at_any_turn_is_recovered_and_says_the_window(limit: int) -> None:
+    model = Summarised(40, limit=limit)
+    result, _ = await play(model, Compaction())
+    assert result.outcome is LoopOutcome.DONE
+    made = marks(result.messages)
+    assert made[0].window == limit
+    too_large = [request for request in model.requests if size_of(request) > limit]
+    assert len(too_large) <= 2
+    assert all(mark.window is None for mark in made[2:])
+    assert texts(model.requests[-1])[0] == FACT
+
+
+@pytest.mark.parametrize("said", ["Your input is too long.", "", "<html>413</html>", "limit 7"])
+async def test_a_provider_need_not_say_how_large_the_window_is(said: str) -> None:
+    model = Summarised(40, limit=1_200, said=said)
+    result, _ = await play(model, Compaction())
+    assert result.outcome is LoopOutcome.DONE
+    assert len([request for request in model.requests if size_of(request) > 1_200]) <= 3
+
+
+async def test_another_run_of_the_conversation_knows_the_window() -> None:
+    model = Summarised(30, limit=1_200)
+    config = LoopConfig(stream=model, tools=[look], plugins=[Compaction()])
+    talk = Conversation(config, "You work.")
+    await talk.send(FACT)
+    before = len([r for r in model.requests if size_of(r) > 1_200])
+    model.turns = 80
+    await talk.send("Go on.")
+    assert len([r for r in model.requests if size_of(r) > 1_200]) == before
+    assert len(marks(talk.messages)) > 3
+
+
+async def test_what_cannot_be_made_smaller_fails_with_the_words_of_the_provider() -> None:
+    model = Summarised(3, limit=100)
+    error, _ = await play(model, Compaction(), prompt="word " * 1_000)
+    assert isinstance(error, StreamError)
+    assert error.kind is StreamErrorKind.CONTEXT_OVERFLOW
+    assert "> 100 maximum" in str(error)
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("claude-sonnet-4-5", 200_000),
+        ("anthropic/claude-opus-4-8", 1_000_000),
+        ("gpt-5.1", 128_000),
+        ("openai:gpt-6-sol", 400_000),
+        ("gemini-3.8-flash", 1_000_000),
+        ("o3-mini", 128_000),
+        ("Qwen3-8B-Q4.gguf", 131_072),
+        ("a-model-of-ours", None),
+    ],
+)
+def test_windows_of_models(name: str, size: int | None) -> None:
+    assert window_of(ModelRef(model=name)) == size
+    assert DEFAULT_WINDOW == 128_000
+
+
+def test_windows_that_providers_have_named() -> None:
+    """Of real responses: the number is right, or there is none."""
+    path = Path(__file__).parent.parent / "transports" / "data" / "responses.jsonl"
+    known = 0
+    for line in path.read_text("utf-8").splitlines():
+        response = json.loads(line)
+        if response["kind"] != "context_overflow":
+            continue
+        text = (
+            response["body"] if isinstance(response["body"], str) else json.dumps(response["body"])
+        )
+        said = window_said(text)
+        known += said is not None
+        if said is not None and str(said) not in text:
+            assert f"{said // 1_000}K" in text
+    assert known > 55
+    cases = {
+        "prompt is too long: 219898 tokens > 200000 maximum": 200_000,
+        "exceed context limit: 199759 + 8192 > 200000, decrease": 200_000,
+        "maximum context length is 4097 tokens. However, your messages resulted in 6988": 4_097,
+        "exceeds the maximum number of tokens allowed (1048576).": 1_048_576,
+        "prompt too long; exceeded max context length by 540451 tokens": None,
+        "Range of input length should be [1, 6000]": 6_000,
+        "supports only 256K context": 256_000,
+        "Your input exceeds the context window of this model.": None,
+    }
+    assert {text: window_said(text) for text in cases} == cases
+
+
+async def test_the_transport_may_say_its_window() -> None:
+    class Local(Summarised):
+        context_window = WINDOW
+        model = "claude-sonnet-4-5"
+
+    model = Local(30)
+    result, _ = await play(model, Compaction())
+    assert marks(result.messages)
+    assert max(map(size_of, model.requests)) <= WINDOW
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": 0},
+        {"window": True},
+        {"trigger": 0.3},
+        {"target": 0},
+        {"trigger": 1.1},
+        {"timeout": 0},
+        {"summary_tokens": -1},
+        {"pinned": "yes"},
+        {"model": "gpt-5"},
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="Compaction"):
+        Compaction(**settings)
+
+
+def test_it_brings_its_tool_and_child_runs_inherit_it() -> None:
+    compaction = Compaction(pinned=lambda m: False, read_back=False)
+    assert LoopConfig(stream=Summarised(), plugins=[compaction]).registry.names == ()
+    config = LoopConfig(stream=Summarised(), tools=[look], plugins=[Compaction(), compaction])
+    assert config.registry.names == ("look", "read_earlier")
+    assert config.child().plugins == config.plugins
+    fresh = compaction.for_run()
+    assert fresh is not compaction
+    assert (fresh.pinned, fresh.tools) == (compaction.pinned, ())
+
+
+async def test_other_messages_of_the_host_are_no_marks() -> None:
+    history = (
+        UserMessage("Hi."),
+        CustomMessage("compaction", {"kept": -3}),
+        CustomMessage("compaction", "text"),
+        say("Hello."),
+        CustomMessage("other", {"text": "x", "kept": 0}),
+    )
+    model = Summarised(0)
+    config = LoopConfig(stream=model, plugins=[Compaction()])
+    await run("And now?", AgentContext("", history), config)
+    sent = model.requests[0].messages
+    assert [m.plain_text for m in sent if m.plain_text] == ["Hi.", "Hello.", "And now?"]
