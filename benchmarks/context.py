@@ -27,14 +27,18 @@ from benchmarks.context_provider import Provider, Seen, serving
 from benchmarks.context_script import ASKS, FACTS, PINNED, TASK, TURNS, Script
 from benchmarks.frameworks import FRAMEWORKS, ROOT, Framework
 from clark_agent import Plugin, Usage
-from clark_agent.plugins import TokenBudget
+from clark_agent.plugins import Compaction, TokenBudget
 from clark_agent.prices import Price, price_of
 
 PAGE = ROOT / "docs" / "benchmarks" / "context.md"
 BEGIN, END = "<!-- results: written by make bench-context -->", "<!-- end of results -->"
 WINDOW = 200_000
 TRIGGER, TARGET = 0.75, 0.4
-"""The shares of the window at which everyone begins to compact, and which is then left."""
+"""At which share of the window everyone begins to compact, and what is then left: the defaults of
+`Compaction`.
+"""
+SMALL = 0.1
+"""What is left where 20 messages are kept, about."""
 MODELS = {"Claude Sonnet 4.5": "claude-sonnet-4-5", "GPT-5.1": "gpt-5.1"}
 """The first has a price for what is written to the cache, the second reads it in blocks."""
 
@@ -72,6 +76,14 @@ def _budget() -> list[Plugin]:
     return [TokenBudget(WINDOW, trim_trigger=TRIGGER, trim_target=TARGET, pinned=is_pinned)]
 
 
+def _compaction() -> list[Plugin]:
+    return [Compaction(WINDOW, pinned=is_pinned)]
+
+
+def _small_compaction() -> list[Plugin]:
+    return [Compaction(WINDOW, target=SMALL, pinned=is_pinned)]
+
+
 SUBJECTS = (
     Subject(title="nothing", settings="no plugin"),
     Subject(
@@ -79,6 +91,16 @@ SUBJECTS = (
         settings=f"`TokenBudget({WINDOW:_}, trim_trigger={TRIGGER}, trim_target={TARGET}, "
         "pinned=…)`",
         plugins=_budget,
+    ),
+    Subject(
+        title=f"`Compaction`, {SMALL:.0%} kept",
+        settings=f"`Compaction({WINDOW:_}, target={SMALL}, pinned=…)`",
+        plugins=_small_compaction,
+    ),
+    Subject(
+        title=f"`Compaction`, {TARGET:.0%} kept",
+        settings=f"`Compaction({WINDOW:_}, pinned=…)`",
+        plugins=_compaction,
     ),
     Subject(
         title="pydantic-ai, 20 messages kept",

@@ -45,7 +45,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     kept: int = 0
     """How much of that was at the beginning again."""
     is_compacted: bool = False
-    """Whether it is smaller than the turn before."""
+    """Whether it is smaller than the turn before and the messages that came since."""
     codes: frozenset[str] | None = None
     """The codes of the task and of facts in it; only noted in turns of the last ask."""
 
@@ -100,7 +100,7 @@ class Account:
             output=len(json.encode(answer)) // BYTES,
             possible=possible,
             kept=kept,
-            is_compacted=_tokens(parts) < possible,
+            is_compacted=possible > 0 and _tokens(parts) < possible + self._news(parts),
             codes=None if is_summary else self._codes(whole),
         )
         self.seen.append(found)
@@ -108,6 +108,11 @@ class Account:
             self._before = parts
             self.turn += 1
         return found
+
+    def _news(self, parts: Sequence[bytes]) -> int:
+        """The tokens of what came since the turn before: results, or what the user said."""
+        calls = self._script.turns[self.turn - 1].calls
+        return _tokens(parts[-max(1, len(calls)) :])
 
     def _codes(self, whole: bytes) -> frozenset[str] | None:
         if self.turn < self._last_ask:

@@ -17,7 +17,7 @@ from benchmarks.context_clark import is_pinned
 from benchmarks.context_provider import Account, Provider, Seen
 from benchmarks.context_script import FACTS, PINNED, TASK, Script
 from benchmarks.operations import compare, judge, read_pins
-from clark_agent.plugins import TokenBudget
+from clark_agent.plugins import Compaction, TokenBudget
 from clark_agent.prices import Price
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,7 +138,7 @@ def test_what_a_request_shares_with_an_earlier_one() -> None:
     assert [seen.cached_blocks // 1_024 for seen in account.seen] == [0, 7, 7, 3, 11, 0]
     assert [round(seen.possible / one) for seen in account.seen] == [0, 2, 0, 3, 2, 3]
     assert [round(seen.kept / one) for seen in account.seen] == [0, 2, 0, 1, 1, 0]
-    assert [seen.is_compacted for seen in account.seen] == [False] * 3 + [True] + [False] * 2
+    assert [seen.is_compacted for seen in account.seen] == [False] * 3 + [True, False, True]
     assert account.turn == 5
 
 
@@ -205,3 +205,18 @@ async def test_a_short_conversation_is_counted() -> None:
         *("nothing", "small"),
         *("nothing", "small"),
     ]
+
+
+async def test_compaction_keeps_the_task_the_rules_and_all_facts() -> None:
+    window = 12_000
+    subject = Subject(
+        title="compaction", settings="", plugins=lambda: [Compaction(window, pinned=is_pinned)]
+    )
+    found = await measured(subject, [], 4, 12)
+    assert found.requests == 48 + found.summaries
+    assert found.compactions >= 4
+    assert found.summaries >= found.compactions
+    assert (found.has_task, found.pinned, found.facts) == (True, 3, 8)
+    assert found.kept_aside == 1
+    assert found.logged is not None
+    assert found.logged.kept_aside == 1
