@@ -14,8 +14,16 @@ from clark_agent._typing import OutputT_co
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.engine.arguments import check_arguments, check_continuation, prompt_messages
+from clark_agent.engine.between_runs import CompactionReport, compact
 from clark_agent.engine.loop import start
-from clark_agent.errors import ConfigError, DecodeError, LoopError, RunAborted, failure_of
+from clark_agent.errors import (
+    ConfigError,
+    DecodeError,
+    InvalidContinuationError,
+    LoopError,
+    RunAborted,
+    failure_of,
+)
 from clark_agent.events import EventSink
 from clark_agent.messages.wire import decode_json, encode_message
 from clark_agent.result import RunResult
@@ -30,7 +38,7 @@ from clark_agent.types import (
     ToolResultMessage,
 )
 
-__all__ = ["Conversation"]
+__all__ = ["CompactionReport", "Conversation"]
 
 
 class Conversation(Generic[OutputT_co]):
@@ -128,6 +136,33 @@ class Conversation(Generic[OutputT_co]):
             max_buffered,
             output=self._config.output,
         )
+
+    async def compact(self, signal: CancellationToken | None = None) -> CompactionReport | None:
+        """Let a summary take the place of older turns now, as the `clark_agent.Compaction` of the
+        config does it before a request that is too large.
+
+        Return what was done; None if there is nothing to replace. The compaction is a message at
+        the end of the transcript, and so part of the history that the next run begins with, also in
+        its log. The request for the summary is in no log, and counts for no budget.
+
+        Raises `ConfigError` if the config has no `clark_agent.Compaction`, and `RunAborted` if the
+        signal is cancelled. Then nothing has changed.
+        """
+        self._check_idle()
+        check_arguments(self._context, self._config, signal)
+        if (run_id := self.suspended_run_id) is not None:
+            raise InvalidContinuationError(
+                f"the last run ({run_id!r}) is suspended: continue it before you compact"
+            )
+        self._is_running = True
+        try:
+            done = await compact(self._context, self._config, signal, self.deps)
+        finally:
+            self._is_running = False
+        if done is None:
+            return None
+        self._context, report = done
+        return report
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the context to a file, whole or not at all.

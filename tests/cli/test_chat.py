@@ -19,8 +19,11 @@ import pytest
 
 from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.options import Approvals, Settings
+from clark_agent.cli.slash import obey
 from clark_agent.cli.view import Style
+from clark_agent.errors import ConfigError
 from clark_agent.run_log import Allow, JsonlStore, decide, waiting_for
+from clark_agent.types import AgentMessage, AssistantMessage, UserMessage
 from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -422,7 +425,8 @@ async def test_commands(tmp_path: Path) -> None:
         await terminal.sees("Answer 2.")
         moved = bodies(server)[1]
         assert moved["model"] == "other"
-        assert [tool["function"]["name"] for tool in moved["tools"]] == ["calculator"]
+        offered = [tool["function"]["name"] for tool in moved["tools"]]
+        assert offered == ["calculator", "read_earlier"]
         assert [m["content"] for m in moved["messages"][1:]] == [
             *("First", "Answer 1.", "/etc/passwd is no command")
         ]
@@ -433,6 +437,8 @@ async def test_commands(tmp_path: Path) -> None:
         await terminal.sees("talk.md already exists")
         await terminal.line("/usage")
         await terminal.sees("200 tokens in, 40 out since this chat began")
+        await terminal.line("/compact")
+        await terminal.sees("there is nothing to compact yet")
         await check_branches(terminal, server)
         await terminal.keys("-l", "/qu")
         await terminal.sees("/quit  leave")  # the menu: a Tab before it is there does nothing
@@ -505,3 +511,25 @@ async def test_a_word_that_comes_too_late_begins_the_next_run(
             *("Go", "Done.", "One more thing")
         ]
     assert chat.usage.output_tokens == 40
+
+
+async def test_a_chat_is_compacted_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    notes: list[str] = []
+    async with ByteServer([says("They talked.")]) as server:
+        settings = Settings(model=f"{server.url}/v1#m", tools=(), root=str(tmp_path))
+        chat = Chat(settings, Notes(notes.append), log=None, approvals=Approvals(), system="")
+        await obey(chat, "/compact")
+        history: list[AgentMessage] = [UserMessage("Talk.")]
+        for number in range(30):
+            history += [AssistantMessage.from_text("word " * 2_000), UserMessage(f"And {number}?")]
+        chat.conversation.context = chat.conversation.context.extend(history)
+        await obey(chat, "/compact")
+        assert notes[0] == "there is nothing to compact yet"
+        assert notes[1].startswith("summarised: ")
+        assert chat.usage.output_tokens == 20
+        with pytest.raises(ConfigError, match="takes no argument"):
+            await obey(chat, "/compact all")
+        assert len(bodies(server)) == 1
+        await chat.close()
+    assert len(chat.conversation.messages) == len(history) + 1

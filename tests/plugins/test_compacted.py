@@ -102,7 +102,7 @@ def before(log: MessageLog, asker: Asker, overflow: str | None = None) -> Before
 
 
 def run_hook(plugin: Compaction, ctx: BeforeRequestContext) -> list[CustomMessage]:
-    return asyncio.run(plugin.before_request(ctx)) or []  # type: ignore[arg-type]
+    return asyncio.run(plugin.before_request(ctx)) or []
 
 
 def unsound(messages: Sequence[AgentMessage]) -> list[Any]:
@@ -228,7 +228,13 @@ def test_what_a_compaction_has_made_stays_until_they_are_merged(
 
 def test_open_calls_stay() -> None:
     is_open = calling(("x", "look"))
-    history = [UserMessage("task"), is_open, say("Still waiting."), say("Still."), say("Now.")]
+    history: list[AgentMessage] = [
+        UserMessage("task"),
+        is_open,
+        say("Still waiting."),
+        say("Still."),
+        say("Now."),
+    ]
     sent = projected([*history, Mark(text="s", kept=1).message()])
     assert [m.plain_text for m in sent] == ["task", "s", "", "Now."]
     assert sent[2] is is_open
@@ -246,7 +252,13 @@ def test_open_calls_stay() -> None:
 def test_decisions_of_people_stay(details: Any) -> None:
     decided = ToolResultMessage("x", "look", (), details=details)
     other = ToolResultMessage("y", "look", (), details={"decided_by": [{"decision": "block"}]})
-    history = [UserMessage("task"), calling(("x", "look")), decided, calling(("y", "look")), other]
+    history: list[AgentMessage] = [
+        UserMessage("task"),
+        calling(("x", "look")),
+        decided,
+        calling(("y", "look")),
+        other,
+    ]
     sent = projected([*history, say("And?"), Mark(text="s", kept=1).message()])
     assert decided in sent
     assert other not in sent

@@ -178,8 +178,10 @@ async def test_a_long_run_stays_within_the_window() -> None:
 async def test_one_compaction_lasts_for_many_turns() -> None:
     model = Summarised(60)
     result, _ = await play(model, Compaction(WINDOW))
-    turns = [mark.turns for mark in marks(result.messages)]
-    assert all(last - first >= 4 for first, last in turns)
+    made = marks(result.messages)
+    assert all(mark.last_turn - mark.first_turn >= 4 for mark in made)
+    later = [mark.first_turn for mark in made if not mark.merges][1:]
+    assert set(later) <= {mark.last_turn + 1 for mark in made}
 
 
 async def test_summaries_add_up_and_keep_the_prefix() -> None:
@@ -252,12 +254,12 @@ async def test_the_whole_text_can_be_read_back() -> None:
                     and number in (40, 41, 42)
                     and self.requests[-1] is request
                 ):
-                    args: dict[str, Any] = {
+                    asked: dict[int, dict[str, Any]] = {
                         40: {"words": "something about 3."},
                         41: {"turns": "4"},
                         42: {"turns": "1-60", "page": 2},
-                    }[number]
-                    call = ToolCall(f"c{number}", "read_earlier", args)
+                    }
+                    call = ToolCall(f"c{number}", "read_earlier", asked[number])
                     event = Done(answer(say("", call), Usage(size_of(request), 20)))
                 yield event
 
@@ -324,7 +326,7 @@ async def test_summaries_that_grow_are_merged() -> None:
     assert [mark.merges for mark in made].count(True) >= 1
     assert max(map(size_of, model.requests)) <= WINDOW
     merged = next(mark for mark in made if mark.merges)
-    assert merged.turns[0] == 1
+    assert merged.first_turn == 1
     late = [text for text in texts(model.requests[-1]) if text.startswith("[A summary")]
     assert len(late) <= 5
 

@@ -27,6 +27,7 @@ from clark_agent import (
     Budget,
     CancellationToken,
     ChannelSteering,
+    Compaction,
     CustomMessage,
     ExecutionMode,
     FunctionPlugin,
@@ -1065,6 +1066,77 @@ def questions_of_several_with_steering(s: Story) -> None:
     second.name = "second"
     s.settings["plugins"] = [Curious(None, "first"), second, s.steering]
     s.models.append(Asking(call("steers"), call("steers"), "Done."))
+
+
+class Summarising(Model):
+    """A model that summarises when it is asked to, and takes only so many characters.
+
+    Which answer is due is in the id of the newest call: requests do not have all answers.
+    """
+
+    def __init__(self, *steps: Step, limit: int | None = None, summaries: bool = True) -> None:
+        super().__init__(*steps)
+        self.limit = limit
+        self.summaries = summaries
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        texts = [message.plain_text for message in request.messages]
+        size = sum(map(len, texts))
+        if "Write a summary" in texts[-1]:
+            self.asked.append(request)
+            await asyncio.sleep(0)
+            if self.summaries:
+                said = say(f"A summary of {len(texts)} messages with {size} characters.")
+                yield Done(replace(said, usage=Usage(size // 4, 9)))
+            else:
+                yield Error(EMPTY, StreamErrorKind.FATAL, "503")
+        elif self.limit is not None and size > self.limit:
+            self.asked.append(request)
+            yield Start(EMPTY)
+            text = f"too long: {size // 4} tokens > {self.limit // 4} maximum"
+            yield Error(EMPTY, StreamErrorKind.CONTEXT_OVERFLOW, text)
+        else:
+            async for event in super().__call__(request, signal):
+                if isinstance(event, Done):
+                    event = Done(replace(event.message, usage=Usage(size // 4, 10)))
+                yield event
+
+    def number(self, request: StreamRequest) -> int:
+        for message in reversed(request.messages):
+            if isinstance(message, AssistantMessage) and message.tool_calls:
+                return int(message.tool_calls[0].id[1:].partition("c")[0]) + 1
+        return 0
+
+
+def long_steps(s: Story, turns: int) -> list[Step]:
+    s.deed("work", lambda args, ctx: f"Result {args['n']}: " + "something. " * 20)
+    return [*[call("work", n=n) for n in range(turns)], "Done."]
+
+
+@story
+def compacting(s: Story) -> None:
+    steps = long_steps(s, 12)
+    s.settings["plugins"] = [Compaction(420)]
+    s.settings["budget"] = Budget(tokens=1_000_000)
+    s.models.append(Summarising(*steps))
+
+
+@story
+def compacting_after_overflows(s: Story) -> None:
+    steps = long_steps(s, 9)
+    s.settings["plugins"] = [Compaction()]
+    s.models.append(Summarising(*steps, limit=1_300))
+
+
+@story
+def compacting_with_another_model_that_fails(s: Story) -> None:
+    steps = long_steps(s, 10)
+    other = Summarising(summaries=False)
+    other.model = "other"  # type: ignore[attr-defined]
+    s.settings["plugins"] = [ToolResultBudget(100), Compaction(320, model=other)]
+    s.models += [Summarising(*steps), other]
 
 
 @failure

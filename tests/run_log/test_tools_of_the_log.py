@@ -475,7 +475,7 @@ async def test_a_trajectory_from_a_log_is_as_its_recorder_would_have_it(name: st
     made, recorded = starts_first(made), starts_first(recorded)
     # A call that was stopped before its turn came is announced, and never begun.
     recorded = [r for r in recorded if r[0] != "started" or r in made]
-    if name == "a_hook_ends_it":  # nothing of the turn that it ended is in the log
+    if name in ("a_hook_ends_it", "cancelled_while_a_plugin_asks"):  # the log has nothing of it
         recorded = [*recorded[:-3], recorded[-1]]
     for one, other in zip(made, recorded, strict=False):
         assert one == other

@@ -32,7 +32,7 @@ from clark_agent.cli.options import (
 from clark_agent.cli.requests import how_to_decide, request_lines
 from clark_agent.cli.view import Screen, View, one_line, output_text, safe
 from clark_agent.config import LoopConfig
-from clark_agent.conversation import Conversation, extended
+from clark_agent.conversation import CompactionReport, Conversation, extended
 from clark_agent.errors import (
     InvalidContinuationError,
     LoopError,
@@ -237,6 +237,17 @@ class Chat:
             self._show_waiting(result)
             return True
         return False
+
+    async def compact(self) -> CompactionReport | None:
+        """Summarise older turns now. None if there is nothing to replace."""
+        self.screen.status("compacting")
+        try:
+            done = await self.conversation.compact()
+        finally:
+            self.screen.status("")
+        if done is not None:
+            self.usage += done.usage
+        return done
 
     def _failed(self, error: Exception | None, outcome: str | None) -> None:
         self.can_resume = can_resume(error)

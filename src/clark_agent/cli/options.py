@@ -35,7 +35,7 @@ from clark_agent.config import LoopConfig
 from clark_agent.durable._dbos_tables import DBOS_SCHEMA, Tables
 from clark_agent.durable.dbos import attach
 from clark_agent.errors import ConfigError, RunNotFound, RunStoreError
-from clark_agent.plugins import ChannelSteering, LoopDetector
+from clark_agent.plugins import ChannelSteering, Compaction, LoopDetector
 from clark_agent.run_context import SystemPrompt
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import RunBegan
@@ -351,7 +351,7 @@ def make_agent(
         stream=stream,
         tools=make_tools(settings.tools, workspace, gate, ask),
         tool_source=mcp,
-        plugins=[LoopDetector(), gate, steering],
+        plugins=[Compaction(read_back=bool(settings.tools)), LoopDetector(), gate, steering],
         model_id=without_password(settings.model),
         max_iterations=settings.max_iterations,
         run_log=run_log,

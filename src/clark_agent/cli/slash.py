@@ -141,6 +141,21 @@ async def _resume(chat: Chat, given: str) -> None:
     chat.continue_run(chat.log, find_run(chat.log, given))
 
 
+async def _compact(chat: Chat, _: str) -> None:
+    if chat.is_running:
+        raise ConfigError("/compact has to wait until the run ends; Ctrl-C stops it")
+    done = await chat.compact()
+    if done is None:
+        chat.screen.note("there is nothing to compact yet")
+        return
+    what = "summarised" if done.has_summary else "left out (the model gave no summary)"
+    turns = done.last_turn - done.first_turn + 1
+    chat.screen.note(
+        f"{what}: {turns} turns, {done.tokens_before:,} → {done.tokens_after:,} tokens; "
+        f"{usage_text(done.usage)}"
+    )
+
+
 async def _usage(chat: Chat, _: str) -> None:
     chat.screen.note(f"{usage_text(chat.usage)} since this chat began")
 
@@ -155,6 +170,7 @@ _ALL = (
     Command("/save", "FILE", "save the conversation as .md or .json", _save),
     Command("/fork", "[N]", "continue after message N on a new branch", _fork, is_for_idle=True),
     Command("/resume", "[RUN]", "continue a run from the log", _resume, is_for_idle=True),
+    Command("/compact", "", "summarise older turns now, to save room", _compact),
     Command("/usage", "", "show the tokens used in this chat", _usage),
     Command("/help", "", "show this help", _help),
     Command("/quit", "", "leave the chat", _quit),

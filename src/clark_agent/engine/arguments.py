@@ -9,7 +9,13 @@ from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError, InvalidContinuationError, LoopError
 from clark_agent.intake import accept_messages
-from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, UserMessage
+from clark_agent.types import (
+    AgentContext,
+    AgentMessage,
+    AssistantMessage,
+    CustomMessage,
+    UserMessage,
+)
 
 __all__ = ["check_arguments", "check_continuation", "prompt_messages"]
 
@@ -24,11 +30,16 @@ def check_arguments(context: object, config: object, signal: object = None) -> N
         raise TypeError(f"the signal must be a CancellationToken, not {type(signal).__name__}")
 
 
+_NOTES = 20
+"""How many messages at the end are looked through for one that a model gets."""
+
+
 def check_continuation(context: AgentContext) -> None:
     """Raise `InvalidContinuationError` unless the transcript waits for an answer."""
     if not context.messages:
         raise InvalidContinuationError("nothing to continue: the context has no messages")
-    if isinstance(context.messages[-1], AssistantMessage):
+    sent = [m for m in context.messages[-_NOTES:] if not isinstance(m, CustomMessage)]
+    if sent and isinstance(sent[-1], AssistantMessage):
         raise InvalidContinuationError(
             "the transcript ends with an assistant message; add a message for it to answer"
         )

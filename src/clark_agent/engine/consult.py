@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._text import describe, well_formed
+from clark_agent.cancellation import CancellationToken
+from clark_agent.config import LoopConfig
+from clark_agent.effects import Effects
 from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.pace import Pace
 from clark_agent.engine.reading import close_stream
 from clark_agent.engine.run import Run
 from clark_agent.engine.supervised import Supervised, is_cancelled
@@ -33,6 +37,7 @@ from clark_agent.stream import (
     StreamErrorKind,
     StreamFn,
     StreamRequest,
+    ToolSchema,
     Waiting,
 )
 from clark_agent.types import (
@@ -44,7 +49,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["TIMEOUT", "Consultation", "add_before_request"]
+__all__ = ["TIMEOUT", "Asking", "Consultation", "add_before_request", "answered", "first_request"]
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +193,7 @@ class ModelAsker:
         run.brackets.consultation = began = ConsultationStart(self._iteration, self._plugin)
         await run.brackets.send(began)
         left = [s for meter in run.spending.meters if (s := meter.seconds_left()) is not None]
-        done = await _answered(run, stream, asked, max(0.0, min([seconds, *left])))
+        done = await answered(run, stream, asked, max(0.0, min([seconds, *left])))
         if not self.is_open:  # the run has left the hook behind
             raise asyncio.CancelledError
         run.journal.consulted(done)
@@ -199,39 +204,58 @@ class ModelAsker:
 
 
 def _request(run: Run, question: Question) -> StreamRequest:
-    """The newest request of the run, continued with what came since and the prompt; or one of its
-    own.
-    """
-    prompt, given, config = UserMessage(question.prompt), question.messages, run.config
-    if question.system_prompt is not None or question.stream is not None:
-        request = StreamRequest(
-            system_prompt=question.system_prompt or "",
-            messages=(*(given or ()), prompt),
-            tools=(),
-            reasoning=config.reasoning,
-        )
-    elif run.requested is not None and given is None:
+    """The newest request of the run, continued with what came since; or one of its own."""
+    if question.is_continued and question.messages is None and run.requested is not None:
         newest, length = run.requested
-        messages = (*newest.messages, *run.transcript.view()[length:], prompt)
+        since, prompt = run.transcript.view()[length:], UserMessage(question.prompt)
+        messages = (*newest.messages, *since, prompt)
         request = replace(newest, messages=messages, force_tool_call=False, output_schema=None)
-    else:
-        before = run.transcript.view() if given is None else given
-        request = StreamRequest(
-            system_prompt=run.system_prompt,
-            messages=(*before, prompt),
-            tools=run.registry.schemas if run.requested is None else run.requested[0].tools,
-            temperature=config.temperature,
-            max_output_tokens=config.max_output_tokens,
-            reasoning=config.reasoning,
-            provider_extras=config.provider_extras,
-        )
-    if question.max_output_tokens is not None:
-        request = replace(request, max_output_tokens=question.max_output_tokens)
-    return request
+        if question.max_output_tokens is not None:
+            request = replace(request, max_output_tokens=question.max_output_tokens)
+        return request
+    tools = run.registry.schemas if run.requested is None else run.requested[0].tools
+    return first_request(run.config, question, run.system_prompt, tools, run.transcript.view())
 
 
-async def _answered(
-    run: Run, stream: StreamFn, asked: Consultation, seconds: float
+def first_request(
+    config: LoopConfig,
+    question: Question,
+    system_prompt: str,
+    tools: Sequence[ToolSchema],
+    transcript: Sequence[AgentMessage],
+) -> StreamRequest:
+    """The request for a question if there is none to continue."""
+    is_continued = question.is_continued
+    before = question.messages
+    if before is None:
+        before = transcript if is_continued else ()
+    cap = question.max_output_tokens
+    return StreamRequest(
+        system_prompt=system_prompt if is_continued else question.system_prompt or "",
+        messages=(*before, UserMessage(question.prompt)),
+        tools=tools if is_continued else (),
+        temperature=config.temperature if is_continued else None,
+        max_output_tokens=config.max_output_tokens if cap is None and is_continued else cap,
+        reasoning=config.reasoning,
+        provider_extras=config.provider_extras if is_continued else None,
+    )
+
+
+class Asking(Protocol):
+    """The part of a run that asks a model."""
+
+    effects: Effects
+    signal: CancellationToken
+    pace: Pace
+
+    @property
+    def grace(self) -> float:
+        """How long a cancelled transport has to stop."""
+        ...
+
+
+async def answered(
+    run: Asking, stream: StreamFn, asked: Consultation, seconds: float
 ) -> Consultation:
     """Send the request, and read the answer. Only a cancellation raises."""
     deadline = asyncio.timeout(seconds)
@@ -260,7 +284,7 @@ async def _answered(
     return replace(asked, message=partial, error=str(kind), error_text=text)
 
 
-async def _read(run: Run, events: AsyncIterable[Any]) -> AssistantMessage | Error:
+async def _read(run: Asking, events: AsyncIterable[Any]) -> AssistantMessage | Error:
     """The answer, or how the stream failed."""
     try:
         async for event in events:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from math import isfinite
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -239,7 +239,16 @@ def _delayed(event: Waiting) -> RequestDelayed:
     return RequestDelayed(seconds, well_formed(reason))
 
 
-async def close_stream(run: Run, events: Any) -> None:
+class HasGrace(Protocol):
+    """What stops foreign code."""
+
+    @property
+    def grace(self) -> float:
+        """How long it has to stop."""
+        ...
+
+
+async def close_stream(run: HasGrace, events: Any) -> None:
     """Close the stream of a transport, within the run's grace. Does not raise."""
     if (close := getattr(events, "aclose", None)) is not None:
         closing = _begin_to_close(close)
@@ -264,7 +273,7 @@ def _begin_to_close(close: Callable[[], Any]) -> tuple[Any, Any] | None:
         return None
 
 
-async def _finish_closing(run: Run, work: Any, awaited: Any) -> None:
+async def _finish_closing(run: HasGrace, work: Any, awaited: Any) -> None:
     """Wait until the stream is closed, at most as long as for a cancelled tool."""
     closing = _Closing(work, awaited, grace=run.grace)
     closing.leave_after(run.grace)

@@ -53,12 +53,11 @@ class Mark(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Whether the text covers what was compacted before, too."""
     has_summary: bool = True
     """False if a model was not asked, or did not give one: the messages are only left out."""
-    turns: tuple[int, int] | None = None
-    """The turns that it replaces, from 1, counted over the conversation."""
+    first_turn: int = 0
+    last_turn: int = 0
+    """The turns that it replaces, from 1, counted over the conversation. 0: it replaces none."""
     messages: int = 0
     """How many messages it replaces."""
-    run_id: str | None = None
-    """The run that was compacted. Its log has the whole text."""
     tokens_before: int = 0
     tokens_after: int = 0
     """The size of the next request, without and with it."""

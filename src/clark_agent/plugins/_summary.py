@@ -10,7 +10,7 @@ from clark_agent.plugins.base import BeforeRequestContext
 from clark_agent.stream import StreamFn
 from clark_agent.types import AgentMessage, AssistantMessage, StopReason
 
-__all__ = ["INSTRUCTIONS", "Summariser", "left_out", "replaced"]
+__all__ = ["INSTRUCTIONS", "Summariser", "left_out", "replaced", "turns_text"]
 
 INSTRUCTIONS = """\
 Write a summary of the conversation, with which the work can go on without the original text.
@@ -40,22 +40,25 @@ _READ_EARLIER = """\
 The whole text is kept: the tool read_earlier reads turns again, or searches in them."""
 
 
-def replaced(turns: tuple[int, int] | None, summary: str, *, can_read: bool) -> str:
+def replaced(turns: tuple[int, int], summary: str, *, can_read: bool) -> str:
     """What the model gets: a summary."""
     how = f" {_READ_EARLIER}" if can_read else ""
-    return f"[A summary takes the place of {_turns(turns)} of this conversation.{how}]\n\n{summary}"
+    what = f"[A summary takes the place of {turns_text(turns)} of this conversation.{how}]"
+    return f"{what}\n\n{summary}"
 
 
-def left_out(turns: tuple[int, int] | None, *, can_read: bool) -> str:
+def left_out(turns: tuple[int, int], *, can_read: bool) -> str:
     """What the model gets if there is no summary."""
     how = f" {_READ_EARLIER}" if can_read else ""
-    return f"[To save room, {_turns(turns)} of this conversation are left out.{how}]"
+    verb = "is" if turns[0] == turns[1] else "are"
+    return f"[To save room, {turns_text(turns)} of this conversation {verb} left out.{how}]"
 
 
-def _turns(turns: tuple[int, int] | None) -> str:
-    if turns is None:
-        return "earlier messages"
+def turns_text(turns: tuple[int, int]) -> str:
+    """The turns in words."""
     first, last = turns
+    if last == 0:
+        return "earlier messages"
     return f"turn {first}" if first == last else f"the turns {first} to {last}"
 
 

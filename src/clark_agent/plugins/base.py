@@ -171,6 +171,11 @@ class Question(Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     max_seconds: float = 120.0
 
+    @property
+    def is_continued(self) -> bool:
+        """Whether it continues the conversation, and is not a request of its own."""
+        return self.system_prompt is None and self.stream is None
+
 
 class BeforeRequestContext(Struct, Generic[DepsT_co], frozen=True, kw_only=True):
     """The context of a hook before a request."""

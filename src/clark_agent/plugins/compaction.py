@@ -17,7 +17,7 @@ from clark_agent.plugins._compacted import (
     aligned,
     answers,
 )
-from clark_agent.plugins._summary import INSTRUCTIONS, Summariser, left_out, replaced
+from clark_agent.plugins._summary import INSTRUCTIONS, Summariser, left_out, replaced, turns_text
 from clark_agent.plugins._windows import DEFAULT_WINDOW, window_of, window_said
 from clark_agent.plugins.base import BeforeRequestContext, TransformContext
 from clark_agent.plugins.read_earlier import READ_EARLIER
@@ -136,8 +136,9 @@ class Compaction:
     async def before_request(self, ctx: BeforeRequestContext) -> list[CustomMessage] | None:
         """Compact the transcript if the next request would be too large, or was."""
         state = self._follow(ctx)
-        if ctx.overflow is None and state.size <= self.trigger * state.window:
-            return None
+        is_small = state.size <= self.trigger * state.window
+        if ctx.overflow is None and (is_small or self._transcript.attempts):
+            return None  # or it was compacted since the newest answer
         least = 0.0
         if ctx.overflow is None:
             least = _LEAST_SHARE * (self.trigger - self.target) * state.window
@@ -198,15 +199,19 @@ class Compaction:
                 if longer < freed:
                     text, has_summary, freed = summary, True, freed - longer
         if not has_summary:
-            logger.warning("%s of run %s: there is no summary", text.partition("]")[0], ctx.run_id)
+            logger.warning(
+                "run %s: there is no summary of %s, so they are left out",
+                ctx.run_id,
+                turns_text(turns),
+            )
         return Mark(
             text=text,
             kept=end - place,
             merges=merges,
             has_summary=has_summary,
-            turns=turns,
+            first_turn=turns[0],
+            last_turn=turns[1],
             messages=place - first,
-            run_id=ctx.run_id,
             tokens_before=round(state.size),
             tokens_after=round(state.size - freed * state.scale),
             window=state.said,
@@ -306,11 +311,11 @@ def _is_boundary(view: MessageView, place: int, start: int, end: int) -> bool:
 
 def _turns(
     projection: Projection, view: MessageView, place: int, *, merges: bool
-) -> tuple[int, int] | None:
-    """The first and the last turn that a compaction replaces."""
+) -> tuple[int, int]:
+    """The first and the last turn that a compaction replaces; (0, 0) if it replaces none."""
     last = projection.turns_before_start + answers(view, projection.start, place)
     first = 1 if merges else projection.turns_before_start + 1
-    return (first, last) if first <= last else None
+    return (first, last) if first <= last else (0, 0)
 
 
 def _old(

@@ -85,6 +85,8 @@ class LocalModel(Transport[bytes]):
         self.path = weights
         self.is_taught = chat_template is not None or has_chat_template(weights)
         """Whether the model has a chat template; otherwise it is guided step by step."""
+        self.context_window = window
+        """How many tokens a conversation can have."""
         self._settings = EngineSettings(weights, window, threads, chat_template)
         self._engine: Engine | None = load_engine(self._settings)
 
