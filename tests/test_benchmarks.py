@@ -1,14 +1,24 @@
-"""The operations of a workload are counted exactly, and compared with what is pinned."""
+"""The operations of a workload are counted exactly, and compared with what is pinned; and a long
+conversation is counted as its script and its requests are.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from benchmarks.context import SUBJECTS, Figures, Subject, cost, figures, measured, shown, tables
+from benchmarks.context_clark import is_pinned
+from benchmarks.context_provider import Account, Provider, Seen
+from benchmarks.context_script import FACTS, PINNED, TASK, Script
 from benchmarks.operations import compare, judge, read_pins
+from clark_agent.plugins import Compaction, TokenBudget
+from clark_agent.prices import Price
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -81,3 +91,132 @@ def test_operations_are_counted_exactly_and_growth_is_refused() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("squares grows: ")
+
+
+# --- a long conversation ----------------------------------------------------------------------
+
+
+def test_the_script_is_the_same_each_time_and_says_each_fact_once() -> None:
+    script, again = Script(), Script()
+    assert [ask.text for ask in script.asks] == [ask.text for ask in again.asks]
+    assert script.turns == again.turns
+    calls = [call for turn in script.turns for call in turn.calls]
+    results = [script.result(call.name, **call.arguments) for call in calls]
+    assert results == [again.result(call.name, **call.arguments) for call in calls]
+    assert len(script.turns) == 500
+    assert len({call.key for call in calls}) == len({call.id for call in calls}) == len(calls)
+    assert sum(len(result) > 19_000 for result in results) > 10
+    everything = "\n".join(
+        [*results, *[ask.text for ask in script.asks], *[turn.text for turn in script.turns]]
+    )
+    codes = [TASK, *PINNED, *[fact.code for fact in FACTS]]
+    assert [everything.count(code) for code in codes] == [1] * len(codes)
+
+
+def said(*texts: str, tools: int = 0) -> dict[str, Any]:
+    """A request with messages of 4,000 tokens and more each."""
+    messages = [{"role": "user", "content": text * 16_000} for text in texts]
+    return {"messages": messages, "tools": [{"name": f"tool{n}"} for n in range(tools)]}
+
+
+def test_what_a_request_shares_with_an_earlier_one() -> None:
+    account = Account(Script(2, 3))
+    for body, is_summary in [
+        (said("a", "b"), False),
+        (said("a", "b", "c"), False),
+        (said("a", "b", "x"), True),
+        (said("a", "y"), False),
+        (said("a", "b", "x"), False),
+        (said("a", "b", "x", tools=1), False),
+    ]:
+        account.add(body, {"content": "ok"}, is_summary=is_summary)
+    one = account.seen[0].tokens // 2
+    assert 4_000 < one < 4_020
+    messages = [round(seen.cached / one) for seen in account.seen]
+    assert messages == [0, 2, 2, 1, 3, 0]  # other tools come before all messages
+    assert [seen.cached_blocks % 1_024 for seen in account.seen] == [0] * 6
+    assert [seen.cached_blocks // 1_024 for seen in account.seen] == [0, 7, 7, 3, 11, 0]
+    assert [round(seen.possible / one) for seen in account.seen] == [0, 2, 0, 3, 2, 3]
+    assert [round(seen.kept / one) for seen in account.seen] == [0, 2, 0, 1, 1, 0]
+    assert [seen.is_compacted for seen in account.seen] == [False] * 3 + [True, False, True]
+    assert account.turn == 5
+
+
+def test_what_a_conversation_costs() -> None:
+    seen = Seen(is_summary=False, tokens=10_000, cached=9_000, cached_blocks=8_192, output=100)
+    write = Price(input=3, cache_read=0.3, cache_write=3.75, output=15)
+    assert cost([seen] * 1000, write) == pytest.approx(1_000 * 3.75 / 1e3 + 2.7 + 1.5)
+    blocks = Price(input=1, cache_read=0.1, output=10)
+    assert cost([seen] * 1000, blocks) == pytest.approx(1.808 + 0.8192 + 1.0)
+
+
+def test_figures_leave_compactions_aside_and_want_each_code_in_every_last_request() -> None:
+    plain = Seen(is_summary=False, tokens=10, cached=0, cached_blocks=0, output=1)
+    turns = [
+        plain,
+        replace(plain, possible=10, kept=8),
+        replace(plain, is_summary=True, tokens=40),
+        replace(plain, possible=10, kept=2, is_compacted=True, codes=frozenset([TASK, PINNED[0]])),
+        replace(plain, possible=10, kept=10, codes=frozenset([TASK, FACTS[0].code])),
+    ]
+    found = figures(turns, [], window=30)
+    assert (found.requests, found.summaries, found.compactions, found.over) == (5, 1, 1, 1)
+    assert (found.kept, found.kept_aside) == (20 / 30, 18 / 20)
+    assert (found.has_task, found.pinned, found.facts) == (True, 0, 0)
+
+
+def test_a_summary_repeats_the_facts_that_it_is_shown_but_not_what_is_to_be_pinned() -> None:
+    provider = Provider(Script(3, 4))
+    shown_facts = [f"# {fact.code}: {fact.sentence}." for fact in FACTS[:2]]
+    text = "\n".join([f"{TASK}: move it. {PINNED[0]}: never.", *shown_facts, *shown_facts])
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": text}]}]}
+    message, seen = provider.answer(body)
+    assert seen.is_summary
+    assert provider.account.turn == 0
+    assert [message["content"].count(fact.code) for fact in FACTS[:3]] == [1, 1, 0]
+    assert TASK not in message["content"]
+    assert PINNED[0] not in message["content"]
+    assert 6_000 <= len(message["content"]) < 6_100
+    again, _ = provider.answer(body)
+    assert again != message
+
+
+async def test_a_short_conversation_is_counted() -> None:
+    price = [Price(input=1, output=1)]
+    plain = await measured(SUBJECTS[0], price, 4, 6)
+    assert (plain.requests, plain.summaries, plain.compactions) == (24, 0, 0)
+    assert (plain.kept, plain.has_task, plain.pinned, plain.facts) == (1, True, 3, 8)
+    assert plain.logged is not None
+    assert plain.logged.kept == 1
+    assert 0.8 < plain.cached_blocks < plain.cached < 1
+    window = plain.largest // 2
+    small = Subject(
+        title="small", settings="", plugins=lambda: [TokenBudget(window, pinned=is_pinned)]
+    )
+    trimmed = await measured(small, price, 4, 6)
+    assert trimmed.compactions > 0
+    assert trimmed.largest <= window < trimmed.tokens < plain.tokens
+    assert (trimmed.has_task, trimmed.pinned) == (True, 3)
+    assert trimmed.facts < plain.facts
+    assert trimmed.costs < plain.costs
+    found: dict[str, Figures] = {"nothing": plain, "small": trimmed}
+    lines = shown(tables(found, {"a model": price[0]})).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("nothing", "small"))] == [
+        *("nothing", "small"),
+        *("nothing", "small"),
+    ]
+
+
+async def test_compaction_keeps_the_task_the_rules_and_all_facts() -> None:
+    window = 12_000
+    subject = Subject(
+        title="compaction", settings="", plugins=lambda: [Compaction(window, pinned=is_pinned)]
+    )
+    found = await measured(subject, [], 4, 12)
+    assert found.requests == 48 + found.summaries
+    assert found.compactions >= 4
+    assert found.summaries >= found.compactions
+    assert (found.has_task, found.pinned, found.facts) == (True, 3, 8)
+    assert found.kept_aside == 1
+    assert found.logged is not None
+    assert found.logged.kept_aside == 1
