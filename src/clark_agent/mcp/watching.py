@@ -29,15 +29,15 @@ _NO_SUCH_METHOD = -32601
 class ResourceUpdates:
     """Yields the URI each time a resource may have changed. `McpTools.resource_updates` makes it.
 
-    Updates that nobody has waited for yet are one. After a lost connection it yields once, because
-    an update may have been missed. It ends when the `McpTools` is closed.
+    Updates of one URI that have not been read yet count once. After a lost connection it yields
+    once, because an update may have been missed. It ends when the `McpTools` is closed.
     """
 
     def __init__(self, link: Callable[[], Awaitable[ServerLink]], uri: str) -> None:
         self._find_link = link
         self._uri = uri
         self.pending: dict[str, None] = {}
-        """The URIs of updates that nobody has waited for yet."""
+        """The URIs of updates that have not been read yet."""
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._link: ServerLink | None = None
