@@ -269,8 +269,8 @@ async def test_an_unknown_option_of_a_run_is_an_error(wrong: str, meant: str | N
 
 def test_tools_may_come_from_a_generator() -> None:
     agent = Agent(scripted(), tools=(made for made in [shop_name]), deps_type=Shop)
-    assert agent.config.tools.names == ("shop_name",)  # type: ignore[union-attr]
-    assert agent.replace(name="x").config.registry.names == ("shop_name",)
+    assert agent.config.registry.names == ("shop_name", "read_result")
+    assert agent.replace(name="x").config.registry.names == ("shop_name", "read_result")
 
 
 # --- dependencies -----------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class LargeResults:
             cap = _in_characters(tool.max_result_chars)
         if len(content) == 1:
             block = content[0]
-            if block.__class__ is TextContent:  # type() would be a call more
+            if type(block) is TextContent:
                 return len(block.text) <= cap or self._is_page(tool)
         texts = data = 0
         for block in content:
