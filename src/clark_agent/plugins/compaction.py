@@ -172,7 +172,7 @@ class Compaction:
         first = projection.task if merges else projection.start
         head = state.size - state.scale * _cost(ctx, view, projection.start, end)
         place = self._place(ctx, state, target - head)
-        stays = projection.protected(view, first, place, end)
+        stays = projection.what_stays(view, place, end, merges=merges)
         freed = _cost(ctx, view, projection.start, place)
         freed -= sum([ctx.estimator.estimate_message(m) for m in stays])
         if merges:
