@@ -16,6 +16,7 @@ from clark_agent.plugins._compacted import (
     Projection,
     aligned,
     answers,
+    mark_of,
 )
 from clark_agent.plugins._summary import INSTRUCTIONS, Summariser, left_out, replaced, turns_text
 from clark_agent.plugins._windows import DEFAULT_WINDOW, window_of, window_said
@@ -30,7 +31,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["Compaction"]
+__all__ = ["Compaction", "Mark", "mark_of"]
 
 logger = logging.getLogger(__name__)
 
