@@ -55,6 +55,7 @@ from clark_agent.run_log.records import (
     Answered,
     Asked,
     CallSuspended,
+    Consulted,
     RequestDecided,
     RunBegan,
     RunFailed,
@@ -274,6 +275,10 @@ def _steps(loaded: LoadedRun) -> Iterator[_Step]:
                 if request is not None:
                     tools[request.request_id] = request.tool_name
                     step.notes.append(_waits(request))
+            case Consulted(plugin=plugin, message=message, error=error):
+                used = "" if message.usage is None else f": {usage_text(message.usage)}"
+                failed = "" if error is None else f" ({one_line(error)})"
+                step.notes.append(f"{one_line(plugin)} asked a model{failed}{used}")
             case RequestDecided(request_id=request_id, decision=decision, by=by):
                 name = one_line(tools.get(request_id, request_id))
                 step.notes.append(f"{name} {verdict_text(decision, by)} at {time_text(at, _TIME)}")
