@@ -175,6 +175,7 @@ export class RunListPage {
     try {
       const page = await api.runs({ ...this.filters, limit: PAGE, after: next }, request.signal);
       this.addRows(page.runs);
+      this.showCount(page);
       this.pages += 1;
       this.next = page.next;
       this.more.hidden = page.next === null;
@@ -320,8 +321,10 @@ class Row {
   }
 }
 
+// A run that was found by its text opens where the text is.
 function runHref(run) {
-  return `#/run/${encodeURIComponent(run.run_id)}`;
+  const place = run.snippet_seq ? `?seq=${run.snippet_seq}` : "";
+  return `#/run/${encodeURIComponent(run.run_id)}${place}`;
 }
 
 function isoTime(ms) {
