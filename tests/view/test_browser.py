@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from clark_agent import Agent, RunIdentity
+from clark_agent import Agent, RunIdentity, tool
 from clark_agent.errors import LoopError
-from clark_agent.run_log import MemoryStore, RunLog, SqliteStore
+from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, SqliteStore
+from clark_agent.stream import StreamRequest
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.view.export import write_run
 from tests.browsers import shot, started_browser
@@ -307,6 +308,41 @@ async def test_a_long_run_is_loaded_in_pages_and_dropped_again(browser: Any) -> 
             "turns => turns.map(turn => Number(turn.dataset.turn))"
         )
         assert numbers == list(range(numbers[0], 242))
+
+
+async def test_a_log_of_200_megabytes_opens_like_a_small_one(browser: Any, tmp_path: Path) -> None:
+    @tool(reads_only=True)
+    def read(part: int) -> str:
+        """Read a part of a file."""
+        return f"part {part}\n" + "All the words of a very long file. " * 5_000
+
+    def next_part(request: StreamRequest) -> Any:
+        return call("read", part=len(request.messages) // 2)
+
+    store = JsonlStore(tmp_path)
+    agent = Agent(
+        ScriptedStream([next_part], at_end="repeat"),
+        tools=[read],
+        max_iterations=1_200,
+        grace_iterations=0,
+        run_log=RunLog(store),
+    )
+    await agent.run("Read all of it.", identity=RunIdentity.root("large"))
+    assert (tmp_path / "large.jsonl").stat().st_size > 200_000_000
+    async with site(store) as served, opened(browser, served, "#/run/large") as page:
+        await expect(turn(page, 1).locator(".call .args")).to_have_text("part=0")
+        await page.get_by_role("button", name="↓ End").click()
+        await expect(page.get_by_text("The run ended: hit max iterations")).to_be_visible()
+        await expect(page.locator(".facts")).to_contain_text("1,200 turns")
+        await expect(turn(page, 1_200).locator(".call .args")).to_have_text("part=1199")
+        await page.goto(f"{page.url.partition('#')[0]}#/run/large/turn/500")
+        await expect(turn(page, 500)).to_be_in_viewport()
+        await turn(page, 500).get_by_role("button", name="Show all").click()
+        await expect(turn(page, 500).locator(".printed")).to_have_js_property(
+            "textContent.length", 175_009
+        )
+        sizes = "() => performance.getEntriesByType('resource').map(each => each.transferSize)"
+        assert sum(await page.evaluate(sizes)) < 10_000_000
 
 
 # --- live -----------------------------------------------------------------------------------------

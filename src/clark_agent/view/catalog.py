@@ -60,16 +60,12 @@ class Head(Struct, frozen=True, kw_only=True):
 
     agent: str | None = None
     model: ModelRef = ModelRef()
+    model_name: str | None = None
     task: str | None = None
     forked_from: ForkedFrom | None = None
     call_id: str | None = None
     turn: int | None = None
     position: int | None = None
-
-    @property
-    def model_name(self) -> str | None:
-        """The name of the model."""
-        return model_name(self.model)
 
 
 class _End(Struct, frozen=True):
@@ -112,6 +108,9 @@ class Catalog:
         self._heads: dict[str, Head] = {}
         self._ends: dict[str, _End] = {}
         self._forks: dict[str, list[str]] = {}
+        self._models: set[str] = set()
+        self._agents: set[str] = set()
+        self._statuses: tuple[str, ...] = ()
 
     @property
     def kind(self) -> Literal["full_text", "scan"]:
@@ -133,6 +132,7 @@ class Catalog:
                     children.setdefault(run.parent_run_id, []).append(run.run_id)
             self._runs, self._children = runs, children
             self._by_id = {run.run_id: run for run in runs}
+            self._statuses = tuple(sorted({run.outcome or RUNNING for run in runs}))
             self._listed_at = self._clock()
             self._took = self._listed_at - now
 
@@ -166,6 +166,10 @@ class Catalog:
         if found is None:
             found = _head(self._store, run_id)
             self._heads[run_id] = found
+            if found.model_name:
+                self._models.add(found.model_name)
+            if found.agent:
+                self._agents.add(found.agent)
             if found.forked_from is not None:
                 self._forks.setdefault(found.forked_from.run_id, []).append(run_id)
         return found
@@ -248,15 +252,14 @@ class Catalog:
         page = runs[start : start + query.limit]
         more = start + query.limit < len(runs)
         rows = [self._found(self.row(run), found.get(run.run_id)) for run in page]
-        heads = list(self._heads.values())
         return RunList(
             runs=tuple(rows),
             total=len(runs),
             next=f"{page[-1].began_at}.{page[-1].run_id}" if more and page else None,
-            models=tuple(sorted({head.model_name for head in heads if head.model_name})),
-            agents=tuple(sorted({head.agent for head in heads if head.agent})),
-            statuses=tuple(sorted({run.outcome or RUNNING for run in self._runs})),
-            known=sum(run.run_id in self._heads for run in self._runs),
+            models=tuple(sorted(self._models)),
+            agents=tuple(sorted(self._agents)),
+            statuses=self._statuses,
+            known=min(len(self._heads), len(self._runs)),
             of=len(self._runs),
             search=search,
         )
@@ -358,6 +361,7 @@ def _head(store: RunStore, run_id: str) -> Head:
     return Head(
         agent=entry.agent_name,
         model=entry.model_ref,
+        model_name=model_name(entry.model_ref),
         task=one_line(task, _TASK),
         forked_from=_fork_note(entry.host_notes),
         call_id=entry.tool_call_id,

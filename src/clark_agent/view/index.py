@@ -45,7 +45,7 @@ from clark_agent.waiting import WaitingRequest
 
 __all__ = ["LogIndex", "Slice"]
 
-_RECORDS, _SIZE = 128, 1 << 18
+_RECORDS, _SIZE = 256, 1 << 18
 """How much of a log is between two places that are kept."""
 _MOST_READ = 1 << 20
 """About how many bytes a page of items reads."""

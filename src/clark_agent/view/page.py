@@ -46,8 +46,9 @@ def one_file(title: str, data: Iterable[str]) -> Iterator[str]:
     )
     page = _read("index.html")
     page = page.replace("<title>Runs · clark-agent</title>", f"<title>{escape(title)}</title>")
-    meta = f'<meta charset="utf-8">\n    <meta http-equiv="Content-Security-Policy" content="{policy}">'
-    page = page.replace('<meta charset="utf-8">', meta)
+    charset = '<meta charset="utf-8">'
+    policy_tag = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    page = page.replace(charset, f"{charset}\n    {policy_tag}")
     page = page.replace('<link rel="stylesheet" href="static/app.css">', f"<style>{style}</style>")
     page = page.replace('    <script type="module" src="static/main.js"></script>\n', "")
     before, after = page.split("  </body>")

@@ -8,7 +8,7 @@ import webbrowser
 from contextlib import suppress
 
 import click
-import msgspec
+from click.core import ParameterSource
 from msgspec.structs import replace
 
 from clark_agent._extras import load_extra
@@ -98,10 +98,13 @@ def view(
     """
     load_extra("starlette", "view", "clark-agent view")
     load_extra("uvicorn", "view", "clark-agent view")
+    is_named = click.get_current_context().get_parameter_source("log")
+    if store is not None and is_named is ParameterSource.COMMANDLINE:
+        raise click.UsageError("name the log as STORE or with --log, not twice")
+    if not can_write and given != Given():
+        raise click.UsageError("--agent, --model and the like need --write")
     log = _existing(log if store is None else open_log(store))
     agents = CommandLineAgents(given, approvals, log)
-    if not can_write and agents.agent is not None:
-        raise click.UsageError("--agent, --model and the like need --write")
     token = new_token()
     listening = listen(host, port)
     url = shown_url(host, listening, token)
@@ -160,12 +163,11 @@ class CommandLineAgents:
         self._given = given
         self._approvals = approvals
         self._log = log
-        is_given = any(value is not None for value in msgspec.structs.asdict(given).values())
         self.agent: str | None = None
         self.model: str | None = None
         self._mcp = open_mcp(given.mcp or (), SUSPEND)
         """The MCP servers, which all runs share."""
-        if is_given:
+        if given != Given():
             settings = settings_from(given)
             self.agent = settings.agent or "the agent of the command line"
             self.model = without_password(settings.model) or None

@@ -9,6 +9,7 @@ import { statusView, statusWords } from "./status.js";
 const PAGE = 100;
 const TYPING = 200; // milliseconds after the last key
 const REFRESH = 4_000;
+const SOON = 700; // until the next look while the server still reads logs
 const COLUMNS = ["Status", "Task", "Model", "Began", "Time", "Tokens", "Cost"];
 
 /** The page with all runs. */
@@ -76,6 +77,7 @@ export class RunListPage {
     this.isClosed = true;
     clearInterval(this.timer);
     clearTimeout(this.typing);
+    clearTimeout(this.soon);
     this.observer.disconnect();
     this.request?.abort();
   }
@@ -114,6 +116,7 @@ export class RunListPage {
   }
 
   show(page) {
+    clearTimeout(this.soon);
     this.shown = shapeOf(page);
     this.pages = 1;
     const kept = this.current?.run.run_id;
@@ -129,6 +132,7 @@ export class RunListPage {
     for (const select of this.selects) this.fillSelect(select, page);
     this.showCount(page);
     this.showNote(page);
+    if (page.known < page.of) this.soon = setTimeout(() => this.refresh(), SOON);
   }
 
   fillSelect({ name, input, words, label }, page) {
@@ -175,6 +179,7 @@ export class RunListPage {
     try {
       const page = await api.runs({ ...this.filters, limit: PAGE, after: next }, request.signal);
       this.addRows(page.runs);
+      this.showCount(page);
       this.pages += 1;
       this.next = page.next;
       this.more.hidden = page.next === null;
@@ -260,7 +265,7 @@ export class RunListPage {
 }
 
 function shapeOf(page) {
-  return JSON.stringify([page.runs, page.total, page.known, page.statuses, page.models]);
+  return JSON.stringify([page.runs, page.total, page.known, page.of, page.statuses, page.models]);
 }
 
 class Row {
@@ -320,8 +325,10 @@ class Row {
   }
 }
 
+// A run that was found by its text opens where the text is.
 function runHref(run) {
-  return `#/run/${encodeURIComponent(run.run_id)}`;
+  const place = run.snippet_seq ? `?seq=${run.snippet_seq}` : "";
+  return `#/run/${encodeURIComponent(run.run_id)}${place}`;
 }
 
 function isoTime(ms) {

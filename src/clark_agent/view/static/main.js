@@ -65,7 +65,7 @@ async function show() {
 
 function named(opened, route) {
   document.title = `${opened.title} · clark-agent`;
-  const words = { run: opened.title, diff: "Side by side", waiting: "What waits" }[route.name];
+  const words = { run: opened.title, diff: "Side by side" }[route.name];
   fill(byId("crumbs"), words ? h("span", { "aria-current": "page" }, words) : null);
 }
 

@@ -11,6 +11,9 @@ import { waitingCard } from "./waiting.js";
 
 const NEAR_END = 160; // pixels
 const TURNS = 500;
+const BEHIND_ALL = 2 ** 31 - 1;
+const READING = 1_000; // milliseconds
+const QUIET = 60_000; // after this, the process of a run may be dead
 const PINNED = 400; // milliseconds in which scrolling is that of the page itself
 
 /** The page of a run. */
@@ -37,19 +40,33 @@ export class RunPage {
     if (this.isClosed) return;
     this.show(view);
     this.showTurns(turns);
-    const isLive = view.run.status === "running" && this.route.turn === null;
+    const isAnywhere = this.route.turn === null && this.route.seq === null;
+    const isLive = view.run.status === "running" && isAnywhere;
     await this.timeline.open(this.firstPage(isLive));
+    if (this.route.seq !== null) this.route.turn = Math.min(...this.timeline.turns.keys());
     if (this.route.turn !== null) await this.timeline.load("backward");
     if (this.isClosed) return;
     await this.go(this.route);
     if (isLive) toEnd();
     if (!api.isStatic && isOpen(view.run.status)) this.follow();
+    this.watchReading().catch((error) => announce(error.message, "error"));
+  }
+
+  /** Show how the totals and the overview grow while the server reads a long log. */
+  async watchReading() {
+    while (!this.isClosed && !this.view.indexed.is_complete) {
+      await new Promise((done) => setTimeout(done, READING));
+      const [view, turns] = await Promise.all([api.run(this.runId), api.turns(this.runId)]);
+      if (this.isClosed) return;
+      this.show(view);
+      if (this.turnRows.length <= TURNS) this.showTurns(turns);
+    }
   }
 
   firstPage(isLive) {
     if (this.route.turn !== null) return { turn: this.route.turn };
     if (this.route.seq !== null) return { from: this.route.seq };
-    return isLive ? { before: this.view.last_seq + 1 } : {};
+    return isLive ? { before: BEHIND_ALL } : {};
   }
 
   async update(route) {
@@ -116,12 +133,12 @@ export class RunPage {
       run.forked_from && can && this.diffLink(run.forked_from.run_id, "Side by side"),
       view.forks.slice(0, 5).map((id, at) => this.runLink(id, `fork ${at + 1}`)),
     ];
-    const isLive = run.status === "running";
+    const isQuiet = run.status !== "running" || Date.now() - run.last_at > QUIET;
     const stop = (event) => act(event.currentTarget, error, () => this.stop());
     const resume = (event) => act(event.currentTarget, error, () => this.resume());
     const buttons = [
       isOpen(run.status) && session.can_write && button("■ Stop", stop, "danger"),
-      run.status !== "done" && !isLive && session.can_run && button("Resume", resume),
+      run.status !== "done" && isQuiet && session.can_run && button("Resume", resume),
       session.can_run && button("Fork", () => openFork(view, view.turns, session)),
       can && button("Compare …", () => openCompare(view)),
       session.can_replay && !isOpen(run.status) && button("Replay", () => openReplay(run.run_id)),
@@ -346,8 +363,7 @@ export class RunPage {
   }
 
   async toLast() {
-    const last = this.following?.lastSeq ?? this.view.last_seq;
-    if (!this.timeline.hasEnd) await this.timeline.open({ before: last + 1 });
+    if (!this.timeline.hasEnd) await this.timeline.open({ before: BEHIND_ALL });
     toEnd();
     this.pin(Math.max(...this.timeline.turns.keys()));
   }

@@ -13,7 +13,7 @@ export class WaitingPage {
   constructor(place, _route, session) {
     this.session = session;
     this.list = h("div.stack");
-    place.append(h("div.list", null, h("h1", null, "What waits"), this.list));
+    place.append(h("div.waiting-page", null, h("h1", null, "What waits"), this.list));
     this.timer = setInterval(() => !document.hidden && this.open().catch(() => {}), REFRESH);
   }
 
