@@ -335,9 +335,9 @@ class StreamError(LoopError):
 
 _ADVICE = {
     StreamErrorKind.CONTEXT_OVERFLOW: (
-        "What to do: add a TokenBudget that fits the model's window to the config, or an "
-        "overflow_recovery that shrinks the transcript. If it has one, the task and the newest "
-        "turn alone are too large."
+        "What to do: add Compaction(), a TokenBudget that fits the model's window, or an "
+        "overflow_recovery that shrinks the transcript to the config. If it has one, the task and "
+        "the newest turn alone are too large."
     ),
     StreamErrorKind.INCONSISTENT_TOOL_HISTORY: (
         "What to do: check how the transcript, or a context transform, pairs tool calls and "

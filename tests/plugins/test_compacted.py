@@ -339,6 +339,18 @@ def test_it_works_beside_other_transforms_in_any_order(
             assert unsound(messages) == []
 
 
+def test_a_token_budget_that_shortens_the_transcript_keeps_what_was_compacted() -> None:
+    history: list[AgentMessage] = [UserMessage("task")]
+    for number in range(20):
+        history += [calling((str(number), "look")), result(str(number), text="w" * 40)]
+        if number == 5:
+            history.append(Mark(text="what happened", kept=2).message())
+    shorter = TokenBudget(200).recover(MessageLog(history).view(), before_call(ESTIMATOR))
+    assert len(shorter) < len(history) - 10
+    assert "what happened" in [m.plain_text for m in projected(shorter)]
+    assert unsound(projected(shorter)) == []
+
+
 def test_a_turn_costs_its_new_messages_alone() -> None:
     """Whatever the length of the transcript, also after compactions."""
     plugin, asker = Compaction(600), Asker()

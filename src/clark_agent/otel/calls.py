@@ -20,6 +20,7 @@ from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext
 from clark_agent.otel.usage import usage_attributes
+from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
 from clark_agent.stream import Chunk, Done, Error, StreamEvent, StreamFn, StreamRequest, Waiting
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
@@ -46,18 +47,24 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
-        return self._traced(self._inner.ask_model, stream, request, signal)
+        call = ModelCall(self._run, request)
+        return self._traced(call, self._inner.ask_model, stream, request, signal)
 
     def consult_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call a model for a plugin, in a span of the same kind."""
-        return self._traced(self._inner.consult_model, stream, request, signal)
+        call = ModelCall(self._run, request, beside=ModelRef.of(None, stream))
+        return self._traced(call, self._inner.consult_model, stream, request, signal)
 
     def _traced(
-        self, ask: AskModel, stream: StreamFn, request: StreamRequest, signal: CancellationToken
+        self,
+        call: ModelCall,
+        ask: AskModel,
+        stream: StreamFn,
+        request: StreamRequest,
+        signal: CancellationToken,
     ) -> AsyncIterable[StreamEvent]:
-        call = ModelCall(self._run, request)
         token = attach(call.context)
         try:
             events = ask(stream, request, signal)
@@ -211,10 +218,15 @@ class TracedStream:
 class ModelCall:
     """The span of a model call."""
 
-    __slots__ = ("_began", "_is_over", "_run", "_span", "chunks", "context")
+    __slots__ = ("_began", "_beside", "_is_over", "_labels", "_run", "_span", "chunks", "context")
 
-    def __init__(self, run: RunSpans, request: StreamRequest) -> None:
+    def __init__(
+        self, run: RunSpans, request: StreamRequest, *, beside: ModelRef | None = None
+    ) -> None:
         self._run = run
+        self._beside = beside
+        """The model that a plugin asks beside the turn."""
+        self._labels = run.labels if beside is None else run.labels_of(beside)
         self._began = perf_counter()
         self._is_over = False
         self._span: Span = INVALID_SPAN
@@ -226,13 +238,12 @@ class ModelCall:
     @guarded
     def _start(self, request: StreamRequest) -> None:
         run = self._run
-        attributes: dict[str, Any] = {
-            **run.labels,
-            names.REQUEST_STREAM: True,
-            names.ATTEMPT: run.begin_attempt(),
-        }
+        attributes: dict[str, Any] = {**self._labels, names.REQUEST_STREAM: True}
+        if self._beside is None:
+            attributes[names.ATTEMPT] = run.begin_attempt()
+        model = self._labels.get(names.REQUEST_MODEL)
         span = self._span = run.tracing.tracer.start_span(
-            names.CHAT if run.model is None else f"{names.CHAT} {run.model}",
+            names.CHAT if model is None else f"{names.CHAT} {model}",
             run.turn_context,
             SpanKind.CLIENT,
             attributes,
@@ -292,7 +303,7 @@ class ModelCall:
         run, span, chunks = self._run, self._span, self.chunks
         seconds = perf_counter() - self._began
         first = chunks[0] - self._began if chunks else None
-        cost = None if usage is None else run.spend(usage)
+        cost = None if usage is None else run.spend(usage, self._beside)
         if span.is_recording():
             found: dict[str, Any] = {} if usage is None else dict(usage_attributes(usage))
             if first is not None:
@@ -306,7 +317,7 @@ class ModelCall:
         span.end()
         if run.tracing.metrics is not None:
             run.tracing.metrics.model_called(
-                run.labels,
+                self._labels,
                 seconds=seconds,
                 error=error,
                 usage=usage,

@@ -12,7 +12,7 @@ No attribute is computed for a span that is not sampled.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
 from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
 from clark_agent.otel.usage import usage_attributes
-from clark_agent.prices import Price, find_price
+from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.result import RunResult
 from clark_agent.tracing import RunTrace, TracedRun
 from clark_agent.types import Usage
@@ -68,16 +68,10 @@ class RunSpans(RunTrace):
         self.conversation_id = run.conversation_id or ""
         model = run.model
         self.model = model.model_id or model.model
-        provider = (model.provider or names.UNKNOWN_PROVIDER).lower()
-        self.provider = names.PROVIDERS.get(provider, provider)
+        self.provider = _provider(model)
         self.agent_name = run.agent_name or tracing.agent_name
-        self.labels: dict[str, str] = {
-            names.OPERATION_NAME: names.CHAT,
-            names.PROVIDER_NAME: self.provider,
-        }
+        self.labels = _labels(self.provider, self.model)
         """The attributes of its model calls in metrics."""
-        if self.model is not None:
-            self.labels[names.REQUEST_MODEL] = self.model
         self._began = perf_counter()
         self._price: Price | None = None
         self._knows_price = False
@@ -221,15 +215,29 @@ class RunSpans(RunTrace):
 
     # --- what it costs --------------------------------------------------------------------------
 
-    def spend(self, usage: Usage) -> float | None:
-        """Count the tokens of a model call; return their cost, if the price is known."""
+    def labels_of(self, beside: ModelRef) -> dict[str, str]:
+        """The attributes of calls to a model that a plugin asks."""
+        if not self._is_other(beside):
+            return self.labels
+        return _labels(_provider(beside), beside.model)
+
+    def _is_other(self, model: ModelRef) -> bool:
+        run = self.run.model
+        return (model.model, model.provider) != (run.model, run.provider)
+
+    def spend(self, usage: Usage, beside: ModelRef | None = None) -> float | None:
+        """Count the tokens of a model call; return their cost, if the price is known. The call may
+        be to a model ``beside`` that of the run.
+        """
+        if beside is not None and self._is_other(beside):
+            return self._count(usage, _price(beside, self.run.prices))
         if not self._knows_price:
             self._knows_price = True
-            try:
-                self._price = find_price(self.run.model, self.run.prices)
-            except ConfigError:  # genai-prices is not installed
-                self._price = None
-        cost = None if self._price is None else self._price.of(usage)
+            self._price = _price(self.run.model, self.run.prices)
+        return self._count(usage, self._price)
+
+    def _count(self, usage: Usage, price: Price | None) -> float | None:
+        cost = None if price is None else price.of(usage)
         self._usage += usage
         self._cost = None if cost is None or self._cost is None else self._cost + cost
         return cost
@@ -276,3 +284,20 @@ class RunSpans(RunTrace):
         content = self.tracing.content
         span.set_attribute(names.ERROR_TYPE, kind)
         span.set_status(Status(StatusCode.ERROR, None if content is None else content.text(text)))
+
+
+def _labels(provider: str, model: str | None) -> dict[str, str]:
+    found = {names.OPERATION_NAME: names.CHAT, names.PROVIDER_NAME: provider}
+    return found if model is None else {**found, names.REQUEST_MODEL: model}
+
+
+def _provider(model: ModelRef) -> str:
+    provider = (model.provider or names.UNKNOWN_PROVIDER).lower()
+    return names.PROVIDERS.get(provider, provider)
+
+
+def _price(model: ModelRef, prices: Mapping[str, Price]) -> Price | None:
+    try:
+        return find_price(model, prices)
+    except ConfigError:  # genai-prices is not installed
+        return None

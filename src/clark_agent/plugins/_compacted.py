@@ -97,6 +97,7 @@ class Projection:
         """What remains; None while nothing was replaced."""
         self.task = 0
         """Where the first answer is; the length if there is none yet."""
+        self._has_task = False
         self.start = 0
         """Where the messages begin that no compaction has replaced."""
         self.turns = 0
@@ -161,7 +162,8 @@ class Projection:
                 )
                 if sent:
                     self.measured = (sent, self.total)
-        if self.turns == 0:
+            self._has_task = True
+        if not self._has_task:
             self.task += 1
             self.start = self.task
 
@@ -169,12 +171,7 @@ class Projection:
         """Replace the messages before a marker by its text."""
         if mark.window is not None and mark.model is not None:
             self.windows[mark.model] = mark.window
-        if self.turns == 0:  # there is only the task, which stays
-            self.task += 1
-            self.start = self.task
-            if self.log is None:
-                self.log = MessageLog(view[:end])
-            return
+        self._has_task = True  # even if another plugin has dropped all answers before it
         place = aligned(view, min(end, max(self.start, end - mark.kept)), self.start, end)
         text = UserMessage(mark.text)
         if mark.merges:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from clark_agent.errors import ConfigError, ContextOverflowError
 from clark_agent.messages.tokens import TokenEstimator, estimate_messages
 from clark_agent.messages.transcript import MessageLog, MessageView, view_of
+from clark_agent.plugins._compacted import mark_of
 from clark_agent.plugins.base import (
     RestoreContext,
     TransformContext,
@@ -323,10 +324,12 @@ class _Window:
         return saved
 
     def _stays(self, items: Sequence[AgentMessage], turn: range, asked: int) -> Sequence[int]:
-        """Return what to keep of a turn: all of it if a message in it is pinned."""
+        """Return what to keep of a turn: all of it if a message in it is pinned; of others, what
+        the user has said last, and what a compaction of the transcript has left.
+        """
         if any(self._is_pinned(items[index]) for index in turn):
             return turn
-        return (asked,) if asked in turn else ()
+        return [index for index in turn if index == asked or mark_of(items[index]) is not None]
 
 
 def _is_plan(message: AgentMessage, tools: Mapping[str, AgentTool]) -> bool:
