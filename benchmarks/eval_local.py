@@ -8,7 +8,8 @@ What is counted, for each kind of task:
     answer      the final text says what the last tool found
 
 The tasks were written apart from the prompt and are not used to improve it. With ``--write`` the
-table goes into docs/benchmarks/local-model.md.
+table goes into docs/benchmarks/local-model.md. At the end comes what the model still knows of a
+conversation that was compacted (`benchmarks.local_memory`); ``--memory`` does that alone.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from benchmarks import local_memory
 from benchmarks.local_tasks import TASKS, TOOLS, UNSEEN, Task, answers, arguments_match
 from clark_agent import AgentContext, AssistantMessage, LoopConfig, RunResult, run
 from clark_agent.transports import LocalModel
@@ -108,8 +110,13 @@ async def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the table into the docs")
     parser.add_argument("--first", type=int, default=len(TASKS), help="only so many tasks")
+    parser.add_argument("--memory", action="store_true", help="only what it knows of old turns")
+    parser.add_argument("--weights", help="a GGUF file, for another model than the packaged one")
     options = parser.parse_args(arguments)
-    model = LocalModel()
+    model = LocalModel(options.weights)
+    if options.memory:
+        await local_memory.report(model)
+        return 0
     print("T: wrong tool, A: wrong arguments, F: wrong final answer", flush=True)
     outcomes: list[Outcome] = []
     for number, task in enumerate(TASKS[: options.first], start=1):
@@ -122,6 +129,7 @@ async def main(arguments: Sequence[str]) -> int:
         after = rest.partition(END)[2]
         PAGE.write_text(f"{before}{BEGIN}\n{found}\n{END}{after}", encoding="utf-8")
         print(f"written into {PAGE.name}")
+    await local_memory.report(model)
     return 0
 
 
