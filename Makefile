@@ -25,7 +25,7 @@ SHELL := /bin/sh
 .NOTPARALLEL:
 .PHONY: help test test-fast test-all-pythons test-distributed soak-distributed check format docs demo eval-local bench bench-core \
 	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log bench-distributed \
-	bench-suspended bench-mcp bench-trace bench-context soak mutants clean FORCE
+	bench-suspended bench-mcp bench-trace bench-view bench-context soak mutants clean FORCE
 
 help: ## list the targets
 	@echo "usage: make <target>"
@@ -91,6 +91,9 @@ bench-mcp: $(VENV)/.stamp-test ## what a call of a tool of an MCP server adds to
 
 bench-trace: $(VENV)/.stamp-test ## what tracing adds to a turn, here and in pydantic-ai
 	@$(PY) -m benchmarks.trace $(BENCH)
+
+bench-view: $(VENV)/.stamp-test ## the page of runs on logs of 1, 20 and 200 MB, and on 10,000 runs
+	@$(PY) -m benchmarks.view $(BENCH)
 
 bench-context: $(VENV)/.stamp-test ## what a conversation of 500 turns sends, with and without compaction
 	@$(PY) -m benchmarks.context $(BENCH)

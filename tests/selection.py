@@ -50,6 +50,7 @@ OUTSIDE = (
     "testing/test_transport_kit.py",
     "toolkit",
     "transports",
+    "view/test_browser",
     "test_all_pythons.py",
     "test_benchmarks.py",
     "test_browser.py",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -17,27 +15,11 @@ import pytest
 
 from clark_agent.run_log import SqliteStore, fold
 from clark_agent.run_log.records import RequestDecided
+from tests.browsers import FLAGS, PATIENCE, chromium, shot
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "approval_web.py"
-PATIENCE = 60_000  # milliseconds until what does not come is an error
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if (found := shutil.which(name)) is not None:
-            return found
-    pytest.skip("chromium is not installed")
 
 
 class Site:
@@ -120,12 +102,6 @@ async def open_page(site: Site, context: Any, user: str) -> Any:
     await page.goto(site.url)
     await page.get_by_label("You are").fill(user)
     return page
-
-
-async def shot(page: Any, name: str) -> None:
-    """Keep a picture where somebody has asked for them: SCREENSHOTS=folder."""
-    if folder := os.environ.get("SCREENSHOTS"):
-        await page.screenshot(path=f"{folder}/{name}.png", full_page=True)
 
 
 def card(page: Any, tool: str) -> Any:

@@ -22,6 +22,9 @@ STEM = f"clark_agent-{__version__}"
 WHEEL = [
     "clark_agent/*.py",
     "clark_agent/py.typed",
+    "clark_agent/view/static/*.css",
+    "clark_agent/view/static/*.html",
+    "clark_agent/view/static/*.js",
     f"{STEM}.dist-info/METADATA",
     f"{STEM}.dist-info/RECORD",
     f"{STEM}.dist-info/WHEEL",
@@ -32,11 +35,13 @@ WHEEL = [
 SDIST = [
     "src/clark_agent/*.py",
     "src/clark_agent/py.typed",
+    "src/clark_agent/view/static/*",
     "benchmarks/*.json",
     "benchmarks/*.mjs",
     "benchmarks/*.py",
     "docs/*.json",
     "docs/*.md",
+    "docs/*.png",
     "docs/*.svg",
     "docs/hooks.py",
     "examples/*.py",

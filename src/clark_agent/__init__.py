@@ -28,6 +28,7 @@ The layers, each knowing only those before it and its neighbours:
 - ``transports``: connections to models, each loading its SDK when it is created
 - ``gateway``: a server between clients and models
 - ``trajectory``, ``export``, ``replay``: durable records, other formats, and a logged run again
+- ``view``: a page to look at runs
 - ``testing``: the order of events as code, and what to test agents, transports and stores with
 - ``cli``: the command line
 
@@ -87,6 +88,7 @@ from clark_agent.plugins import (
     ChannelSteering,
     Compaction,
     GracefulTurnLimit,
+    LargeResults,
     LoopDetector,
     OpeningGate,
     TokenBudget,
@@ -209,6 +211,7 @@ __all__ = [
     "GracefulTurnLimit",
     "HookError",
     "ImageContent",
+    "LargeResults",
     "LoopConfig",
     "LoopDetector",
     "LoopError",

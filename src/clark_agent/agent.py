@@ -29,6 +29,7 @@ from clark_agent.events import EventSink
 from clark_agent.messages.tokens import TokenEstimator
 from clark_agent.output import Output, OutputMode, OutputValidator
 from clark_agent.plugins.base import Plugin
+from clark_agent.plugins.large_results import MAX_RESULT_CHARS, LargeResults
 from clark_agent.protocol import ProtocolPolicy
 from clark_agent.recovery import ContextOverflowRecovery, MaxTokensRecovery
 from clark_agent.result import RunResult
@@ -69,6 +70,7 @@ _ARGUMENTS = (
     "output_validators",
     "deps_type",
     "name",
+    "max_result_chars",
     *LoopConfig.__struct_fields__,
 )
 # The names of these arguments in other libraries.
@@ -132,6 +134,7 @@ if TYPE_CHECKING:  # costly to create at run time
         clock: Clock
         run_log: Journals | None
         effects: Effects | None
+        max_result_chars: int | None
 
     class RunOptions(TypedDict, total=False):
         """What a run of an agent takes besides its prompts and dependencies."""
@@ -164,6 +167,10 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         name: The name of the agent, for `as_tool` and for stores and engines that look it up.
         settings: Every setting of `clark_agent.LoopConfig`. ``max_iterations`` is 50 by default:
             the model is asked to wrap up after turn 45.
+        max_result_chars: How many characters of a tool's result the model gets, 50,000 by default.
+            It gets the beginning and the end of a longer one, and a tool to read the rest: see
+            `clark_agent.plugins.LargeResults`. None: it gets every result as it is. Has no effect
+            if the plugins contain a `LargeResults`, or if there are no tools.
 
     Raises `ConfigError` for an unknown model, a missing key or an invalid setting.
     """
@@ -287,6 +294,14 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         settings.setdefault("max_iterations", _MAX_ITERATIONS)
         settings.setdefault("model_id", getattr(stream, "model", None))
         settings.setdefault("agent_name", name)
+        max_result_chars: Any = settings.pop("max_result_chars", MAX_RESULT_CHARS)
+        if "plugins" in settings:  # an iterator can be read only once
+            given["plugins"] = settings["plugins"] = _listed("plugins", settings["plugins"])
+        if max_result_chars is not None:
+            has_tools = bool(given["tools"]) or settings.get("tool_source") is not None
+            settings["plugins"] = _with_large_results(
+                max_result_chars, settings.get("plugins", ()), has_tools=has_tools
+            )
         config = LoopConfig(
             stream=stream,
             tools=given["tools"],
@@ -298,8 +313,6 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
             ),
             **settings,
         )
-        if "plugins" in settings:  # an iterator can be read only once
-            given["plugins"] = config.plugins
         self.__dict__.update(
             _config=config,
             _given=given,
@@ -541,6 +554,19 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
             raise ConfigError(
                 f"the agent's deps must be a {expected.__name__}, not {type(deps).__name__}"
             )
+
+
+def _with_large_results(
+    max_chars: int, plugins: tuple[Any, ...], *, has_tools: bool
+) -> tuple[Any, ...]:
+    """The plugins, with one that keeps large results if there are tools and none does it yet."""
+    if type(max_chars) is not int or max_chars < 1:
+        raise ConfigError(
+            f"max_result_chars must be a number of characters, or None, not {max_chars!r}"
+        )
+    if not has_tools or any(isinstance(plugin, LargeResults) for plugin in plugins):
+        return plugins
+    return (*plugins, LargeResults(max_chars))
 
 
 def _connected(model: Any) -> StreamFn:

@@ -582,6 +582,9 @@ class ToolSuspended(ToolError):
     The run is suspended. The tool is not called again: `clark_agent.waiting.GiveResult`, an event
     or the end of a time gives the result, and `clark_agent.waiting.Deny` refuses it. The arguments
     are those of `clark_agent.waiting.Suspend`.
+
+    With ``continues``, the tool is called again instead, with the same arguments, and finds what
+    was given in `clark_agent.tools.ToolContext.continued`. It may raise this again.
     """
 
     def __init__(
@@ -592,6 +595,7 @@ class ToolSuspended(ToolError):
         until: Any = None,
         event: str | None = None,
         assignee: str | None = None,
+        continues: bool = False,
     ) -> None:
         super().__init__("the call waits for its result")
         self.request = request
@@ -599,6 +603,7 @@ class ToolSuspended(ToolError):
         self.until = until
         self.event = event
         self.assignee = assignee
+        self.continues = continues
 
 
 class ToolContractError(ToolError, TypeError):

@@ -79,3 +79,9 @@ class RunResult(Struct, Generic[OutputT_co], frozen=True):
             if isinstance(message, AssistantMessage):
                 return message.plain_text
         return ""
+
+    def _repr_html_(self) -> str:
+        """The run for a notebook: its messages, with folded calls."""
+        from clark_agent.view.notebook import result_html  # only notebooks need it
+
+        return result_html(self)

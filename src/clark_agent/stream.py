@@ -51,6 +51,7 @@ __all__ = [
     "ReasoningChunk",
     "ReasoningDetailsChunk",
     "ReasoningEffort",
+    "ResponseInfo",
     "Start",
     "StreamChunk",
     "StreamErrorKind",
@@ -221,14 +222,25 @@ class Waiting(Struct, frozen=True, gc=False):
     """Why, as one word: ``requests_per_minute``, ``provider_rate_limited``, …"""
 
 
+class ResponseInfo(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a provider says about its response, for traces."""
+
+    id: str | None = None
+    """Its id at the provider."""
+    model: str | None = None
+    """The exact model that answers: ``gpt-5-2025-08-07`` when asked for ``gpt-5``."""
+
+
 class Start(Struct, frozen=True):
     """The provider has begun. ``partial`` is a placeholder for listeners, normally empty.
 
-    ``details`` is open JSON for listeners, in the event that starts the message.
+    ``details`` is open JSON for listeners, in the event that starts the message. ``response`` is
+    not a part of any message; a transport whose provider names neither id nor model leaves it out.
     """
 
     partial: AssistantMessage
     details: Any = None
+    response: ResponseInfo | None = None
 
 
 class Chunk(Struct, frozen=True):
@@ -269,6 +281,8 @@ class StreamFn(Protocol):
     It may also have a method ``best_output_mode(*, has_tools: bool) -> OutputModeName``: how to ask
     its model for a structured output if the user does not say. ``native`` only if the provider
     ensures the schema of a request, also one with tools if ``has_tools``. Default: ``tool``.
+
+    Prices and traces read its attributes ``model``, ``provider`` and ``base_url``, if it has them.
     """
 
     def __call__(

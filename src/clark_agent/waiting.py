@@ -6,7 +6,8 @@ decision, and `clark_agent.run_log.resume` goes on, in any process.
 
 - A hook that returns `Suspend` holds a call back: the request ``needs`` a permission.
 - A tool that raises `clark_agent.ToolSuspended` has run: the request ``needs`` its result. The tool
-  is not called again; the decision is the result.
+  is not called again; the decision is the result. Unless it ``continues``: then it is called with
+  what was given.
 
 A request is about one call with exactly these arguments. Its id is the run, the turn, the position
 of the call, and a digest of what was asked.
@@ -115,6 +116,8 @@ class WaitingRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it goes on by itself, in Unix milliseconds."""
     event: str | None = None
     """The name of the event that it waits for."""
+    continues: bool = False
+    """Whether the tool is called again, with what was given instead of a result."""
 
     def overdue(self, now_ms: int) -> Expired | Elapsed | None:
         """What the time has decided, if it has. Of two times, the earlier one counts."""

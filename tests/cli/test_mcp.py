@@ -15,6 +15,7 @@ from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from tests.cli.command_line import CommandLine, Said, calls, command_line, says
+from tests.mcp.own_servers import program
 
 SERVER = '''
 from mcp.server.mcpserver import MCPServer
@@ -109,6 +110,14 @@ async def test_tools_resources_and_prompts_of_a_command(
     assert await said("read", "notes://monday") == "nothing on monday\n"
     assert await said("prompts") == "review language=  Review code.\n"
     assert await said("prompts", "review", "language=C") == "user: Review this C code.\n"
+
+
+async def test_a_server_with_tools_alone(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    server = program("large")
+    for what in ("resources", "prompts"):
+        said = await run("mcp", what, "--", server["command"], *server["args"])
+        assert said == Said(0, "", f"There are no {what}.\n")
 
 
 async def test_calls(tmp_path: Path, notes: tuple[str, str]) -> None:

@@ -29,6 +29,7 @@ from clark_agent import (
     RunResult,
     Suspend,
     ToolContext,
+    ToolResultMessage,
     UserMessage,
     agent_tool,
     run,
@@ -935,7 +936,88 @@ async def test_old_runs_are_pruned_with_their_trees_and_others_stay(open_store: 
     assert result.text == "Anew."
 
 
+# --- large results ----------------------------------------------------------------------------
+
+
+def _reads_much(run_id: str, text: str, turns: int = 1) -> Agent[str, None]:
+    def large() -> str:
+        """Returns much."""
+        return text
+
+    reads = [
+        call("read_result", id=f"{run_id}/{turn}-0", start=100_000, end=100_050)
+        for turn in range(1, turns + 1)
+    ]
+    return Agent(ScriptedStream([*[call("large")] * turns, *reads, "Done."]), tools=[large])
+
+
+async def test_a_large_result_is_read_back_replayed_and_deleted_with_its_run(
+    open_store: Open,
+) -> None:
+    store, text = open_store(), "".join(f"line {n} \u5b57\n" for n in range(20_000))
+    agent = _reads_much("r", text)
+    clock = Time()
+    clock.ms = 1_000
+    result = await advance(store, "r", agent.replace(clock=clock), "Go.")
+    large, page = [m for m in result.messages if isinstance(m, ToolResultMessage)]
+    assert len(large.plain_text) < 11_000
+    assert page.plain_text.partition("\n")[2] == text[100_000:100_050]
+    assert b"".join(open_store().kept("r", "1-0", 1, 99)).decode() == text
+    assert b"".join(open_store().kept("r", "1-0", 2, 3)).decode() == text[32_768:65_536]
+    assert sum(len(msgspec.json.encode(record)) for record in store.load("r").records) < 50_000
+    report = await replay(store, "r", agent.config.replace(clock=clock))
+    assert str(report.drift) == "None"
+    assert store.prune(timedelta(days=1)) == 1
+    assert not store.kept("r", "1-0", 0, 1)
+    with store.connection() as connection:
+        assert connection.execute("SELECT count(*) FROM clark_agent.kept").fetchone() == (0,)
+
+
+async def test_large_results_survive_connections_that_are_cut_anywhere(
+    open_store: Open, postgres_url: str
+) -> None:
+    store = open_store()
+    open_store().runs()  # creates the tables
+    asked = 0
+
+    async def one(number: int) -> RunResult:
+        nonlocal asked
+        text = f"run {number} " * 15_000
+        result = await advance(store, f"r{number}", _reads_much(f"r{number}", text, 6), "Go.")
+        asked += 1
+        results = [m for m in result.messages if isinstance(m, ToolResultMessage)]
+        pages = [m.plain_text.partition("\n")[2] for m in results[6:]]
+        assert pages == [text[100_000:100_050]] * 6
+        return result
+
+    with _cutting(postgres_url, lambda: asked):
+        results = await asyncio.gather(*[one(number) for number in range(4)])
+    assert {result.outcome for result in results} == {LoopOutcome.DONE}
+    for number in range(4):
+        for turn in range(1, 7):
+            kept = b"".join(store.kept(f"r{number}", f"{turn}-0", 1, 99)).decode()
+            assert kept == f"run {number} " * 15_000
+
+
 # --- setting up -------------------------------------------------------------------------------
+
+
+def test_tables_of_the_first_version_are_brought_up_to_date(
+    open_store: Open, postgres_url: str
+) -> None:
+    from clark_agent.run_log._postgres import schema
+
+    store = open_store(schema="old")
+    _kept(store, "a", "text")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE old.kept")
+        connection.execute("UPDATE old.schema_version SET version = 1")
+    again = open_store(schema="old")
+    assert [run.run_id for run in again.runs()] == ["a"]
+    assert not again.kept("a", "1-0", 0, 1)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        row = connection.execute("SELECT version FROM old.schema_version").fetchone()
+    assert row == (schema.VERSION,)
 
 
 def test_several_processes_set_up_a_database_at_once(open_store: Open) -> None:

@@ -60,6 +60,7 @@ from clark_agent.stream import (
     Error,
     OutputSchema,
     ReasoningEffort,
+    ResponseInfo,
     Start,
     TextChunk,
     Waiting,
@@ -315,8 +316,11 @@ CAUSES = st.one_of(
     # That of the provider is told in other words: `TestAccess`.
 )
 ANSWERS = strategies.assistant_messages()
+NAMES = st.none() | strategies.TEXT
+RESPONSES = st.none() | st.builds(ResponseInfo, NAMES, NAMES)
 BEGINNINGS = st.lists(
-    st.builds(Start, ANSWERS, strategies.open_json()) | st.builds(Chunk, strategies.chunks()),
+    st.builds(Start, ANSWERS, strategies.open_json(), RESPONSES)
+    | st.builds(Chunk, strategies.chunks()),
     max_size=6,
 )
 ENDINGS = st.builds(Done, ANSWERS) | st.builds(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any, NamedTuple
 
 from clark_agent import Agent, AgentEvent, RunIdentity, RunResult, ToolResultMessage
@@ -12,6 +13,7 @@ from clark_agent.mcp import McpTools
 from clark_agent.result import LoopOutcome
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, check_events
 from clark_agent.toolkit.untrusted import without_marks
+from clark_agent.types import FileContent
 
 SAFETY_NET = 60.0
 """Seconds after which a test has failed because something hangs. Nothing waits for it."""
@@ -77,3 +79,27 @@ async def eventually(condition: Any) -> None:
     async with asyncio.timeout(SAFETY_NET):
         while not condition():  # noqa: ASYNC110 - nobody in this process could set an event
             await asyncio.sleep(0.02)
+
+
+def text_of_blocks(blocks: Any) -> str:
+    return "\n".join(block.text for block in blocks if hasattr(block, "text"))
+
+
+def content_of(file: FileContent) -> bytes:
+    """The bytes of a file that is a data URL."""
+    return base64.b64decode(file.source.partition("base64,")[2])
+
+
+class Person:
+    """Gives the first answer whose key is in the question, else its last choice, else skips it."""
+
+    def __init__(self, **answers: str) -> None:
+        self.answers = answers
+        self.questions: list[str] = []
+
+    async def __call__(self, question: str, choices: Any) -> str:
+        self.questions.append(question)
+        for key, answer in self.answers.items():
+            if key in question:
+                return answer
+        return choices[-1] if choices else "skip"

@@ -9,11 +9,13 @@ from typing import Any
 import mcp_types as types
 import pytest
 
-from clark_agent import ToolResult
+from clark_agent import ToolResult, ToolSuspended
 from clark_agent.mcp import McpServer, McpTools
-from clark_agent.mcp.elicitation import _choices, _value
+from clark_agent.mcp.elicitation import choices_of, value_of
+from clark_agent.mcp.suspended_questions import Asked, answers_to, suspension
+from clark_agent.mcp.watching import ResourceUpdates
 from clark_agent.toolkit import without_marks
-from clark_agent.tools import ToolContext
+from clark_agent.tools import Continued, ToolContext, tool_result
 from tests.mcp.own_servers import FORM, program
 
 
@@ -163,7 +165,7 @@ async def test_a_question_that_outlives_its_call_is_withdrawn() -> None:
     ],
 )
 def test_answers_as_values(field: Any, answer: str, value: Any) -> None:
-    assert _value(answer, field, _choices(field)) == value
+    assert value_of(answer, field, choices_of(field)) == value
 
 
 @pytest.mark.parametrize(
@@ -182,8 +184,106 @@ def test_answers_as_values(field: Any, answer: str, value: Any) -> None:
 )
 def test_answers_that_do_not_fit(field: Any, answer: str) -> None:
     with pytest.raises(ValueError, match=r"answer|length|must|give"):
-        _value(answer, field, _choices(field))
+        value_of(answer, field, choices_of(field))
 
 
 def test_the_form_is_one_that_the_protocol_allows() -> None:
     types.ElicitRequestFormParams(message="m", requested_schema=FORM)
+
+
+# --- answers of a decision ----------------------------------------------------------------------
+
+
+def given(answer: Any, **questions: Any) -> Continued:
+    request = {"server": "s", "questions": questions, "state": "opaque"}
+    return Continued(request, tool_result(answer))
+
+
+def form(**fields: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": fields, "required": [*fields][:1]}
+    return {"mode": "form", "message": "Who?", "requestedSchema": schema}
+
+
+PERSON = form(name={"type": "string"}, age={"type": "integer"}, member={"type": "boolean"})
+TAGS = form(tags={"type": "array", "items": {"type": "string", "enum": ["a", "b"]}})
+PAGE = {"mode": "url", "message": "Sign in", "url": "https://example.org/"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "content"),
+    [
+        ({"name": "Ann", "age": "42"}, PERSON, {"name": "Ann", "age": 42}),
+        ('{"name": "Ann", "member": true}', PERSON, {"name": "Ann", "member": True}),
+        ({"tags": ["a", "b"]}, TAGS, {"tags": ["a", "b"]}),
+        ("b, a", TAGS, {"tags": ["b", "a"]}),
+        ("yes", form(), {}),
+    ],
+)
+def test_an_answer_in_the_form_of_the_protocol(answer: Any, question: Any, content: Any) -> None:
+    answers, state = answers_to(given(answer, q=question))
+    assert answers == {"q": {"action": "accept", "content": content}}
+    assert state == "opaque"
+
+
+@pytest.mark.parametrize("question", [PAGE, form()])
+def test_a_question_with_yes_and_no(question: Any) -> None:
+    assert suspension("s", Asked({"q": question}, None)).request["choices"] == ["yes", "no"]
+    assert answers_to(given("Yes", q=question))[0]["q"]["action"] == "accept"
+    assert answers_to(given("no", q=question))[0] == {"q": {"action": "decline"}}
+
+
+def test_several_questions_at_once() -> None:
+    answers, _ = answers_to(given({"a": {"name": "Ann"}, "b": "yes"}, a=PERSON, b=PAGE))
+    assert answers["a"]["content"] == {"name": "Ann"}
+    assert answers["b"]["action"] == "accept"
+
+
+@pytest.mark.parametrize(
+    ("answer", "questions", "problem"),
+    [
+        ("Ann", {"q": PERSON}, "answer with a JSON object"),
+        ({"age": 3}, {"q": PERSON}, "name is missing"),
+        ({"name": "Ann", "age": "old"}, {"q": PERSON}, "age: answer with a whole number"),
+        ("c", {"q": TAGS}, "tags: choose one of: a, b"),
+        ("yes", {"a": PERSON, "b": PAGE}, "answer with a JSON object"),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_asked_for_again(
+    answer: Any, questions: Any, problem: str
+) -> None:
+    with pytest.raises(ToolSuspended) as caught:
+        answers_to(given(answer, **questions))
+    request = caught.value.request
+    assert request["question"].endswith(f"({problem})")
+    assert request["questions"] == questions
+    assert request["state"] == "opaque"
+    assert caught.value.continues
+
+
+def test_what_the_server_writes_is_shown_without_what_a_terminal_would_execute() -> None:
+    question = form(name={"type": "string", "title": "\x1b[2JName"})
+    asked = suspension("s", Asked({"q": {**question, "message": "\x1b]0;x\x07Who?"}}, None))
+    assert "\x1b" not in asked.request["question"]
+    assert "\x07" not in asked.request["question"]
+
+
+# --- updates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("watched", "changed", "is_heard"),
+    [
+        ("file:///a", "file:///a", True),
+        ("file:///a", "file:///a/b", True),
+        ("file:///a/", "file:///a/b", True),
+        ("file:///a", "file:///a#part", True),
+        ("file:///a", "file:///ab", False),
+        ("file:///a/b", "file:///a", False),
+    ],
+)
+async def test_an_update_of_a_part_is_one_of_the_resource(
+    watched: str, changed: str, is_heard: bool
+) -> None:
+    updates = ResourceUpdates(lambda: asyncio.Future(), watched)
+    updates.updated(changed)
+    assert [*updates.pending] == [changed] * is_heard

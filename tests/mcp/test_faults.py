@@ -21,6 +21,7 @@ import pytest
 from clark_agent import Agent, AgentEvent, CancellationToken, RunAborted, RunIdentity
 from clark_agent.events import ToolExecutionUpdate
 from clark_agent.mcp import McpError, McpServer, McpTools
+from clark_agent.run_log import MemoryStore, RunLog, check_prefix
 from clark_agent.testing import RecordingSink, ScriptedStream, call
 from tests.mcp.conftest import FaultyServers
 from tests.mcp.driving import SAFETY_NET, Driven, check, drive, eventually, text_of
@@ -781,12 +782,19 @@ async def test_calls_leave_nothing_behind(faulty: FaultyServers) -> None:
 
 
 async def test_a_list_that_changes_in_a_run(faulty: FaultyServers) -> None:
+    """The server lists a new tool first. It is offered last: the tools before it stay cached."""
+    store = MemoryStore()
     async with McpTools(faulty({"tools/call": {"grow": True}})) as tools:
-        driven = await drive(tools, *[call("faulty_echo", text=str(n)) for n in range(3)])
+        steps = [call("faulty_echo", text=str(n)) for n in range(3)]
+        driven = await drive(tools, *steps, run_log=RunLog(store))
     assert driven.offered[0] == ["faulty_echo"]
     assert driven.offered[-1] == ["faulty_echo", "faulty_echo1", "faulty_echo2", "faulty_echo3"]
     for earlier, later in pairwise(driven.offered):
         assert later[: len(earlier)] == earlier
+    changes = [request.change for request in check_prefix(store, "r").changes]
+    assert [(change.part, change.at) for change in changes if change is not None] == [
+        ("tools", 1), ("tools", 2), ("tools", 3),
+    ]  # fmt: skip
 
 
 async def test_a_list_that_fails_after_it_has_changed(faulty: FaultyServers) -> None:

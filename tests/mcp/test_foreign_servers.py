@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gzip
 import json
+import logging
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,37 @@ from clark_agent import (
     Agent,
     CancellationToken,
     ImageContent,
+    LoopOutcome,
     RunAborted,
+    RunIdentity,
+    RunResult,
     ToolResultMessage,
     UserMessage,
 )
-from clark_agent.mcp import McpServer, McpTools
+from clark_agent.errors import McpError
+from clark_agent.mcp import McpPrompt, McpServer, McpTools
 from clark_agent.replay import replay
-from clark_agent.run_log import MemoryStore, RunLog
+from clark_agent.run_log import (
+    GiveResult,
+    MemoryStore,
+    RunLog,
+    decide,
+    fold,
+    resume,
+    waiting_for,
+)
 from clark_agent.testing import RecordingSink, ScriptedStream, call
-from clark_agent.types import FileContent
-from tests.mcp.driving import SAFETY_NET, check, drive, eventually, text_of
+from clark_agent.toolkit import SUSPEND
+from tests.mcp.driving import (
+    SAFETY_NET,
+    Person,
+    check,
+    drive,
+    eventually,
+    text_of,
+    text_of_blocks,
+)
+from tests.mcp.own_servers import program
 from tests.mcp.servers.everything import Everything
 from tests.mcp.servers.install import node, python, script
 from tests.transports.servers.child import ROOT, Child
@@ -181,283 +201,7 @@ PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 
-# --- the server with every feature ------------------------------------------------------------
-
-TRANSPORTS = ("stdio", "http", "sse")
-
-Connect = Callable[..., Any]
-
-
-@pytest.fixture(params=TRANSPORTS)
-def everything(request: pytest.FixtureRequest, foreign: Need) -> Connect:
-    """Opens the tools of the server with every feature, over each transport."""
-    foreign("node")
-    running: Everything | None = None
-    if request.param != "stdio":
-        running = request.getfixturevalue(f"everything_{request.param}")
-
-    @asynccontextmanager
-    async def connect(**settings: Any) -> AsyncIterator[McpTools]:
-        if running is None:
-            program, *arguments = node("server-everything")
-            server = McpServer("all", command=program, args=[*arguments, "stdio"])
-        else:
-            server = McpServer("all", url=running.url, transport=request.param)
-        async with asyncio.timeout(SAFETY_NET), McpTools(server, **settings) as tools:
-            yield tools
-
-    return connect
-
-
-async def test_every_tool_of_it(everything: Connect) -> None:
-    async with everything() as tools:
-        names = [tool.name for tool in await tools.tools()]
-        driven = await drive(
-            tools,
-            [
-                call("all_echo", message="hello"),
-                call("all_get-sum", a=2, b=40.5),
-                call("all_get-env"),
-                call("all_get-tiny-image"),
-                call("all_get-annotated-message", messageType="error", includeImage=True),
-                call("all_get-annotated-message", messageType="success"),
-                call("all_get-structured-content", location="Chicago"),
-                call("all_get-resource-links", count=2),
-                call("all_get-resource-reference", resourceType="Text", resourceId=3),
-                call("all_get-resource-reference", resourceType="Blob", resourceId=4),
-            ],
-        )
-    assert set(names) >= set(EVERY_TOOL)
-    # Those that need what this client does not offer are not there.
-    assert not {"all_trigger-sampling-request", "all_get-roots-list"} & set(names)
-    echo, total, env, image, annotated, success, structured, links, reference, blob = driven.answers
-    assert text_of(echo) == "Echo: hello"
-    assert text_of(total) == "The sum of 2 and 40.5 is 42.5."
-    assert "PATH" in json.loads(text_of(env))
-    assert [type(block).__name__ for block in image.content] == [
-        "TextContent", "ImageContent", "TextContent",
-    ]  # fmt: skip
-    assert text_of(annotated) == "Error: Operation failed"
-    assert not annotated.is_error
-    assert any(isinstance(block, ImageContent) for block in annotated.content)
-    assert text_of(success) == "Operation completed successfully"
-    weather = {"temperature": 36, "conditions": "Light rain / drizzle", "humidity": 82}
-    assert structured.details["structured"] == weather
-    assert json.loads(text_of(structured)) == weather
-    assert "demo://resource/dynamic/blob/1" in text_of(links)
-    assert "demo://resource/dynamic/text/2" in text_of(links)
-    assert "demo://resource/dynamic/text/3" in text_of(reference)
-    assert "Resource 3: This is a plaintext resource" in text_of(reference)
-    [file] = [block for block in blob.content if isinstance(block, FileContent)]
-    assert b"Resource 4: This is a base64 blob" in content_of(file)
-    assert not any(answer.is_error for answer in driven.answers)
-
-
-EVERY_TOOL = (
-    "all_echo",
-    "all_get-annotated-message",
-    "all_get-env",
-    "all_get-resource-links",
-    "all_get-resource-reference",
-    "all_get-structured-content",
-    "all_get-sum",
-    "all_get-tiny-image",
-    "all_gzip-file-as-resource",
-    "all_toggle-simulated-logging",
-    "all_toggle-subscriber-updates",
-    "all_trigger-long-running-operation",
-    "all_simulate-research-query",
-)
-
-
-async def test_arguments_that_it_refuses(everything: Connect) -> None:
-    async with everything() as tools:
-        wrong = await tools.call("all", "get-sum", {"a": "two"})
-        unknown = await tools.call("all", "no-such-tool", {})
-        # It only runs as a task, which this client does not offer.
-        task = await tools.call("all", "simulate-research-query", {"topic": "tea"})
-    assert wrong.is_error
-    assert unknown.is_error
-    assert "no-such-tool" in text_of(unknown)
-    assert task.is_error
-    assert "task" in text_of(task)
-
-
-async def test_progress(everything: Connect) -> None:
-    async with everything() as tools:
-        driven = await drive(
-            tools, call("all_trigger-long-running-operation", duration=0.2, steps=4)
-        )
-    assert "completed" in driven.texts[0]
-    assert len(driven.updates) in range(1, 5)  # they may be dropped, not made up
-
-
-async def test_a_cancelled_operation_leaves_the_connection_usable(everything: Connect) -> None:
-    async with everything() as tools:
-        operation = asyncio.create_task(
-            tools.call("all", "trigger-long-running-operation", {"duration": 600, "steps": 2})
-        )
-        assert text_of(await tools.call("all", "echo", {"message": "1"})) == "Echo: 1"
-        operation.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await operation
-        assert text_of(await tools.call("all", "echo", {"message": "2"})) == "Echo: 2"
-
-
-async def test_resources_and_their_templates(everything: Connect) -> None:
-    async with everything(resources=True) as tools:
-        found = await tools.resources("all")
-        templates = await tools.resource_templates("all")
-        document = await tools.read_resource("all", "demo://resource/static/document/features.md")
-        text = await tools.read_resource("all", "demo://resource/dynamic/text/7")
-        blob = await tools.read_resource("all", "demo://resource/dynamic/blob/8")
-        driven = await drive(
-            tools,
-            call("list_resources"),
-            call("read_resource", server="all", uri="demo://resource/dynamic/text/9"),
-            call("read_resource", server="all", uri="demo://resource/nowhere"),
-        )
-    assert "demo://resource/static/document/features.md" in {str(item.uri) for item in found}
-    assert len(templates) == 2
-    assert "Features" in text_of_blocks(document)
-    assert "Resource 7: This is a plaintext resource" in text_of_blocks(text)
-    [file] = [block for block in blob if isinstance(block, FileContent)]
-    assert b"Resource 8: This is a base64 blob" in content_of(file)
-    assert "demo://resource/static/document/features.md" in driven.texts[0]
-    assert "Resource 9: This is a plaintext resource" in driven.texts[1]
-    assert [answer.is_error for answer in driven.answers] == [False, False, True]
-    assert "demo://resource/nowhere" in driven.texts[2]
-
-
-async def test_a_resource_that_a_tool_makes(everything: Connect) -> None:
-    """The server says that its resources have changed, and has it in its list."""
-    data = {"name": "a.gz", "data": "data:text/plain,hello"}
-    async with everything() as tools:
-        link = await tools.call(
-            "all", "gzip-file-as-resource", {**data, "outputType": "resourceLink"}
-        )
-        whole = await tools.call("all", "gzip-file-as-resource", {**data, "outputType": "resource"})
-        found = await tools.resources("all")
-        content = await tools.read_resource("all", "demo://resource/session/a.gz")
-    assert "demo://resource/session/a.gz" in text_of(link)
-    [file] = [block for block in whole.content if isinstance(block, FileContent)]
-    assert gzip.decompress(content_of(file)) == b"hello"
-    assert "demo://resource/session/a.gz" in {str(item.uri) for item in found}
-    [same] = [block for block in content if isinstance(block, FileContent)]
-    assert gzip.decompress(content_of(same)) == b"hello"
-
-
-async def test_prompts(everything: Connect) -> None:
-    async with everything() as tools:
-        names = [prompt.name for prompt in await tools.prompts("all")]
-        simple = await tools.prompt("all", "simple-prompt", {})
-        city = await tools.prompt("all", "args-prompt", {"city": "Lima", "state": "Peru"})
-        embedded = await tools.prompt(
-            "all", "resource-prompt", {"resourceType": "Text", "resourceId": "1"}
-        )
-    assert names == ["simple-prompt", "args-prompt", "completable-prompt", "resource-prompt"]
-    assert [message.plain_text for message in simple] == [
-        "This is a simple prompt without arguments."
-    ]
-    assert [message.plain_text for message in city] == ["What's weather in Lima, Peru?"]
-    assert "Resource 1: This is a plaintext resource" in "\n".join(
-        message.plain_text for message in embedded
-    )
-
-
-async def test_a_prompt_is_the_beginning_of_a_run(everything: Connect) -> None:
-    async with everything() as tools:
-        prompt = await tools.prompt("all", "simple-prompt", {})
-        stream = ScriptedStream(["fine"])
-        await Agent(stream, tool_source=tools).run(*prompt)
-    assert "simple prompt" in stream.requests[0].messages[0].plain_text
-
-
-async def test_notifications_that_nobody_asked_for(everything: Connect) -> None:
-    """Log messages and updates of resources are not a part of the run."""
-    async with everything() as tools:
-        driven = await drive(
-            tools,
-            [call("all_toggle-simulated-logging"), call("all_toggle-subscriber-updates")],
-            [call("all_echo", message="still here")],
-            [call("all_toggle-simulated-logging"), call("all_toggle-subscriber-updates")],
-        )
-    assert "Started" in driven.texts[0]
-    assert "Started" in driven.texts[1]
-    assert driven.texts[2] == "Echo: still here"
-    assert "Stopped" in driven.texts[3]
-
-
-class Person:
-    """Gives the first answer whose key is in the question, else its last choice, else skips it."""
-
-    def __init__(self, **answers: str) -> None:
-        self.answers = answers
-        self.questions: list[str] = []
-
-    async def __call__(self, question: str, choices: Any) -> str:
-        self.questions.append(question)
-        for key, answer in self.answers.items():
-            if key in question:
-                return answer
-        return choices[-1] if choices else "skip"
-
-
-async def test_a_form(everything: Connect) -> None:
-    person = Person(
-        legal="Ada Lovelace",
-        email="ada@example.org",
-        date="1815-12-10",
-        website="https://example.org/ada",
-        integer="7",
-        number="2.5",
-        terms="yes",
-    )
-    async with everything(ask=person) as tools:
-        answer = await tools.call("all", "trigger-elicitation-request", {})
-    assert not answer.is_error
-    assert "Name: Ada Lovelace" in text_of(answer), text_of(answer)
-    assert "Favorite Integer: 7" in text_of(answer), person.questions
-    assert "Agreed to terms: true" in text_of(answer)
-    values = json.loads(text_of(answer).partition("Raw result: ")[2])["content"]
-    assert values["number"] == 2.5
-    assert values["titledSingleSelectEnum"] == "hero-1"  # skipped: the default
-    assert values["untitledMultipleSelectEnum"] == ["Guitar"]
-
-
-async def test_a_person_who_says_nothing(everything: Connect) -> None:
-    async with everything(ask=lambda question, choices: "") as tools:
-        answer = await tools.call("all", "trigger-elicitation-request", {})
-    assert "declined" in text_of(answer)
-
-
-async def test_a_page_to_open(everything: Connect) -> None:
-    person = Person(**{"https://example.org/sign-in": "yes"})
-    async with everything(ask=person) as tools:
-        answer = await tools.call(
-            "all", "trigger-url-elicitation", {"url": "https://example.org/sign-in"}
-        )
-    assert any("https://example.org/sign-in" in question for question in person.questions)
-    assert "User completed" in text_of(answer)
-
-
-async def test_a_page_that_must_be_opened_before_the_call(everything: Connect) -> None:
-    person = Person(**{"https://": "yes"})
-    arguments = {"url": "https://example.org/sign-in", "errorPath": True}
-    async with everything(ask=person) as tools:
-        answer = await tools.call("all", "trigger-url-elicitation", arguments)
-    assert answer.is_error
-    assert "authorization" in text_of(answer)
-
-
-async def test_without_a_person_there_are_no_tools_that_ask(everything: Connect) -> None:
-    async with everything() as tools:
-        names = {tool.name for tool in await tools.tools()}
-        answer = await tools.call("all", "trigger-elicitation-request", {})
-    if "all_trigger-elicitation-request" not in names:
-        assert answer.is_error
-    else:
-        assert "declined" in text_of(answer)
+# --- several servers, and one that is killed ----------------------------------------------------
 
 
 async def test_variables_reach_a_server_and_others_do_not(
@@ -603,18 +347,145 @@ async def test_a_question_on_a_current_connection(modern: Modern) -> None:
     assert driven.answers[0].is_error
 
 
+async def test_a_question_suspends_the_run_and_another_process_goes_on(modern: Modern) -> None:
+    store = MemoryStore()
+
+    async def go_on(*steps: Any) -> RunResult[Any]:
+        """With a new connection; over stdio, with a new process of the server."""
+        async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
+            agent = Agent(ScriptedStream([*steps]), tool_source=tools, run_log=RunLog(store))
+            if not store.runs():
+                return await agent.run("go", identity=RunIdentity.root("r"))
+            return await resume(store, "r", agent.config)
+
+    async def answer(given: Any) -> str:
+        [request] = waiting_for(store)
+        await decide(store, "r", request.request_id, GiveResult(given))
+        return str(request.request["question"])
+
+    first = await go_on(call("m_register", club="chess club"))
+    assert first.outcome is LoopOutcome.SUSPENDED
+    assert await answer("Grace") == "The MCP server 'm' asks: What is your name?\nname: Name"
+    assert (await go_on()).outcome is LoopOutcome.SUSPENDED
+    question = "The MCP server 'm' asks: How old is Grace?\nage: Age"
+    assert await answer("old") == question
+    assert (await go_on()).outcome is LoopOutcome.SUSPENDED
+    assert await answer({"age": 85}) == f"{question}\n(age: answer with a whole number)"
+    assert modern.notes() == []
+    done = await go_on("done")
+    [result] = [m for m in done.messages if isinstance(m, ToolResultMessage)][-1:]
+    assert text_of(result) == "Grace, 85, is in the chess club"
+    assert modern.notes() == ["registered"]
+    report = await replay(store, "r", Agent(ScriptedStream([])).config)
+    assert report.is_identical, report
+
+
+async def test_a_tree_whose_child_calls_a_server_that_asks(modern: Modern) -> None:
+    """The root waits for the child, goes on with it, and its log is replayed without the server."""
+    store = MemoryStore()
+
+    def tree(tools: McpTools | None, *steps: Any, child: tuple[Any, ...]) -> Agent[str, Any]:
+        clerk = Agent(ScriptedStream([*child]), name="clerk", tool_source=tools)
+        delegate = clerk.as_tool("Greets people.", name="clerk")
+        return Agent(ScriptedStream([*steps]), tools=[delegate], run_log=RunLog(store))
+
+    async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
+        child = (call("m_steps", count=2), call("m_greet"))
+        agent = tree(tools, call("clerk", task="greet her"), child=child)
+        waiting = await agent.run("go", identity=RunIdentity.root("root"))
+        assert waiting.outcome is LoopOutcome.SUSPENDED
+        [request] = waiting_for(store)
+        assert (request.root_run_id, request.tool_name) == ("root", "m_greet")
+    await decide(store, "root", request.request_id, GiveResult("Grace"))
+    async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
+        done = await resume(store, "root", tree(tools, "done", child=("greeted",)))
+    assert done.text == "done"
+    said = [text_of(m) for m in store_messages(store, request.run_id)]
+    assert said == ["2 steps", "Hello, Grace!"]
+    report = await replay(store, "root", tree(None, child=()).config)
+    assert report.is_identical, report
+
+
+def store_messages(store: MemoryStore, run_id: str) -> list[ToolResultMessage]:
+    return [m for m in fold(store.load(run_id)).messages if isinstance(m, ToolResultMessage)]
+
+
+async def test_a_question_that_cannot_suspend_is_refused(
+    modern: Modern, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Outside of a run, in a run without a log, and on a connection of an older protocol."""
+    older = McpServer("old", **program("legacy"))
+    async with McpTools(modern.server(), older, ask=SUSPEND) as tools:
+        direct = await tools.call("m", "greet")
+        driven = await drive(tools, call("m_greet"), call("old_ask"))
+    assert direct.is_error
+    assert "2026-07-28" in text_of(direct)
+    assert [answer.is_error for answer in driven.answers] == [True, True]
+    assert "cannot wait" in driven.texts[0]
+    assert "2026-07-28" in driven.texts[1]
+    assert "a question is refused" in caplog.text
+
+
+async def test_updates_of_a_resource_of_a_current_server(modern: Modern) -> None:
+    async with asyncio.timeout(SAFETY_NET), McpTools(modern.server()) as tools:
+        async with tools.resource_updates("m", "note://today") as updates:
+            await tools.call("m", "change", {"uri": "note://tomorrow"})
+            await tools.call("m", "change", {"uri": "note://today"})
+            assert await anext(updates) == "note://today"
+            await tools.call("m", "change", {"uri": "note://today"})
+            assert await anext(updates) == "note://today"
+        with pytest.raises(RuntimeError, match="async with"):
+            await anext(tools.resource_updates("m", "note://today"))
+
+
+async def test_updates_go_on_with_the_next_connection(tmp_path: Path) -> None:
+    modern = Modern(tmp_path / "journal.txt", None)
+    async with (
+        asyncio.timeout(SAFETY_NET),
+        McpTools(modern.server()) as tools,
+        tools.resource_updates("m", "note://today") as updates,
+    ):
+        assert (await tools.call("m", "leave")).is_error
+        assert await anext(updates) == "note://today"  # one may have been missed
+        await tools.call("m", "change", {"uri": "note://today"})
+        assert await anext(updates) == "note://today"
+
+
+async def test_a_server_without_updates(foreign: Need) -> None:
+    foreign("current")
+    async with McpTools(time_server()) as tools:
+        with pytest.raises(McpError, match="does not report when its resources change"):
+            async with tools.resource_updates("time", "note://today"):
+                pass
+        prompt = McpPrompt("time", "any")
+        assert await tools.complete(prompt, "city") == ()
+        assert await tools.instructions("time") is None
+
+
+async def test_the_log_of_a_current_server(
+    modern: Modern, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Current servers send messages only for requests that ask for them."""
+    caplog.set_level(logging.DEBUG, "clark_agent.mcp.server.m")
+    async with McpTools(modern.server()) as tools:
+        await tools.call("m", "report", {"text": "one"})
+    async with McpTools(modern.server(log_level="info")) as tools:
+        await tools.call("m", "report", {"text": "two\nlines"})
+        await eventually(lambda: "warning" in caplog.text)
+    lines = [r for r in caplog.records if r.name == "clark_agent.mcp.server.m"]
+    assert [(r.levelname, r.message) for r in lines] == [("WARNING", "modern: warning two lines")]
+
+
+async def test_suggestions_of_a_current_server(modern: Modern) -> None:
+    async with McpTools(modern.server()) as tools:
+        [prompt] = await tools.prompts("m")
+        found = await tools.complete(prompt, "city", "L", given={"state": "Peru"})
+    assert found == ("Lima", "of Peru")
+
+
 async def test_progress_of_a_current_server(modern: Modern) -> None:
     async with McpTools(modern.server()) as tools:
         driven = await drive(tools, call("m_steps", count=3))
     assert driven.texts == ["3 steps"]
     assert driven.updates
     assert "step" in driven.updates[0]
-
-
-def text_of_blocks(blocks: Any) -> str:
-    return "\n".join(block.text for block in blocks if hasattr(block, "text"))
-
-
-def content_of(file: FileContent) -> bytes:
-    """The bytes of a file that is a data URL."""
-    return base64.b64decode(file.source.partition("base64,")[2])

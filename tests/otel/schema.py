@@ -1,7 +1,8 @@
 """What the semantic conventions for generative AI require of each span and each metric.
 
-Facts from ``model/gen-ai/spans.yaml`` and ``metrics.yaml`` of the repository
-``open-telemetry/semantic-conventions-genai``, with their groups of attributes resolved.
+Facts from ``model/gen-ai/spans.yaml``, ``model/gen-ai/metrics.yaml`` and
+``docs/gen-ai/gen-ai-metrics.md`` of the repository ``open-telemetry/semantic-conventions-genai``,
+as of September 2026, with their groups of attributes resolved.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ SPANS = {
             *_USAGE,
             *_REQUEST,
             "gen_ai.request.stream",
+            "gen_ai.response.id",
+            "gen_ai.response.model",
             "gen_ai.response.time_to_first_chunk",
+            "server.address",
+            "server.port",
         },
         _CONTENT,
     ),
@@ -83,7 +88,20 @@ METRICS: dict[str, tuple[str, set[str]]] = {
 }
 """The unit, and the required attributes."""
 
-INTEGERS = _USAGE | {"gen_ai.request.max_tokens"}
+_DOUBLING = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+BOUNDARIES = {
+    "gen_ai.client.token.usage": (
+        1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864,
+    ),
+    "gen_ai.client.operation.duration": _DOUBLING,
+    "gen_ai.client.operation.time_to_first_chunk": _DOUBLING,
+    "gen_ai.client.operation.time_per_output_chunk": _DOUBLING,
+}  # fmt: skip
+"""The recommended boundaries of the buckets. There are none for the other metrics."""
+
+INTEGERS = _USAGE | {"gen_ai.request.max_tokens", "server.port"}
 LISTS = {"gen_ai.response.finish_reasons"}
 BOOLEANS = {"gen_ai.request.stream"}
 NUMBERS = {"gen_ai.response.time_to_first_chunk", "gen_ai.request.temperature"}

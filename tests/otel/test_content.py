@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import ValidationError
 
 from clark_agent.otel.content import Content
+from clark_agent.otel.conventions import OUTPUT_MESSAGES
 from clark_agent.stream import StreamRequest, ToolSchema
 from clark_agent.types import (
     AgentMessage,
+    AssistantBlock,
     AssistantMessage,
     FileContent,
     ImageContent,
+    ProviderContent,
     ReasoningContent,
+    ReasoningDetailsContent,
     StopReason,
     TextContent,
     ThinkingContent,
@@ -23,11 +29,12 @@ from clark_agent.types import (
     ToolResultMessage,
     UserMessage,
 )
+from tests.otel.content_schema import check_content
 from tests.strategies import messages
 
 MARK = "§"
 # Besides texts a part has these: names and ids that the conventions or the run define.
-_FIXED = {"type", "id", "name", "role", "modality", "mime_type"}
+_FIXED = {"type", "id", "name", "role", "modality", "mime_type", "finish_reason"}
 
 
 def texts(value: Any, key: str = "") -> list[str]:
@@ -44,6 +51,8 @@ def test_every_message_has_its_form_and_every_text_is_redacted(said: list[AgentM
     content = Content(lambda text: MARK)
     request = StreamRequest(system_prompt="secret", messages=said)
     found = content.of_request(request)
+    for name, value in {**found, **content.of_run(said)}.items():
+        check_content(name, value)
     written = json.loads(found["gen_ai.input.messages"])
     assert [message["role"] for message in written] == [_role(message) for message in said]
     for message in written:
@@ -63,7 +72,7 @@ def test_the_parts_are_those_of_the_conventions() -> None:
         (ThinkingContent("hm"), ReasoningContent("so"), TextContent("Yes."), call),
         StopReason.TOOL_USE,
     )
-    picture = ImageContent("data:image/png;base64,AAAA", "image/png")
+    picture = ImageContent("data:image/png;base64,AAAA")
     sound = FileContent("https://example.com/a.mp3", "audio/mpeg")
     asked = UserMessage((TextContent("This?"), picture, sound))
     result = ToolResultMessage("c1", "find", (TextContent("found"),))
@@ -73,10 +82,10 @@ def test_the_parts_are_those_of_the_conventions() -> None:
             "parts": [
                 {"type": "text", "content": "This?"},
                 {
-                    "type": "uri",
+                    "type": "blob",
                     "modality": "image",
                     "mime_type": "image/png",
-                    "uri": "data:image/png;base64,",
+                    "content": "",
                 },
                 {
                     "type": "uri",
@@ -106,6 +115,40 @@ def test_the_parts_are_those_of_the_conventions() -> None:
             ],
         },
     ]
+
+
+def test_every_kind_of_block_has_a_form() -> None:
+    calls: tuple[AssistantBlock, ...] = (
+        ReasoningDetailsContent(({"data": "x"},)),
+        ProviderContent("openai", {"type": "web_search_call"}),
+        ImageContent("https://example.com/a.png"),
+        TextContent("Yes."),
+    )
+    answer = AssistantMessage(calls, StopReason.OTHER)
+    written = check_content("gen_ai.output.messages", Content().of_answer(answer)[OUTPUT_MESSAGES])
+    assert [part["type"] for part in written[0]["parts"]] == [
+        "reasoning_details",
+        "provider",
+        "uri",
+        "text",
+    ]
+    assert written[0]["finish_reason"] == "other"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [{"role": "user", "parts": [{"type": "txt", "content": "Hi"}]}],
+        [{"role": "user", "parts": [{"type": "text", "text": "Hi"}]}],
+        [{"role": "user", "parts": "Hi"}],
+        [{"role": "user", "parts": [{"type": "uri", "modality": "image", "uri": "data:,x"}]}],
+        [{"role": "tool", "parts": [{"type": "tool_call_response", "result": "x"}]}],
+        [{"role": "assistant", "parts": []}],  # no reason why it ended
+    ],
+)
+def test_the_schemas_find_what_is_wrong(damaged: Any) -> None:
+    with pytest.raises(ValidationError):
+        check_content(OUTPUT_MESSAGES, json.dumps(damaged))
 
 
 def test_tools_are_defined_as_the_conventions_say() -> None:

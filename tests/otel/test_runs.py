@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any
@@ -11,7 +15,14 @@ from typing import Any
 import pytest
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.metrics import (
+    Histogram,
+    Meter,
+    NoOpHistogram,
+    NoOpMeter,
+    NoOpMeterProvider,
+)
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import (
     SimpleSpanProcessor,
     SpanExporter,
@@ -40,6 +51,7 @@ from clark_agent.otel import RunIds, Tracing, carrier_of, context_of, instrument
 from clark_agent.otel.content import NOT_REDACTED
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog
+from clark_agent.run_log.records import RunBegan
 from clark_agent.stream import Error, Start, StreamErrorKind, StreamRequest, Waiting
 from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events
 from clark_agent.types import AssistantMessage, StopReason
@@ -410,6 +422,41 @@ async def test_nothing_is_computed_for_a_run_that_is_not_sampled() -> None:
     assert asked == []
 
 
+async def test_a_run_below_a_span_that_is_not_sampled_is_not_sampled(
+    telemetry: Telemetry,
+) -> None:
+    seen: list[str] = []
+    store = MemoryStore()
+
+    @tool
+    def look() -> str:
+        """Look."""
+        seen.append(carrier_of()["traceparent"])
+        return "seen"
+
+    child = Agent(ScriptedStream([call("look"), "Here."]), tools=[look], name="child")
+    parent = Agent(
+        ScriptedStream([call("child", task="Look."), "Done."]),
+        tools=[child.as_tool("Looks.")],
+        plugins=[telemetry.tracing()],
+        run_log=RunLog(store),
+    )
+    above = f"00-{'a' * 32}-{'b' * 16}-00"
+    token = otel_context.attach(context_of({"traceparent": above}))
+    try:
+        await parent.run("Go.")
+    finally:
+        otel_context.detach(token)
+    assert telemetry.spans == []
+    # Neither the tool nor a process that resumes the run begins to sample in the middle of it.
+    (inside,) = seen
+    began = [each.entry for each in store.load(store.runs()[0].run_id).records]
+    recorded = [entry.trace["traceparent"] for entry in began if isinstance(entry, RunBegan)]
+    for parent_of in (inside, *recorded):
+        assert parent_of.startswith(f"00-{'a' * 32}-")
+        assert parent_of.endswith("-00")
+
+
 # --- failures -------------------------------------------------------------------------------------
 
 
@@ -465,7 +512,152 @@ async def test_an_exporter_that_raises_does_not_touch_the_run() -> None:
     assert (await agent.run("Go.")).text == "Done."
 
 
+class Ending(SpanProcessor):
+    """Raises at the end of each span, after those that were added before it."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError("no processor")
+
+
+class FailingMeter(NoOpMeter):
+    """Its histograms raise."""
+
+    def create_histogram(self, *args: Any, **kwargs: Any) -> Histogram:
+        class Failing(NoOpHistogram):
+            def record(self, *args: Any, **kwargs: Any) -> None:
+                raise RuntimeError("no metrics")
+
+        return Failing("x")
+
+
+class FailingMeters(NoOpMeterProvider):
+    """Its meters have histograms that raise."""
+
+    def get_meter(self, *args: Any, **kwargs: Any) -> Meter:
+        return FailingMeter("x")
+
+
+def halved(text: str) -> str:
+    """Cut a character into half."""
+    return f"{text}\ud83d"
+
+
+@pytest.mark.parametrize("broken", ["processor", "metrics", "redact"])
+async def test_every_span_ends_whatever_fails_on_the_way(
+    telemetry: Telemetry, broken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    if broken == "processor":
+        telemetry.spans_to.add_span_processor(Ending())
+    tracing = Tracing(
+        content=True,
+        redact=halved if broken == "redact" else None,
+        tracer_provider=telemetry.spans_to,
+        meter_provider=FailingMeters() if broken == "metrics" else telemetry.metrics_to,
+    )
+    for _ in range(2):
+        agent = Agent(ScriptedStream([call("look"), "Done."]), tools=[look], plugins=[tracing])
+        assert (await agent.run("Go.")).text == "Done."
+    spans = ["invoke_agent", ".turn", "..chat", "..execute_tool look", ".turn", "..chat"]
+    assert telemetry.tree() == spans * 2
+    if broken == "redact":
+        said = (telemetry.spans[-1].attributes or {})["gen_ai.output.messages"]
+        assert json.loads(str(said))[0]["parts"] == [{"type": "text", "content": "Done.\ufffd"}]
+        assert not caplog.records
+    if broken != "metrics":
+        counted = telemetry.metrics()["gen_ai.client.operation.duration"]
+        assert [point.count for point in counted] == [4]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == len(set(warnings)), "each failure is logged once"
+
+
+async def test_a_processor_that_raises_at_the_start_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Starting(SpanProcessor):
+        def on_start(self, span: Any, parent_context: Any = None) -> None:
+            raise RuntimeError("no processor")
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(Starting())
+    agent = Agent(ScriptedStream(["One."] * 3), plugins=[Tracing(tracer_provider=provider)])
+    for _ in range(3):
+        assert (await agent.run("Go.")).text == "One."
+    assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 1
+
+
+def test_the_prices_are_loaded_before_the_first_run() -> None:
+    script = (
+        "import sys; from clark_agent.otel import Tracing;"
+        "before = 'genai_prices' in sys.modules; Tracing();"
+        "print(before, 'genai_prices' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
+
+
+async def test_many_runs_at_once_have_a_trace_each(telemetry: Telemetry) -> None:
+    @tool
+    async def nap(n: int) -> int:
+        """Sleep."""
+        for _ in range(n % 5):
+            await asyncio.sleep(0)
+        return n
+
+    async def one(n: int) -> None:
+        child = Agent(ScriptedStream([call("nap", n=n), "Ok."]), tools=[nap], name=f"child{n}")
+        parent = Agent(
+            ScriptedStream([[call(f"child{n}", task="Nap."), call("nap", n=n)], "Done."]),
+            tools=[child.as_tool("Naps."), nap],
+            name=f"parent{n}",
+            plugins=[telemetry.tracing()],
+        )
+        await parent.run("Go.")
+
+    await asyncio.gather(*[one(n) for n in range(20)])
+    traces: dict[int, list[ReadableSpan]] = {}
+    for span in telemetry.spans:
+        assert span.context is not None
+        traces.setdefault(span.context.trace_id, []).append(span)
+    assert [len(spans) for spans in traces.values()] == [13] * 20
+    for spans in traces.values():
+        (root,) = [span for span in spans if span.parent is None]
+        number = root.name.removeprefix("invoke_agent parent")
+        children = {span.name for span in spans if "child" in span.name}
+        assert children == {f"execute_tool child{number}", f"invoke_agent child{number}"}
+
+
 # --- logging --------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_is_not_sampled_has_its_ids_in_log_records() -> None:
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.addFilter(RunIds())
+    handler.setFormatter(logging.Formatter("%(run_id)s/%(turn)d %(message)s"))
+    mine = logging.getLogger("tests.otel.formatted")
+    mine.addHandler(handler)
+
+    @tool
+    async def note() -> str:
+        """Write a log record."""
+        mine.warning("noted")
+        return "noted"
+
+    tracing = Tracing(tracer_provider=TracerProvider(sampler=ALWAYS_OFF))
+    agent = Agent(ScriptedStream([call("note"), "Done."]), tools=[note], plugins=[tracing])
+    try:
+        await agent.run("Go.", identity=RunIdentity.root("run-1"))
+        mine.warning("outside")
+    finally:
+        mine.removeHandler(handler)
+    assert lines.getvalue() == "run-1/1 noted\n/0 outside\n"
 
 
 async def test_log_records_have_the_ids_of_their_run_and_turn(telemetry: Telemetry) -> None:

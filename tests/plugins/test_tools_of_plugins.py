@@ -98,12 +98,20 @@ def test_another_tool_of_the_same_name_is_an_error() -> None:
         LoopConfig(stream=STREAM, plugins=[Brings(Named("a")), Brings(Named("a"))])
 
 
-@pytest.mark.parametrize("tools", ["a", {"a"}, ["a"], None, 3, [Named]])
-def test_anything_else_is_an_error(tools: Any) -> None:
+@pytest.mark.parametrize("other", [len, Named, "a name"])
+def test_what_is_no_tool_among_tools_is_an_error(other: Any) -> None:
+    plugin = Brings()
+    for tools in ([Named("a"), other], [other]) if callable(other) else ([Named("a"), other],):
+        plugin.tools = tools
+        with pytest.raises(ConfigError, match="the plugin 'brings': its tools must be AgentTool"):
+            LoopConfig(stream=STREAM, plugins=[plugin])
+
+
+@pytest.mark.parametrize("tools", ["a", {"a"}, ["a"], (), None, 3])
+def test_tools_of_another_meaning_are_left_alone(tools: Any) -> None:
     plugin = Brings()
     plugin.tools = tools
-    with pytest.raises(ConfigError, match="the plugin 'brings': tools must be a list of AgentTool"):
-        LoopConfig(stream=STREAM, plugins=[plugin])
+    assert LoopConfig(stream=STREAM, plugins=[plugin]).registry.names == ()
 
 
 def test_a_gate_that_names_tools_brings_none() -> None:

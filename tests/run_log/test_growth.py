@@ -13,6 +13,7 @@ from clark_agent import (
     AgentContext,
     AssistantMessage,
     CancellationToken,
+    Compaction,
     LoopConfig,
     LoopDetector,
     RunIdentity,
@@ -75,6 +76,31 @@ async def budget_logged(turns: int) -> Work:
     )
 
 
+class Summarising(Turns):
+    """The same, with summaries when they are asked for."""
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        if "Write a summary" in request.messages[-1].plain_text:
+            yield Done(AssistantMessage.from_text("It has worked."))
+            return
+        async for event in super().__call__(request, signal):
+            yield event
+
+
+def compacting(turns: int, **settings: Any) -> LoopConfig:
+    return config(turns, stream=Summarising(turns), plugins=[Compaction(1_500)], **settings)
+
+
+async def compaction(turns: int) -> Work:
+    return partial(run, "go", CONTEXT, compacting(turns))
+
+
+async def compaction_logged(turns: int) -> Work:
+    return partial(run, "go", CONTEXT, compacting(turns, run_log=RunLog(MemoryStore())))
+
+
 async def logged(turns: int, **settings: Any) -> tuple[MemoryStore, LoopConfig]:
     store = MemoryStore()
     made = config(turns, run_log=RunLog(store), **settings)
@@ -114,6 +140,8 @@ async def _answers_at_once(
     [
         (budget, 30),
         (budget_logged, 30),
+        (compaction, 60),
+        (compaction_logged, 60),
         (replayed, 20),
         (resumed, 20),
         (resumed_with_children, 10),

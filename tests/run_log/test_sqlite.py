@@ -369,6 +369,22 @@ def use(store: SqliteStore) -> list[Any]:
     ]
 
 
+def test_a_database_of_the_version_before_gets_the_table_for_large_results(tmp_path: Path) -> None:
+    path = tmp_path / "runs.db"
+    with closing(SqliteStore(path)) as store:
+        write(store, some_records("r", 3))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE kept")
+        connection.execute("PRAGMA user_version = 3")
+    with closing(SqliteStore(path)) as store:
+        assert not store.kept("r", "1-0", 0, 9)
+        appender = store.reopen("r", after=2)
+        appender.keep("1-0", [b"a", b"b"])  # type: ignore[attr-defined]
+        append(appender, numbered("r", [said("more")], after=store.load("r").records[-1]))
+        appender.close()
+        assert store.kept("r", "1-0", 0, 9) == [b"a", b"b"]
+
+
 def test_a_newer_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     with closing(SqliteStore(path)) as store:
@@ -377,7 +393,7 @@ def test_a_newer_database_is_refused(tmp_path: Path) -> None:
         connection.execute("PRAGMA user_version = 99")
     before = path.read_bytes()
     for attempt in use(SqliteStore(path)):
-        with pytest.raises(RunStoreError, match=r"newer version of this package.*99.*up to 3"):
+        with pytest.raises(RunStoreError, match=r"newer version of this package.*99.*up to 4"):
             attempt()
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["runs.db"]

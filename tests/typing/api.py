@@ -24,11 +24,13 @@ from clark_agent import (
     CancellationToken,
     ChannelSink,
     ChannelSteering,
+    Compaction,
     Conversation,
     FanOutSink,
     FileContent,
     FunctionPlugin,
     ImageContent,
+    LargeResults,
     LoopConfig,
     LoopDetector,
     LoopError,
@@ -113,6 +115,7 @@ from clark_agent.run_log import (
     deliver,
     follow,
     follow_up,
+    kept_result,
     ready_runs,
     resume,
     sse,
@@ -261,6 +264,7 @@ config = LoopConfig(
         Opening(),
         Printer(),
         steering,
+        Compaction(window=100_000, model=model, pinned=lambda message: True),
         TokenBudget(10_000),
         ToolResultBudget(),
         UniqueToolCallIds(),
@@ -334,7 +338,12 @@ assert_type(finish_tool(int | None), FinishTool[Any])
 assert_type(limited(script_of_one(), RateLimit(concurrency=3)), LimitedStream)
 assert_type(price_of("gpt-5", "openai"), Price | None)
 budget = Budget(turns=3, cost=1, prices={"m": Price(input=1, output=2.5)})
-LoopConfig(stream=script_of_one(), plugins=[LoopDetector(2, None)], budget=budget, model_id="m")
+LoopConfig(
+    stream=script_of_one(),
+    plugins=[LoopDetector(2, None), LargeResults(9)],
+    budget=budget,
+    model_id="m",
+)
 
 
 @tool
@@ -540,6 +549,7 @@ async def wait_for_people() -> None:
         except RequestError as error:
             assert_type(error.request_id, str)
     assert_type(ready_runs(store), list[str])
+    assert_type(kept_result(store, "run/1-0"), str)
     assert_type(await resume(store, "run-1", waiter.config), RunResult)
     stop = CancellationToken()
     stop.cancel(LET_GO)

@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prefix": ("log", "Show how much of each request was the same as in the one before."),
     "diff": ("log", "Report the first difference between two runs."),
     "export": ("log", "Export a run as Markdown or JSON."),
+    "view": ("view", "Show runs on a page in the browser."),
     "models": ("doctor", "List providers, or the models of one provider."),
     "doctor": ("doctor", "Check what works, what is missing, and how to get it."),
     "mcp": ("mcp", "Look at MCP servers: their tools, resources and prompts."),

@@ -41,6 +41,7 @@ from rich.text import Text
 
 from clark_agent import events as ev
 from clark_agent.cli.markdown import MarkdownBlocks, rendered
+from clark_agent.plugins.compaction import mark_of
 from clark_agent.result import RunResult
 from clark_agent.run_log.writer import encode_entry
 from clark_agent.stream import TextChunk, ToolCallChunk
@@ -49,6 +50,7 @@ from clark_agent.tools import tool_result
 from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
+    CustomMessage,
     SystemMessage,
     ToolResultMessage,
     Usage,
@@ -401,6 +403,8 @@ class View:
                     screen.say(safe(message.plain_text))
                 screen.status("")
                 screen.end()
+            case ev.MessageEnd(message=CustomMessage() as message) if mark_of(message):
+                screen.note(_custom_line(message))
             case ev.MessageDiscarded(reason=reason) if reason != "aborted":
                 screen.note(f"answer discarded ({one_line(reason)})")
             case ev.ChildRunEvent(event=ev.ToolExecutionStart() as below):
@@ -449,7 +453,7 @@ class View:
                     text = message.plain_text
                     screen.note(*_result_line(message.narration, text, message.is_error))
                 case _:
-                    screen.note(one_line(message.kind))
+                    screen.note(_custom_line(message))
 
     def summary(self, usage: Usage, outcome: str, run_id: str | None = None) -> str:
         """Return the last line: how the run ended, and what it used."""
@@ -458,6 +462,15 @@ class View:
         if run_id is not None:
             parts.append(f"run {run_id[:8]}")
         return PART.join(parts)
+
+
+def _custom_line(message: CustomMessage) -> str:
+    mark = mark_of(message)
+    if mark is None:
+        return one_line(message.kind)
+    what = "summarised" if mark.has_summary else "left out"
+    size = f"{mark.tokens_before:,} → {mark.tokens_after:,} tokens"
+    return f"turns {mark.first_turn} to {mark.last_turn} {what}: {size}"
 
 
 def _by_parts(text: str, width: int) -> str:

@@ -28,9 +28,10 @@ from clark_agent._finished import FINISHED
 from clark_agent._text import describe, message_of
 from clark_agent.engine import runtime_results as results
 from clark_agent.engine.hooks import call_hook
+from clark_agent.engine.large_results import shortened
 from clark_agent.engine.runtime_results import Made, RuntimeResult
 from clark_agent.engine.supervised import as_coroutine
-from clark_agent.engine.suspension import Wait, suspend_after_run
+from clark_agent.engine.suspension import Wait, continued, suspend_after_run
 from clark_agent.engine.tool_task import ToolLeftBehindError, ToolTask
 from clark_agent.errors import (
     HookError,
@@ -53,6 +54,7 @@ from clark_agent.plugins.base import (
 )
 from clark_agent.steering import SteerWhen
 from clark_agent.tools import AgentTool, ToolContext, ToolResult
+from clark_agent.tools.kept import KeptResult
 from clark_agent.types import AssistantMessage, ToolCall
 
 if TYPE_CHECKING:
@@ -145,6 +147,8 @@ class Call(Struct, eq=False):
     """Which plugins affected it, and how."""
     given: ToolResult | None = None
     """The tool's own result, if hooks have changed it."""
+    kept: KeptResult | None = None
+    """What of the result is in the log beside the records, because it is too large."""
     raised: Literal["fatal", "aborted"] | None = None
     """Whether the tool has ended the run."""
     raised_text: str | None = None
@@ -320,6 +324,8 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
     assert tool is not None
     context = ToolContext(tool_call_id=wanted.id, tool_name=wanted.name, run=run)
     context.position, context.turn = call.position, run.turns
+    if call.earlier is not None:
+        context.continued = continued(call)
     task: ToolTask | None = None
     cancelled: asyncio.CancelledError | None = None
     timeout = run.config.tool_timeout if tool.timeout is None else tool.timeout
@@ -581,6 +587,9 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
         call.given = call.given or result
         call.result = result = _with_decisions(result, call.decisions)
     if call.state not in _NOT_OURS:
+        large = run.hooks.large_results
+        if large is not None and (result.details is not None or not large.fits(result, call.tool)):
+            call.result = result = shortened(run, large, call, result)
         run.journal.tool_ended(call, result)
     call.state = _ENDED  # only now: if it could not be recorded, the call has not ended
     tool_call = call.call

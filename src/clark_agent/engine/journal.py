@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from clark_agent._finished import FINISHED
+from clark_agent._kept_text import Pieces
 from clark_agent.clock import Clock
 from clark_agent.events import AgentEvent
 from clark_agent.steering import SteeringReceipt
@@ -49,6 +50,8 @@ class Journal:
     """The number of the first record that this process writes, if it records."""
     is_traced = True
     """Whether a tracer may follow the run. A replay is not traced."""
+    is_replay = False
+    """Whether the run is a replay, which leaves nothing behind."""
     receives = False
     """Whether it passes messages from other processes to the run, which may cancel it."""
 
@@ -173,6 +176,15 @@ class Journal:
 
     def tool_progressed(self, position: int, partial: ToolResult) -> None:
         """A tool reported progress."""
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether the run continues without its records if they cannot be written."""
+        return False
+
+    def keep(self, name: str, pieces: Pieces) -> bool:
+        """Keep a large result with the records that follow. Return False if that is impossible."""
+        return False
 
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """A call has its result."""

@@ -18,6 +18,7 @@ from clark_agent.engine.resumption import EarlierWait
 from clark_agent.engine.run import Run
 from clark_agent.engine.suspension import (
     allow_given,
+    continued,
     given_arguments,
     may_run,
     suspend_before_run,
@@ -75,9 +76,13 @@ def prepare(run: Run, answer: ModelAnswer, call: Call) -> Awaitable[None]:
 def _prepare_again(run: Run, answer: ModelAnswer, call: Call, tool: AgentTool) -> Awaitable[None]:
     """Make a call ready that has waited, with the arguments that were given, if any.
 
-    Hooks see it again, unless its tool continues an agent.
+    Hooks see it again, unless its tool goes on with what it had begun.
     """
     if call.was_checked:
+        return FINISHED
+    if continued(call) is not None:  # it has run, with arguments that hooks have seen
+        assert call.earlier is not None
+        call.result = accept(tool, call, call.earlier.asked[-1].request.arguments)
         return FINISHED
     given = given_arguments(call)
     call.result = accept(tool, call, call.call.arguments if given is None else given.args)

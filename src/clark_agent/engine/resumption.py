@@ -58,8 +58,11 @@ class EarlierWait(Struct, frozen=True):
         if not self.asked:
             return True
         last = self.asked[-1]
-        is_decided = isinstance(last.verdict, (Deny, GiveResult, Expired))
-        return last.request.needs == "permission" and not is_decided
+        if isinstance(last.verdict, (Deny, Expired)):
+            return False
+        if last.request.needs == "result":
+            return last.request.continues
+        return not isinstance(last.verdict, GiveResult)
 
 
 class EarlierChildren(Protocol):

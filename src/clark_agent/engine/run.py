@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from clark_agent._kept_text import ReadPieces
 from clark_agent._text import message_of, well_formed
 from clark_agent.audience import Audience
 from clark_agent.cancellation import CancellationToken
@@ -18,6 +19,7 @@ from clark_agent.engine.goal import Goal
 from clark_agent.engine.inbox import Inbox
 from clark_agent.engine.interrupts import Interrupts
 from clark_agent.engine.journal import Emit, Journal
+from clark_agent.engine.large_results import find_kept
 from clark_agent.engine.lineage import Lineage
 from clark_agent.engine.pace import current_pace
 from clark_agent.engine.resumption import Resumption
@@ -91,6 +93,7 @@ class Run:
         "is_capped",
         "journal",
         "journals",
+        "kept",
         "lineage",
         "loop",
         "output",
@@ -128,6 +131,8 @@ class Run:
         self.deps = deps
         """What the host gives to tools and hooks. Not recorded."""
         self.hooks = config.hooks.for_run()
+        self.kept: set[str] | None = None
+        """The ids of the large results that it may read, once there is one."""
         self.registry = config.registry
         """The tools of this turn."""
         self.sourced: object = None
@@ -268,6 +273,10 @@ class Run:
         self.journal.tool_progressed(ctx.position, partial)
         await self.emitter.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
         await self.pace.pause_if_due()
+
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        """How to read a large result. Raises `ModelRetry` unless the run may."""
+        return find_kept(self, result_id)
 
     # --- what needs several parts ---------------------------------------------------------------
 

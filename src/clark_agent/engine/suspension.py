@@ -20,7 +20,7 @@ from clark_agent.engine import runtime_results as results
 from clark_agent.engine.runtime_results import WaitReason
 from clark_agent.errors import ToolSuspended
 from clark_agent.intake import accept_json
-from clark_agent.tools.base import ToolResult
+from clark_agent.tools.base import Continued, ToolResult
 from clark_agent.tools.function import tool_result
 from clark_agent.waiting import (
     Allow,
@@ -46,6 +46,7 @@ __all__ = [
     "Wait",
     "allow_given",
     "continue_call",
+    "continued",
     "given_arguments",
     "hold",
     "may_run",
@@ -130,7 +131,7 @@ def suspend_after_run(run: Run, call: Call, error: ToolSuspended) -> None:
         call.exception = error
         call.result = ToolResult.error(f"The tool is broken: {invalid}")
         return
-    _suspend(run, call, "result", call.tool.name, wanted)
+    _suspend(run, call, "result", call.tool.name, wanted, continues=error.continues)
 
 
 def _why(run: Run) -> str:
@@ -140,11 +141,13 @@ def _why(run: Run) -> str:
     return "the tool that has started it is neither idempotent nor runs just this agent"
 
 
-def _suspend(run: Run, call: Call, needs: Any, asked_by: str, wanted: Suspend) -> None:
+def _suspend(
+    run: Run, call: Call, needs: Any, asked_by: str, wanted: Suspend, *, continues: bool = False
+) -> None:
     identity, now = run.identify(), run.clock.now_ms()
     expires = None if wanted.expires_in is None else now + round(wanted.expires_in * 1000)
     request = WaitingRequest(
-        request_id=_request_id(run, call, asked_by),
+        request_id=_request_id(run, call, asked_by, continues=continues),
         run_id=identity.run_id,
         root_run_id=run.lineage.root().identify().run_id,
         conversation_id=identity.conversation_id,
@@ -161,6 +164,7 @@ def _suspend(run: Run, call: Call, needs: Any, asked_by: str, wanted: Suspend) -
         expires_at=expires,
         until=wanted.until_ms,
         event=wanted.event,
+        continues=continues,
     )
     _wait_for(run, call, request)
     run.journal.call_suspended(call)
@@ -192,9 +196,11 @@ def continue_call(run: Run, call: Call, earlier: EarlierWait) -> None:
     call.result = _result(last)
     if call.result is None:
         call.decisions = []  # the hooks before it are asked again
-    else:
-        by = {} if last.by is None else {"by": last.by}
-        call.decided(last.request.asked_by, str(last.verdict.__struct_config__.tag), **by)
+        return
+    by = {} if last.by is None else {"by": last.by}
+    call.decided(last.request.asked_by, str(last.verdict.__struct_config__.tag), **by)
+    if continued(call) is not None:
+        call.result = None
 
 
 def _result(asked: AskedEarlier) -> ToolResult | None:
@@ -220,6 +226,19 @@ def _result(asked: AskedEarlier) -> ToolResult | None:
             raise AssertionError("the request is open")
         case _:
             assert_never(verdict)
+
+
+def continued(call: Call) -> Continued | None:
+    """What a tool is given that goes on; None if the call is not about to go on."""
+    asked = () if call.earlier is None else call.earlier.asked
+    if not asked or not asked[-1].request.continues:
+        return None
+    given = (
+        None
+        if asked[-1].verdict is None or isinstance(asked[-1].verdict, (Deny, Expired))
+        else _result(asked[-1])
+    )
+    return None if given is None else Continued(asked[-1].request.request, given)
 
 
 def _denial(reason: str | None) -> str:
@@ -266,6 +285,10 @@ def _allows(verdict: Verdict | None) -> bool:
     return isinstance(verdict, (Allow, Elapsed, Delivered))
 
 
-def _request_id(run: Run, call: Call, asked_by: str) -> str:
+def _request_id(run: Run, call: Call, asked_by: str, *, continues: bool = False) -> str:
     key = f"{run.identify().run_id}/{run.turns}/{call.position}"
-    return request_id_of(key, asked_by, call.call.name, call.args)
+    arguments = call.args
+    if continues:  # the same call may ask several times
+        asked = () if call.earlier is None else call.earlier.asked
+        arguments = [arguments, len(asked)]
+    return request_id_of(key, asked_by, call.call.name, arguments)

@@ -7,9 +7,10 @@ of HTTP errors. `clark_agent.mcp._mending` mends what the SDK would refuse as a 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TextIO
 
 import anyio
@@ -21,38 +22,62 @@ from mcp.client.auth import OAuthFlowError
 from mcp.client.sse import sse_client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import ToolsListChanged
 from mcp_types import CONNECTION_CLOSED, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
+from pydantic import FileUrl, ValidationError
 
 from clark_agent._text import describe
 from clark_agent._version import __version__
 from clark_agent.errors import McpError
 from clark_agent.mcp._mending import mended_message, mended_tools
+from clark_agent.mcp._requests import (
+    call_or_ask,
+    is_modern,
+    list_all,
+    list_tools,
+    listen_for_resource,
+    listen_for_tools,
+    set_log_level,
+    subscribe,
+    unsubscribe,
+)
 from clark_agent.mcp.server_config import McpServer
 
 __all__ = [
     "Client",
     "Hooks",
+    "call_or_ask",
     "explain",
     "failure_of_request",
     "is_gone",
     "leaf_of",
     "list_all",
     "list_tools",
+    "listen_for_resource",
     "listen_for_tools",
     "open_client",
+    "set_log_level",
+    "subscribe",
     "types",
+    "unsubscribe",
 ]
 
 logger = logging.getLogger(__name__)
 
-_MOST_PAGES = 1_000
 _WAIT_SECONDS = 30.0
 _READ_SECONDS = 300.0
 _LARGEST_EVENT = 64 * 1_024 * 1_024
 _SESSION_GONE = "Session terminated"
+_LONGEST_LOG = 2_000
+_LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "notice": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+    "alert": logging.CRITICAL,
+    "emergency": logging.CRITICAL,
+}
 _UNAUTHORIZED = (401, 403)
 _LOST = ("Connection closed", "SSE stream")
 
@@ -64,6 +89,8 @@ class Hooks:
         self.on_end: Callable[[], None] = _nothing
         """Called when nothing more can come from the server."""
         self.on_tools_changed: Callable[[], None] = _nothing
+        self.on_resource_updated: Callable[[str], None] = _ignore
+        self.redact: Callable[[str], str] = str
         self.elicit: Any = None
         self.stderr: TextIO | None = None
         self.status: int | None = None
@@ -97,8 +124,19 @@ class Hooks:
         """Take what the SDK does not handle itself."""
         if isinstance(message, types.ToolListChangedNotification):
             self.on_tools_changed()
+        elif isinstance(message, types.ResourceUpdatedNotification):
+            self.on_resource_updated(message.params.uri)
         elif isinstance(message, Exception):
             self.noise = describe(message)[:500]
+
+    async def on_log(self, params: types.LoggingMessageNotificationParams) -> None:
+        """Pass a log message of the server on to `logging`."""
+        level = _LEVELS[params.level]
+        log = logging.getLogger(f"clark_agent.mcp.server.{self.server}")
+        if log.isEnabledFor(level):
+            text = params.data if isinstance(params.data, str) else repr(params.data)
+            prefix = "" if params.logger is None else f"{params.logger}: "
+            log.log(level, "%s", _one_line(self.redact(prefix + text)))
 
     async def on_response(self, response: httpx2.Response) -> None:
         """Remember the status of errors, which the SDK does not pass on."""
@@ -107,6 +145,16 @@ class Hooks:
 
 def _nothing() -> None:
     pass
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def _one_line(text: str) -> str:
+    """A text of a server, for a log: it cannot pass for lines of others."""
+    shown = "".join([c if c.isprintable() else " " for c in text[:_LONGEST_LOG]])
+    return shown if len(text) <= _LONGEST_LOG else shown + "…"
 
 
 def _quoted(error: Exception) -> str:
@@ -133,14 +181,29 @@ def open_client(
 ) -> Client:
     """A client for the server. Entering it connects."""
     hooks.server = server.name
+    level: Any = server.log_level
     hooks.client = Client(
         _transport(server, headers, auth, hooks),
         cache=None,
         client_info=types.Implementation(name="clark-agent", version=__version__),
         message_handler=hooks.on_message,
         elicitation_callback=hooks.elicit,
+        logging_callback=hooks.on_log,
+        log_level=level,
+        list_roots_callback=_roots(server) if server.roots else None,
     )
     return hooks.client
+
+
+def _roots(server: McpServer) -> Any:
+    """What answers a server that asks for the folders it may work in."""
+    paths = [Path(root).absolute() for root in server.roots]
+    roots = [types.Root(uri=FileUrl(path.as_uri()), name=path.name) for path in paths]
+
+    async def list_roots(context: Any) -> types.ListRootsResult:
+        return types.ListRootsResult(roots=roots)
+
+    return list_roots
 
 
 @asynccontextmanager
@@ -260,51 +323,6 @@ class _Watched:
         return await self._stream.__aexit__(*error)
 
 
-# --- what a connection is used for ------------------------------------------------------------
-
-
-async def list_all(list_page: Callable[..., Awaitable[Any]], field: str) -> list[Any]:
-    """All entries of a list that comes in pages. Ends, also if the pages do not."""
-    found: list[Any] = []
-    cursor: str | None = None
-    seen: set[str] = set()
-    for _ in range(_MOST_PAGES):
-        page = await list_page(cursor=cursor)
-        found.extend(getattr(page, field))
-        cursor = page.next_cursor
-        if not cursor or cursor in seen:
-            break
-        seen.add(cursor)
-    return found
-
-
-async def list_tools(client: Client, hooks: Hooks) -> tuple[list[Any], dict[str, str]]:
-    """The tools of the server, and those that were left out with the reason."""
-    left_out: dict[str, str] = {}
-    hooks.left_out = left_out
-    if client.server_capabilities.tools is None:
-        return [], left_out
-    return await list_all(client.list_tools, "tools"), left_out
-
-
-async def listen_for_tools(client: Client, on_change: Callable[[], None]) -> None:
-    """Report changes of the tools, on connections where a client has to ask for them.
-
-    Returns when the server ends it or does not support it.
-    """
-    tools = client.server_capabilities.tools
-    if client.protocol_version not in MODERN_PROTOCOL_VERSIONS or tools is None:
-        return
-    if not tools.list_changed:
-        return
-    async with client.listen(tools_list_changed=True) as subscription:
-        if not subscription.honored.tools_list_changed:
-            return
-        async for event in subscription:
-            if isinstance(event, ToolsListChanged):
-                on_change()
-
-
 # --- what goes wrong --------------------------------------------------------------------------
 
 
@@ -359,9 +377,8 @@ def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
         return False
     if error.message == _SESSION_GONE and error.code == INVALID_REQUEST:
         return True
-    has_session = client.protocol_version not in MODERN_PROTOCOL_VERSIONS
     is_about_it = error.code not in (METHOD_NOT_FOUND, INVALID_PARAMS)
-    return hooks.status == 404 and has_session and is_about_it
+    return hooks.status == 404 and not is_modern(client) and is_about_it
 
 
 def _is_lost(error: MCPError) -> bool:

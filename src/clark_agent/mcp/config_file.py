@@ -46,6 +46,8 @@ _OWN = (
     "trust_annotations",
     "untrusted",
     "strict",
+    "log_level",
+    "roots",
     "required",
 )
 """Settings of `McpServer` that other programs ignore."""

@@ -31,6 +31,7 @@ from clark_agent.mcp._stderr import StderrTail
 if TYPE_CHECKING:
     from clark_agent.mcp._sdk import Client, Hooks
     from clark_agent.mcp.link import ServerLink
+    from clark_agent.mcp.watching import ResourceUpdates
 
 __all__ = ["Connection"]
 
@@ -68,6 +69,8 @@ class Connection:
         self._is_hopeless = False
         self._used_at = self._loop.time()
         self._idle: asyncio.TimerHandle | None = None
+        self.watchers: set[ResourceUpdates] = set()
+        """Who wants to know of updates of resources."""
         self.problem: McpError | None = None
         """Why the server is away, if it is."""
         self.is_stale = True
@@ -112,6 +115,17 @@ class Connection:
             return self._client
         finally:
             self._waiting -= 1
+
+    async def changed(self, *, within: float) -> None:
+        """Wait until something changes, at most so many seconds."""
+        await asyncio.wait({self._news}, timeout=within)
+
+    async def lost(self, client: Client, *, within: float | None = None) -> None:
+        """Wait until this is no longer the client, at most so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._client is client and not self._is_closed:
+                    await asyncio.wait({self._news})
 
     def _unavailable(self) -> McpError:
         """Another error each time: several tasks may raise it."""
@@ -303,6 +317,7 @@ class Connection:
     def went_down(self) -> None:
         """The life has no connection any more, and is about to end."""
         self._client = None
+        self._tell()
 
     def _failed(self, problem: McpError, *, is_hopeless: bool | None = None) -> None:
         self._attempts += 1
@@ -322,6 +337,11 @@ class Connection:
         """The server says that its tools have changed."""
         self.is_stale = True
 
+    def resource_updated(self, uri: str) -> None:
+        """The server says that a resource has changed."""
+        for watcher in self.watchers:
+            watcher.updated(uri)
+
     def _tell(self) -> None:
         news, self._news = self._news, self._loop.create_future()
         if not news.done():
@@ -334,7 +354,7 @@ class Connection:
         self._used_at = self._loop.time()
 
     def _watch_idleness(self) -> None:
-        if self._flights or self._waiting or not self._attempts:
+        if self._flights or self._waiting or self.watchers or not self._attempts:
             self.use()
         due = self._used_at + self._link.server.idle_seconds
         if self._loop.time() >= due:
@@ -508,6 +528,8 @@ class _Life:
         hooks = self.hooks = _sdk.Hooks()
         hooks.on_end = self._ended
         hooks.on_tools_changed = self._connection.tools_changed
+        hooks.on_resource_updated = self._connection.resource_updated
+        hooks.redact = self._link.redact
         hooks.elicit = self._link.elicitation_callback(self._connection)
         if server.command is not None:
             self._stderr = StderrTail(server.name)
@@ -516,6 +538,7 @@ class _Life:
         client = _sdk.open_client(server, self._link.headers, auth=auth, hooks=hooks)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(client)
+            await _sdk.set_log_level(client, server.log_level)
             tools, left_out = await _sdk.list_tools(client, hooks)
             if self._is_late or self._over.is_set():
                 return

@@ -78,6 +78,8 @@ def _said(definition: Definition) -> Iterator[str]:
 
 def definition_of(tool: Any, *, strict: bool) -> Definition:
     """The definition of a tool of the SDK. Raises `UnusableToolError`."""
+    if tool.execution is not None and tool.execution.task_support == "required":
+        raise UnusableToolError("it runs only as a task, which this client does not support")
     parameters, loose = _parameters(tool.input_schema, strict=strict)
     rejections: list[str] = []
     for rules in _PROVIDERS:

@@ -13,9 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from clark_agent._text import well_formed
-from clark_agent.errors import ConfigError
 from clark_agent.toolkit.ask import (
-    SUSPEND,
     AskUser,
     NobodyThere,
     OneAtATime,
@@ -26,7 +24,14 @@ from clark_agent.toolkit.ask import (
 if TYPE_CHECKING:
     from clark_agent.mcp.connection import Connection
 
-__all__ = ["Elicitation", "check_elicitation"]
+__all__ = [
+    "Elicitation",
+    "check_elicitation",
+    "choices_of",
+    "field_text",
+    "shown_text",
+    "value_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +51,6 @@ _WORDS = {
 
 def check_elicitation(ask: object) -> None:
     """Raise `ConfigError` if servers cannot ask questions with ``ask``."""
-    if ask is SUSPEND:
-        raise ConfigError(
-            "McpTools: ask cannot be SUSPEND: a server waits for the answer on a connection that "
-            "does not outlive the process. Pass a function, or None to decline all questions"
-        )
     check_asking("McpTools", ask, None, "question", "choices")
 
 
@@ -60,6 +60,9 @@ class _DeclinedError(Exception):
 
 class Elicitation:
     """Answers the questions of servers."""
+
+    suspends = False
+    """Whether a question suspends the run."""
 
     def __init__(self, ask: AskUser) -> None:
         self._ask = ask
@@ -93,7 +96,7 @@ class Elicitation:
             return "cancel", None
 
     async def _consent(self, server: str, params: Any) -> _Action:
-        url, message = _shown(str(params.url)), _shown(params.message)
+        url, message = shown_text(str(params.url)), shown_text(params.message)
         question = (
             f"The MCP server {server!r} asks you to open this address:\n{url}\n{message}\n"
             "Open it yourself if you trust the server. Have you opened it?"
@@ -104,7 +107,7 @@ class Elicitation:
         schema = params.requested_schema
         fields = schema.get("properties") or {}
         required = schema.get("required") or ()
-        message = f"The MCP server {server!r} asks: {_shown(params.message)}"
+        message = f"The MCP server {server!r} asks: {shown_text(params.message)}"
         if not fields:
             if not _WORDS.get(await self._put(message, (_YES, _NO))):
                 raise _DeclinedError
@@ -122,12 +125,10 @@ class Elicitation:
     async def _field(
         self, message: str, name: str, field: Mapping[str, Any], *, is_required: bool
     ) -> Any:
-        title = _shown(str(field.get("title") or name))
-        about = _shown(str(field.get("description") or ""))
-        asked = f"{message}\n{title}" + (f": {about}" if about else "")
+        asked = f"{message}\n{field_text(name, field)}"
         if not is_required:
             asked += f"\n(optional: answer {_SKIP!r} to leave it out)"
-        choices = _choices(field)
+        choices = choices_of(field)
         shown = tuple(choices) if is_required else (*choices, _SKIP) if choices else ()
         problem = ""
         for _ in range(_MOST_TRIES):
@@ -135,7 +136,7 @@ class Elicitation:
             if answer == _SKIP and not is_required:
                 return field.get("default")
             try:
-                return _value(answer, field, choices)
+                return value_of(answer, field, choices)
             except ValueError as error:
                 problem = f"\n({error})"
         raise _DeclinedError
@@ -148,13 +149,20 @@ class Elicitation:
         return text.lower() if tuple(choices) == (_YES, _NO) else text
 
 
-def _shown(text: str) -> str:
+def field_text(name: str, field: Mapping[str, Any]) -> str:
+    """What the server says about a field."""
+    title = shown_text(str(field.get("title") or name))
+    about = shown_text(str(field.get("description") or ""))
+    return title + (f": {about}" if about else "")
+
+
+def shown_text(text: str) -> str:
     """A text of a server, for a person: without what a terminal would execute."""
     plain = "".join([c for c in well_formed(text) if c.isprintable() or c == "\n"])
     return plain[:_LONGEST]
 
 
-def _choices(field: Mapping[str, Any]) -> dict[str, Any]:
+def choices_of(field: Mapping[str, Any]) -> dict[str, Any]:
     """What to choose from: the text to show → the value."""
     if field.get("type") == "boolean":
         return {_YES: True, _NO: False}
@@ -164,7 +172,7 @@ def _choices(field: Mapping[str, Any]) -> dict[str, Any]:
         options = source.get(keyword)
         if isinstance(options, list):
             return {
-                _shown(str(option.get("title") or option["const"])): option["const"]
+                shown_text(str(option.get("title") or option["const"])): option["const"]
                 for option in options
                 if isinstance(option, Mapping) and "const" in option
             }
@@ -174,10 +182,10 @@ def _choices(field: Mapping[str, Any]) -> dict[str, Any]:
     names = source.get("enumNames")
     if not isinstance(names, list) or len(names) != len(values):
         names = values
-    return {_shown(str(name)): value for name, value in zip(names, values, strict=True)}
+    return {shown_text(str(name)): value for name, value in zip(names, values, strict=True)}
 
 
-def _value(answer: str, field: Mapping[str, Any], choices: Mapping[str, Any]) -> Any:
+def value_of(answer: str, field: Mapping[str, Any], choices: Mapping[str, Any]) -> Any:
     """The answer as a value of the field. Raises ValueError that says what is expected."""
     kind = field.get("type")
     if kind == "array":

@@ -24,6 +24,7 @@ from clark_agent.mcp.tool import McpTool
 
 if TYPE_CHECKING:
     from clark_agent.mcp.elicitation import Elicitation
+    from clark_agent.mcp.suspended_questions import SuspendingElicitation
 
 __all__ = ["McpProblem", "ServerLink"]
 
@@ -38,6 +39,10 @@ class McpProblem(Struct, frozen=True):
     """The server's own name of the tool; None if it is about the server."""
     text: str
 
+    def __str__(self) -> str:
+        tool = "" if self.tool is None else f"tool {self.tool!r}: "
+        return f"MCP server {self.server!r}: {tool}{self.text}"
+
 
 class ServerLink:
     """A server, for the runs that share ``key``."""
@@ -49,7 +54,7 @@ class ServerLink:
         *,
         headers: Mapping[str, str],
         names: ToolNames,
-        elicitation: Elicitation | None,
+        elicitation: Elicitation | SuspendingElicitation | None,
         on_open: Callable[[ServerLink], None],
         on_forget: Callable[[ServerLink], None],
     ) -> None:
@@ -141,6 +146,11 @@ class ServerLink:
             return None
         return self._elicitation.callback(self.server.name, connection)
 
+    @property
+    def suspends(self) -> bool:
+        """Whether a question of the server suspends the run."""
+        return self._elicitation is not None and self._elicitation.suspends
+
     def make_auth(self, connection: Connection) -> Any:
         """The authentication of requests."""
         auth = self.server.auth
@@ -219,9 +229,7 @@ class ServerLink:
             self._tools = tools
         for problem in problems:
             if problem not in self._tool_problems:
-                logger.warning(
-                    "MCP server %r: tool %r: %s", problem.server, problem.tool, problem.text
-                )
+                logger.warning("%s", problem)
         self._tool_problems = tuple(problems)
 
     def _tool(self, name: str, definition: Definition, known: McpTool | None) -> McpTool:

@@ -66,6 +66,9 @@ class Reader:
             meta, encoded = json_value(said)
             if len(encoded) <= self._most:
                 details["meta"] = meta
+        annotations = [_annotations(block) for block in result.content]
+        if any(annotations):
+            details["annotations"] = annotations
         if not content:
             content = (TextContent("(The tool returned nothing.)"),)
         return ToolResult(content, bool(result.is_error), details)
@@ -150,6 +153,19 @@ class Reader:
 def _size(block: ToolResultBlock) -> int:
     text = block.text if isinstance(block, TextContent) else block.source
     return len(text) if text.isascii() else len(text.encode())
+
+
+def _annotations(block: Any) -> dict[str, Any] | None:
+    """For whom a block is, and how important; None if the server does not say it."""
+    said = block.annotations
+    if said is None:
+        return None
+    found = {
+        "audience": said.audience,
+        "priority": said.priority,
+        "lastModified": said.last_modified,
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _link_text(block: Any) -> str:

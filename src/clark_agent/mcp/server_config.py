@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from math import isfinite
 from os import PathLike, fspath
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
@@ -18,7 +18,7 @@ from msgspec.structs import force_setattr
 from clark_agent.errors import ConfigError
 from clark_agent.tool_source import ToolSourceContext
 
-__all__ = ["HeadersFn", "McpServer", "ShareFn", "bad_header", "shown_url"]
+__all__ = ["HeadersFn", "LogLevel", "McpServer", "ShareFn", "bad_header", "shown_url"]
 
 HeadersFn: TypeAlias = Callable[
     [ToolSourceContext[Any]], Mapping[str, str] | Awaitable[Mapping[str, str]]
@@ -33,6 +33,11 @@ ShareFn: TypeAlias = Callable[[ToolSourceContext[Any]], str]
 
 Contract: plain and quick. If it raises, that is logged, and the turn has no tools of this server.
 """
+
+LogLevel: TypeAlias = Literal[
+    "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"
+]
+"""How important a log message of a server is."""
 
 
 class _Named(Struct, frozen=True):
@@ -80,6 +85,11 @@ class McpServer(_Named, frozen=True, kw_only=True):
     """Whether texts of the server are marked with `clark_agent.toolkit.mark_untrusted`."""
     strict: bool = False
     """Whether to send schemas in the strict form, where it is possible."""
+    log_level: LogLevel | None = None
+    """Ask the server for its log messages from this level on. They go to the logger
+    ``clark_agent.mcp.server.NAME``, as do those that a server sends without being asked."""
+    roots: Sequence[str | PathLike[str]] = ()
+    """Folders that the server may work in, for servers that ask. Not enforced."""
     required: bool = True
     """Whether `McpTools` fails if the server cannot be reached."""
     share: ShareFn | None = None
@@ -97,6 +107,7 @@ class McpServer(_Named, frozen=True, kw_only=True):
             force_setattr(self, "include", tuple(self.include))
         if self.cwd is not None:
             force_setattr(self, "cwd", fspath(self.cwd))
+        force_setattr(self, "roots", tuple([fspath(root) for root in self.roots]))
 
     @property
     def is_shared(self) -> bool:
@@ -152,6 +163,11 @@ def _problems(server: McpServer) -> Iterator[tuple[str, str]]:
     for what in ("trust_annotations", "untrusted", "strict", "required"):
         if not isinstance(getattr(server, what), bool):
             yield what, f"must be True or False, not {getattr(server, what)!r}"
+    level: object = server.log_level
+    if level is not None and level not in get_args(LogLevel):
+        yield "log_level", f"must be one of {', '.join(get_args(LogLevel))}, not {level!r}"
+    if not _are_paths(server.roots):
+        yield "roots", 'must be a list of folders, such as ["/srv/shared"]'
     share: object = server.share
     if share is not None and not callable(share):
         yield "share", "must be a function of ToolSourceContext that returns a string"
@@ -219,6 +235,12 @@ def _are_texts(value: object) -> bool:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
     return all(isinstance(item, str) for item in value)
+
+
+def _are_paths(value: object) -> bool:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return False
+    return all(isinstance(item, (str, PathLike)) for item in value)
 
 
 def _is_text_mapping(value: object) -> bool:

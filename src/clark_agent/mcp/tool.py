@@ -11,6 +11,7 @@ import msgspec
 from clark_agent._threads import call_in_loop
 from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import McpError
+from clark_agent.mcp.suspended_questions import Asked, answers_to, suspension
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ class McpTool(AgentTool[Any]):
         return self.definition.without_nulls(args)
 
     async def execute(self, args: Any, ctx: ToolContext[Any]) -> ToolResult:
-        """Call the tool. Raises nothing but a cancellation."""
+        """Call the tool. Raises nothing but a cancellation, and `ToolSuspended` for a question."""
         run = ctx.run
         if run is None:
             return await _until_cancelled(self._execute(args, ctx), ctx)
+        if self._link.suspends or ctx.continued is not None:
+            return await self._call_or_suspend(args, ctx)
         if not run.reports_progress:
             return await self.call(args)
         return await self._execute(args, ctx)
@@ -68,8 +71,7 @@ class McpTool(AgentTool[Any]):
         try:
             return await self.call(args, reports)
         finally:
-            if reports.task is not None:
-                reports.task.cancel()
+            reports.cancel()
 
     async def call(self, arguments: Any, reports: _Reports | None = None) -> ToolResult:
         """Call the tool outside of a run."""
@@ -87,6 +89,30 @@ class McpTool(AgentTool[Any]):
             result = await connection.request(work, within=self._timeout)
         except McpError as error:
             return error_result(error, link, name)
+        return link.reader.tool_result(result, name)
+
+    async def _call_or_suspend(self, arguments: Any, ctx: ToolContext[Any]) -> ToolResult:
+        """Call the tool, or go on with a call whose question has been answered."""
+        link, name = self._link, self.remote_name
+        problem = _problem_of_arguments(arguments)
+        if problem is not None:
+            return ToolResult.error(problem, details={"kind": "mcp", **self._origin})
+        given = (None, None) if ctx.continued is None else answers_to(ctx.continued)
+        reports = _Reports(ctx)
+
+        async def work(client: Client) -> Any:
+            from clark_agent.mcp import _sdk
+
+            return await _sdk.call_or_ask(client, name, arguments, reports.on_progress, *given)
+
+        try:
+            result = await link.connection.request(work, within=self._timeout)
+        except McpError as error:
+            return error_result(error, link, name)
+        finally:
+            reports.cancel()
+        if isinstance(result, Asked):
+            raise suspension(self.server, result)
         return link.reader.tool_result(result, name)
 
     @property
@@ -175,6 +201,11 @@ class _Reports:
             del self._pending[0]
         if self.task is None or self.task.done():
             self.task = asyncio.get_running_loop().create_task(self._deliver())
+
+    def cancel(self) -> None:
+        """Deliver nothing more."""
+        if self.task is not None:
+            self.task.cancel()
 
     async def _deliver(self) -> None:
         while self._pending:

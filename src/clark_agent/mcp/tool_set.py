@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from clark_agent._text import well_formed
 from clark_agent.errors import ConfigError, McpError
 from clark_agent.mcp.content import (
     McpPrompt,
@@ -28,9 +29,11 @@ from clark_agent.mcp.link import McpProblem, ServerLink
 from clark_agent.mcp.names import ToolNames
 from clark_agent.mcp.resource_tools import RESOURCE_TOOLS, resource_tools
 from clark_agent.mcp.server_config import McpServer, bad_header
+from clark_agent.mcp.suspended_questions import SuspendingElicitation
 from clark_agent.mcp.tool import error_result
+from clark_agent.mcp.watching import ResourceUpdates
 from clark_agent.tool_source import ToolSourceContext
-from clark_agent.toolkit.ask import AskUser
+from clark_agent.toolkit.ask import SUSPEND, AskUser, Suspended
 from clark_agent.tools.base import AgentTool, ToolResult
 from clark_agent.types import AgentMessage, ToolResultBlock
 
@@ -47,12 +50,16 @@ class McpTools:
     ``async with`` connects to the servers and closes the connections at its end. Without it, they
     are connected in the first turn, and closed by `aclose` or with the event loop.
 
-    ``ask`` puts the questions of servers (elicitation) to a person. ``resources`` adds two tools,
+    ``ask`` puts the questions of servers (elicitation) to a person; with
+    `clark_agent.toolkit.SUSPEND` they suspend the run. ``resources`` adds two tools,
     ``list_resources`` and ``read_resource``, for the model.
     """
 
     def __init__(
-        self, *servers: McpServer, ask: AskUser | None = None, resources: bool = False
+        self,
+        *servers: McpServer,
+        ask: AskUser | Suspended | None = None,
+        resources: bool = False,
     ) -> None:
         self._servers = _checked(servers)
         check_elicitation(ask)
@@ -61,7 +68,11 @@ class McpTools:
                 "McpTools needs the package mcp: pip install 'clark-agent[mcp]' (in a checkout: "
                 "pip install '.[mcp]')"
             )
-        self._elicitation = None if ask is None else Elicitation(ask)
+        self._elicitation: Elicitation | SuspendingElicitation | None = None
+        if ask is SUSPEND:
+            self._elicitation = SuspendingElicitation()
+        elif ask is not None:
+            self._elicitation = Elicitation(ask)
         self._names = ToolNames()
         self._links: dict[tuple[str, str | None], ServerLink] = {}
         self._open: set[ServerLink] = set()
@@ -311,6 +322,61 @@ class McpTools:
 
         result = await link.connection.request(work, within=link.server.timeout)
         return prompt_messages(link.reader, result)
+
+    async def complete(
+        self,
+        of: McpPrompt | McpResourceTemplate,
+        argument: str,
+        value: str = "",
+        *,
+        given: Mapping[str, str] | None = None,
+        ctx: ToolSourceContext[Any] | None = None,
+    ) -> tuple[str, ...]:
+        """What the server suggests for an argument of a prompt, or a part of a template, that
+        begins with ``value``. ``given`` are the arguments that are known. Raises `McpError`.
+
+        Empty if the server suggests nothing.
+        """
+        link = await self._link_for(self._server(of.server), ctx)
+
+        async def work(client: Any) -> list[str]:
+            from clark_agent.mcp import _sdk
+
+            if client.server_capabilities.completions is None:
+                return []
+            where: Any
+            if isinstance(of, McpPrompt):
+                where = _sdk.types.PromptReference(name=of.name)
+            else:
+                where = _sdk.types.ResourceTemplateReference(uri=of.uri_template)
+            asked = {"name": argument, "value": value}
+            found = await client.complete(where, asked, dict(given) if given else None)
+            return list(found.completion.values)
+
+        found = await link.connection.request(work, within=link.server.timeout)
+        return tuple([well_formed(text) for text in found])
+
+    def resource_updates(
+        self, server: str, uri: str, *, ctx: ToolSourceContext[Any] | None = None
+    ) -> ResourceUpdates:
+        """Changes of a resource, to read it again:
+
+        async with tools.resource_updates("files", uri) as updates:
+            async for changed in updates:
+                content = await tools.read_resource("files", changed)
+        """
+        known = self._server(server)
+        return ResourceUpdates(lambda: self._link_for(known, ctx), uri)
+
+    async def instructions(
+        self, server: str, *, ctx: ToolSourceContext[Any] | None = None
+    ) -> str | None:
+        """What the server says about its use, for the system prompt if you trust it. None if it
+        says nothing. Raises `McpError`.
+        """
+        link = await self._link_for(self._server(server), ctx)
+        said = (await link.connection.connected()).instructions
+        return None if said is None else well_formed(said)
 
     async def _listed(
         self,

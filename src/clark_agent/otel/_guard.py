@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-__all__ = ["guarded"]
+__all__ = ["guarded", "report"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,14 @@ def guarded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
         try:
             return method(self, *args, **kwargs)
         except Exception:
-            level = logging.DEBUG if name in _reported else logging.WARNING
-            _reported.add(name)
-            logger.log(level, "tracing failed in %s; the run continues", name, exc_info=True)
+            report(name)
             return None
 
     return call
+
+
+def report(name: str) -> None:
+    """Log the exception that is handled: as a warning if it is the first one there."""
+    level = logging.DEBUG if name in _reported else logging.WARNING
+    _reported.add(name)
+    logger.log(level, "tracing failed in %s; the run continues", name, exc_info=True)

@@ -13,18 +13,30 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
 
+from clark_agent._text import well_formed
 from clark_agent.cancellation import CancellationToken
 from clark_agent.effects import Child, Effects
 from clark_agent.errors import RunLetGo, ToolSuspended
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext
+from clark_agent.otel.server import server_of
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
-from clark_agent.stream import Chunk, Done, Error, StreamEvent, StreamFn, StreamRequest, Waiting
+from clark_agent.stream import (
+    Chunk,
+    Done,
+    Error,
+    ResponseInfo,
+    Start,
+    StreamEvent,
+    StreamFn,
+    StreamRequest,
+    Waiting,
+)
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
-from clark_agent.types import AssistantMessage, Usage
+from clark_agent.types import AssistantMessage, StopReason, Usage
 
 if TYPE_CHECKING:
     from clark_agent.otel.spans import RunSpans
@@ -47,14 +59,14 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
-        call = ModelCall(self._run, request)
+        call = ModelCall(self._run, stream, request)
         return self._traced(call, self._inner.ask_model, stream, request, signal)
 
     def consult_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call a model for a plugin, in a span of the same kind."""
-        call = ModelCall(self._run, request, beside=ModelRef.of(None, stream))
+        call = ModelCall(self._run, stream, request, beside=ModelRef.of(None, stream))
         return self._traced(call, self._inner.consult_model, stream, request, signal)
 
     def _traced(
@@ -132,17 +144,15 @@ class ToolSpan:
     @guarded
     def _start(self, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         run = self._run
+        attributes = {**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id}
+        if tool.description:
+            attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
         span = self._span = run.tracing.tracer.start_span(
-            f"{names.EXECUTE_TOOL} {tool.name}",
-            run.turn_context,
-            attributes={**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id},
+            f"{names.EXECUTE_TOOL} {tool.name}", run.turn_context, attributes=attributes
         )
         self.context = set_span_in_context(span, run.turn_context)
-        if span.is_recording():
-            if tool.description:
-                span.set_attribute(names.TOOL_DESCRIPTION, tool.description)
-            if run.tracing.content is not None:
-                span.set_attributes(run.tracing.content.of_arguments(args))
+        if run.tracing.content is not None and span.is_recording():
+            span.set_attributes(run.tracing.content.of_arguments(args))
 
     @guarded
     def returned(self, result: ToolResult) -> None:
@@ -168,10 +178,10 @@ class ToolSpan:
         self._end(kind)
 
     def _end(self, error: str | None) -> None:
-        self._span.end()
+        seconds = perf_counter() - self._began
         if self._run.tracing.metrics is not None:
-            seconds = perf_counter() - self._began
             self._run.tracing.metrics.tool_called(self._labels, seconds, error)
+        self._span.end()
 
 
 # --- the model ----------------------------------------------------------------------------------
@@ -221,23 +231,30 @@ class ModelCall:
     __slots__ = ("_began", "_beside", "_is_over", "_labels", "_run", "_span", "chunks", "context")
 
     def __init__(
-        self, run: RunSpans, request: StreamRequest, *, beside: ModelRef | None = None
+        self,
+        run: RunSpans,
+        stream: StreamFn,
+        request: StreamRequest,
+        *,
+        beside: ModelRef | None = None,
     ) -> None:
         self._run = run
         self._beside = beside
         """The model that a plugin asks beside the turn."""
-        self._labels = run.labels if beside is None else run.labels_of(beside)
+        labels = run.labels if beside is None else run.labels_of(beside)
+        self._labels: dict[str, str | int] = {**labels}
         self._began = perf_counter()
         self._is_over = False
         self._span: Span = INVALID_SPAN
         self.chunks: list[float] = []
         """When each chunk arrived."""
         self.context: Context = run.turn_context
-        self._start(request)
+        self._start(stream, request)
 
     @guarded
-    def _start(self, request: StreamRequest) -> None:
+    def _start(self, stream: StreamFn, request: StreamRequest) -> None:
         run = self._run
+        self._labels.update(server_of(stream))
         attributes: dict[str, Any] = {**self._labels, names.REQUEST_STREAM: True}
         if self._beside is None:
             attributes[names.ATTEMPT] = run.begin_attempt()
@@ -258,6 +275,8 @@ class ModelCall:
     def note(self, event: StreamEvent) -> None:
         """An event that is not a chunk."""
         match event:
+            case Start(response=ResponseInfo() as response):
+                self._responds(response)
             case Done(message):
                 self._answered(message)
             case Error(partial, kind, text):
@@ -271,14 +290,18 @@ class ModelCall:
             case _:
                 pass
 
+    def _responds(self, response: ResponseInfo) -> None:
+        if response.id is not None:
+            self._span.set_attribute(names.RESPONSE_ID, response.id)
+        if response.model is not None:
+            self._labels[names.RESPONSE_MODEL] = response.model
+            self._span.set_attribute(names.RESPONSE_MODEL, response.model)
+
     def _answered(self, message: AssistantMessage) -> None:
         content = self._run.tracing.content
-        if self._span.is_recording():
-            reason = names.FINISH_REASONS.get(message.stop_reason, str(message.stop_reason))
-            self._span.set_attribute(names.RESPONSE_FINISH_REASONS, (reason,))
-            if content is not None:
-                self._span.set_attributes(content.of_answer(message))
-        self._end(None, message.usage, perf_counter())
+        if content is not None and self._span.is_recording():
+            self._span.set_attributes(content.of_answer(message))
+        self._end(None, message.usage, message.stop_reason)
 
     @guarded
     def raised(self, error: BaseException) -> None:
@@ -296,12 +319,12 @@ class ModelCall:
             self._span.set_attribute(names.IS_INTERRUPTED, True)
             self._end(None, None, None)
 
-    def _end(self, error: str | None, usage: Usage | None, answered: float | None) -> None:
+    def _end(self, error: str | None, usage: Usage | None, stopped: StopReason | None) -> None:
         if self._is_over:
             return
         self._is_over = True
-        run, span, chunks = self._run, self._span, self.chunks
-        seconds = perf_counter() - self._began
+        run, span, chunks, now = self._run, self._span, self.chunks, perf_counter()
+        seconds = now - self._began
         first = chunks[0] - self._began if chunks else None
         cost = None if usage is None else run.spend(usage, self._beside)
         if span.is_recording():
@@ -310,11 +333,14 @@ class ModelCall:
                 found[names.RESPONSE_TIME_TO_FIRST_CHUNK] = first
             if cost is not None:
                 found[names.COST] = cost
-            if chunks and answered is not None and usage is not None and usage.output_tokens > 1:
-                each = (answered - chunks[0]) / (usage.output_tokens - 1)
-                found[names.TIME_PER_OUTPUT_TOKEN] = each
+            if stopped is not None:
+                found[names.RESPONSE_FINISH_REASONS] = (names.finish_reason(stopped),)
+                if chunks and usage is not None and usage.output_tokens > 1:
+                    each = (now - chunks[0]) / (usage.output_tokens - 1)
+                    found[names.TIME_PER_OUTPUT_TOKEN] = each
+            elif error is not None and chunks:  # it broke off
+                found[names.RESPONSE_FINISH_REASONS] = ("error",)
             span.set_attributes(found)
-        span.end()
         if run.tracing.metrics is not None:
             run.tracing.metrics.model_called(
                 self._labels,
@@ -325,6 +351,7 @@ class ModelCall:
                 first_chunk=first,
                 chunks=chunks,
             )
+        span.end()
 
 
 def _request_attributes(run: RunSpans, request: StreamRequest) -> dict[str, Any]:

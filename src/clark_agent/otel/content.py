@@ -6,13 +6,17 @@ a string, the text is replaced, so that nothing is recorded that was not redacte
 
 from __future__ import annotations
 
-import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import msgspec
 
+from clark_agent._text import well_formed
+from clark_agent.messages.wire import jsonable
 from clark_agent.otel import conventions as names
+from clark_agent.otel._guard import report
 from clark_agent.stream import StreamRequest
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
@@ -29,15 +33,30 @@ from clark_agent.types import (
 
 __all__ = ["Content", "Redact"]
 
-logger = logging.getLogger(__name__)
-
 Redact = Callable[[str], str]
 """Returns the text without what must not be recorded.
 
 Contract: a plain function, called in the run's event loop for each text.
 """
 
+P = ParamSpec("P")
+
+_MEDIA_TYPE = re.compile(r"data:([\w.+-]+/[\w.+-]+)[;,]", re.ASCII)
 NOT_REDACTED = "[removed: redact failed]"
+
+
+def _or_nothing(method: Callable[P, dict[str, str]]) -> Callable[P, dict[str, str]]:
+    """The method, which returns no attributes if it raises, so that the span still ends."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> dict[str, str]:
+        try:
+            return method(*args, **kwargs)
+        except Exception:
+            report(method.__qualname__)
+            return {}
+
+    return call
 
 
 class Content:
@@ -48,6 +67,7 @@ class Content:
 
     # --- attributes -----------------------------------------------------------------------------
 
+    @_or_nothing
     def of_request(self, request: StreamRequest) -> dict[str, str]:
         """The attributes of a model call that starts."""
         found = {names.INPUT_MESSAGES: self._json(self.messages(request.messages))}
@@ -68,37 +88,41 @@ class Content:
             )
         return found
 
+    @_or_nothing
     def of_answer(self, message: AssistantMessage) -> dict[str, str]:
         """The attributes of a model call that has its answer."""
-        return {names.OUTPUT_MESSAGES: self._json(self.messages([message]))}
+        return {names.OUTPUT_MESSAGES: self._json(self._answers([message]))}
 
+    @_or_nothing
     def of_run(self, messages: Sequence[AgentMessage]) -> dict[str, str]:
         """The attributes of a run that has ended, from its messages."""
         given = [m for m in messages if not isinstance(m, (AssistantMessage, ToolResultMessage))]
         answers = [m for m in messages if isinstance(m, AssistantMessage)]
         return {
             names.INPUT_MESSAGES: self._json(self.messages(given)),
-            names.OUTPUT_MESSAGES: self._json(self.messages(answers[-1:])),
+            names.OUTPUT_MESSAGES: self._json(self._answers(answers[-1:])),
         }
 
+    @_or_nothing
     def of_arguments(self, args: Any) -> dict[str, str]:
         """The attributes of a tool call that starts."""
         return {names.TOOL_CALL_ARGUMENTS: self._json(self.redacted(_builtins(args)))}
 
+    @_or_nothing
     def of_result(self, result: ToolResult) -> dict[str, str]:
         """The attributes of a tool call that has its result."""
         return {names.TOOL_CALL_RESULT: self._json(self._parts(result.content))}
 
     def text(self, text: str) -> str:
-        """A text, redacted."""
+        """A text, redacted, as every exporter can encode it."""
         if self._redact is None:
-            return text
+            return well_formed(text)
         try:
             redacted: Any = self._redact(text)
         except Exception:
-            logger.exception("redact raised; the text is not recorded")
+            report("redact")
             return NOT_REDACTED
-        return redacted if isinstance(redacted, str) else NOT_REDACTED
+        return well_formed(redacted) if isinstance(redacted, str) else NOT_REDACTED
 
     def redacted(self, value: Any) -> Any:
         """JSON, with every string in it redacted."""
@@ -117,6 +141,15 @@ class Content:
     def messages(self, messages: Iterable[AgentMessage]) -> list[dict[str, Any]]:
         """Messages by role, with their parts."""
         return [self._message(message) for message in messages]
+
+    def _answers(self, answers: Iterable[AssistantMessage]) -> list[dict[str, Any]]:
+        """Messages of the model. Receivers for version 1.41 of the conventions ignore a message
+        without the reason why it ended; later versions only allow it.
+        """
+        return [
+            {**self._message(answer), "finish_reason": names.finish_reason(answer.stop_reason)}
+            for answer in answers
+        ]
 
     def _message(self, message: Any) -> dict[str, Any]:
         if isinstance(message, ToolResultMessage):
@@ -163,24 +196,27 @@ class Content:
                 return {"type": type(block).__struct_config__.tag or "other"}
 
     def _media(self, block: ImageContent | FileContent) -> dict[str, Any]:
-        """A reference; the bytes of inline data are left out."""
+        """A reference, or inline data without its bytes."""
         kind = (block.media_type or "").partition("/")[0]
         modality = kind if kind in ("image", "audio", "video") else "document"
         if isinstance(block, ImageContent):
             modality = "image"
-        uri = block.source
-        if uri.startswith("data:"):
-            uri = f"{uri.partition(',')[0]},"
-        return {
-            "type": "uri",
-            "modality": modality,
-            "mime_type": block.media_type,
-            "uri": self.text(uri),
-        }
+        part = {"modality": modality, "mime_type": block.media_type}
+        if block.source.startswith("data:"):
+            if found := _MEDIA_TYPE.match(block.source):
+                part["mime_type"] = found[1]
+            return {"type": "blob", **part, "content": ""}
+        return {"type": "uri", **part, "uri": self.text(block.source)}
 
     def _json(self, value: Any) -> str:
-        return msgspec.json.encode(value, enc_hook=repr).decode()
+        try:
+            return msgspec.json.encode(value, enc_hook=repr).decode()
+        except (ValueError, RecursionError):  # a lone surrogate, or it is nested too deeply
+            return msgspec.json.encode(jsonable(value)).decode()
 
 
 def _builtins(value: Any) -> Any:
-    return msgspec.to_builtins(value, enc_hook=repr)
+    try:
+        return msgspec.to_builtins(value, enc_hook=repr)
+    except Exception:  # an object whose methods raise, or a cycle
+        return jsonable(value)

@@ -12,7 +12,7 @@ from typing import Final
 
 from clark_agent.types import StopReason
 
-__all__ = ["FINISH_REASONS", "PROVIDERS", "SCOPE"]
+__all__ = ["PROVIDERS", "SCOPE", "finish_reason"]
 
 SCOPE: Final = "clark_agent"
 """The instrumentation scope."""
@@ -35,6 +35,8 @@ REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
 REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
 REQUEST_STREAM: Final = "gen_ai.request.stream"
 OUTPUT_TYPE: Final = "gen_ai.output.type"
+RESPONSE_ID: Final = "gen_ai.response.id"
+RESPONSE_MODEL: Final = "gen_ai.response.model"
 RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 RESPONSE_TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
 USAGE_INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
@@ -47,6 +49,8 @@ TOOL_TYPE: Final = "gen_ai.tool.type"
 TOOL_DESCRIPTION: Final = "gen_ai.tool.description"
 TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 ERROR_TYPE: Final = "error.type"
+SERVER_ADDRESS: Final = "server.address"
+SERVER_PORT: Final = "server.port"
 
 # Content: recorded only if the host asks for it.
 SYSTEM_INSTRUCTIONS: Final = "gen_ai.system_instructions"
@@ -127,10 +131,14 @@ PROVIDERS: Final = {
 }
 """The conventions' names of providers, where those of our transports differ."""
 
-FINISH_REASONS: Final = {
+_FINISH_REASONS: Final = {
     StopReason.END_TURN: "stop",
     StopReason.TOOL_USE: "tool_call",
     StopReason.MAX_TOKENS: "length",
     StopReason.ERROR: "error",
 }
-"""The conventions' names of the reasons why a model stopped, where they have one."""
+
+
+def finish_reason(reason: StopReason) -> str:
+    """The conventions' name of the reason why a model stopped; ours, where they have none."""
+    return _FINISH_REASONS.get(reason, str(reason))

@@ -5,41 +5,55 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Histogram, Meter
 
 from clark_agent.otel import conventions as names
+from clark_agent.otel._guard import guarded
 from clark_agent.otel.usage import input_tokens
 from clark_agent.types import Usage
 
 __all__ = ["Metrics"]
 
-Attributes = Mapping[str, str]
+Attributes = Mapping[str, str | int]
+
+# The boundaries that the conventions recommend for tokens and for the durations of model calls.
+_TOKENS = [4**n for n in range(14)]
+_SECONDS = [0.01 * 2**n for n in range(14)]
+# They recommend none for these: runs and tools up to an hour and a half, suspensions up to 12 days.
+_LONG_SECONDS = [0.01 * 2**n for n in range(20)]
+_SUSPENDED_SECONDS = [4**n for n in range(11)]
 
 
 class Metrics:
-    """The instruments. Made once; runs share them."""
+    """The instruments. Made once; runs share them. One that raises keeps no span from ending."""
 
     def __init__(self, meter: Meter) -> None:
-        self._tokens = meter.create_histogram(
-            names.TOKEN_USAGE, unit="{token}", description="Tokens of a model call."
+        def histogram(
+            name: str, unit: str, description: str, boundaries: Sequence[float]
+        ) -> Histogram:
+            return meter.create_histogram(
+                name, unit, description, explicit_bucket_boundaries_advisory=boundaries
+            )
+
+        self._tokens = histogram(names.TOKEN_USAGE, "{token}", "Tokens of a model call.", _TOKENS)
+        self._operation = histogram(
+            names.OPERATION_DURATION, "s", "Duration of a model call.", _SECONDS
         )
-        self._operation = meter.create_histogram(
-            names.OPERATION_DURATION, unit="s", description="Duration of a model call."
+        self._first_chunk = histogram(
+            names.TIME_TO_FIRST_CHUNK, "s", "Time until the first chunk arrives.", _SECONDS
         )
-        self._first_chunk = meter.create_histogram(
-            names.TIME_TO_FIRST_CHUNK, unit="s", description="Time until the first chunk arrives."
+        self._per_chunk = histogram(
+            names.TIME_PER_OUTPUT_CHUNK, "s", "Time between two chunks.", _SECONDS
         )
-        self._per_chunk = meter.create_histogram(
-            names.TIME_PER_OUTPUT_CHUNK, unit="s", description="Time between two chunks."
+        self._run = histogram(names.INVOKE_AGENT_DURATION, "s", "Duration of a run.", _LONG_SECONDS)
+        self._tool = histogram(
+            names.EXECUTE_TOOL_DURATION, "s", "Duration of a tool call.", _LONG_SECONDS
         )
-        self._run = meter.create_histogram(
-            names.INVOKE_AGENT_DURATION, unit="s", description="Duration of a run."
-        )
-        self._tool = meter.create_histogram(
-            names.EXECUTE_TOOL_DURATION, unit="s", description="Duration of a tool call."
-        )
-        self._suspended = meter.create_histogram(
-            names.SUSPENDED_DURATION, unit="s", description="How long a resumed run was suspended."
+        self._suspended = histogram(
+            names.SUSPENDED_DURATION,
+            "s",
+            "How long a resumed run was suspended.",
+            _SUSPENDED_SECONDS,
         )
         self._cost = meter.create_counter(
             names.COST_TOTAL, unit="{USD}", description="Cost of model calls."
@@ -51,6 +65,7 @@ class Metrics:
             names.DISCARDED_ANSWERS, unit="{answer}", description="Answers that were not used."
         )
 
+    @guarded
     def model_called(
         self,
         of: Attributes,
@@ -74,22 +89,27 @@ class Metrics:
         if cost is not None:
             self._cost.add(cost, of)
 
+    @guarded
     def retried(self, of: Attributes) -> None:
         """A turn calls the model again."""
         self._retries.add(1, of)
 
+    @guarded
     def discarded(self, of: Attributes) -> None:
         """An answer does not enter the transcript."""
         self._discarded.add(1, of)
 
+    @guarded
     def tool_called(self, of: Attributes, seconds: float, error: str | None) -> None:
         """A tool call has ended."""
         self._tool.record(seconds, of if error is None else {**of, names.ERROR_TYPE: error})
 
+    @guarded
     def run_ended(self, of: Attributes, seconds: float, error: str | None) -> None:
         """A run has ended, or was suspended."""
         self._run.record(seconds, of if error is None else {**of, names.ERROR_TYPE: error})
 
+    @guarded
     def run_resumed(self, of: Attributes, suspended: float) -> None:
         """A run goes on that was suspended."""
         self._suspended.record(suspended, of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import Lock
 
 from opentelemetry import metrics, trace
@@ -10,11 +11,13 @@ from opentelemetry.trace import TracerProvider
 
 from clark_agent._version import __version__
 from clark_agent.errors import ConfigError
+from clark_agent.otel._guard import guarded
 from clark_agent.otel.content import Content, Redact
 from clark_agent.otel.conventions import SCOPE
 from clark_agent.otel.metrics import Metrics
 from clark_agent.otel.spans import RunSpans
-from clark_agent.tracing import ALL_RUNS, TracedRun
+from clark_agent.prices import price_of
+from clark_agent.tracing import ALL_RUNS, RunTrace, TracedRun
 
 __all__ = ["Tracing", "instrument", "uninstrument"]
 
@@ -57,10 +60,21 @@ class Tracing:
         self.metrics = _metrics(meter_provider) if metrics else None
         self.content = Content(redact) if content else None
         self.agent_name = agent_name
+        _load_prices()
 
-    def trace_run(self, run: TracedRun, /) -> RunSpans:
+    def trace_run(self, run: TracedRun, /) -> RunTrace:
         """The spans of a run that starts."""
+        return self._spans(run) or RunTrace()
+
+    @guarded
+    def _spans(self, run: TracedRun) -> RunSpans:
         return RunSpans(self, run)
+
+
+def _load_prices() -> None:
+    """Load the table of prices now: it takes a fifth of a second, which no run should wait for."""
+    with suppress(ConfigError):  # genai-prices is not installed
+        price_of("")
 
 
 def _metrics(provider: MeterProvider | None) -> Metrics:

@@ -26,6 +26,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from clark_agent._text import well_formed
 from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError, RunLetGo, failure_of
 from clark_agent.events import (
@@ -65,7 +66,7 @@ class RunSpans(RunTrace):
         self.turn = run.turns
         """The number of the turn, from 1."""
         self.run_id = "" if run.identity is None else run.identity.run_id
-        self.conversation_id = run.conversation_id or ""
+        self.conversation_id = well_formed(run.conversation_id or "")
         model = run.model
         self.model = model.model_id or model.model
         self.provider = _provider(model)
@@ -107,7 +108,7 @@ class RunSpans(RunTrace):
         optional = {
             names.AGENT_NAME: self.agent_name,
             names.REQUEST_MODEL: self.model,
-            names.CONVERSATION_ID: run.conversation_id,
+            names.CONVERSATION_ID: self.conversation_id,
             names.RUN_TOOL_CALL_ID: run.tool_call_id,
         }
         found.update((name, value) for name, value in optional.items() if value)
@@ -159,7 +160,7 @@ class RunSpans(RunTrace):
     def ended(self, result: RunResult) -> None:
         """Close the run."""
         found: dict[str, Any] = {names.RUN_OUTCOME: str(result.outcome)}
-        if (cost := result.tree_cost) is not None:
+        if (cost := self._tree_cost(result)) is not None:
             found[names.RUN_TREE_COST] = cost
         self._end(found, None, result.messages)
 
@@ -225,6 +226,7 @@ class RunSpans(RunTrace):
         run = self.run.model
         return (model.model, model.provider) != (run.model, run.provider)
 
+    @guarded
     def spend(self, usage: Usage, beside: ModelRef | None = None) -> float | None:
         """Count the tokens of a model call; return their cost, if the price is known. The call may
         be to a model ``beside`` that of the run.
@@ -241,6 +243,10 @@ class RunSpans(RunTrace):
         self._usage += usage
         self._cost = None if cost is None or self._cost is None else self._cost + cost
         return cost
+
+    @guarded
+    def _tree_cost(self, result: RunResult) -> float | None:
+        return result.tree_cost
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -265,10 +271,10 @@ class RunSpans(RunTrace):
                 span.set_attributes(self.tracing.content.of_run(messages))
         if error is not None:
             self.mark_failed(span, type(error).__qualname__, str(error))
-        span.end()
         if self.tracing.metrics is not None:
             kind = None if error is None else type(error).__qualname__
             self.tracing.metrics.run_ended(self._run_labels(), seconds, kind)
+        span.end()
 
     def _identity(self) -> dict[str, Any]:
         identity = self.run.identify()

@@ -31,6 +31,7 @@ from clark_agent.plugins.base import (
 from clark_agent.plugins.channel_steering import ChannelSteering
 from clark_agent.plugins.compaction import Compaction
 from clark_agent.plugins.graceful_turn_limit import GracefulTurnLimit
+from clark_agent.plugins.large_results import LargeResults
 from clark_agent.plugins.loop_detector import LoopDetector
 from clark_agent.plugins.opening_gate import OpeningGate
 from clark_agent.plugins.token_budget import TokenBudget
@@ -55,6 +56,7 @@ __all__ = [
     "FollowUpSource",
     "FunctionPlugin",
     "GracefulTurnLimit",
+    "LargeResults",
     "LoopDetector",
     "OpeningGate",
     "Plugin",

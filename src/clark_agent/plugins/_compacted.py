@@ -17,7 +17,8 @@ answer that it would split. So it does not matter whether another plugin has dro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import msgspec
@@ -122,6 +123,8 @@ class Projection:
         """What providers have said about windows, by model."""
         self._head: list[AgentMessage] = []
         """What compactions have made of the messages between the task and ``start``."""
+        self._stays: list[AgentMessage] = []
+        """The messages among these that had to stay."""
 
     def follow(
         self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
@@ -174,11 +177,11 @@ class Projection:
         self._has_task = True  # even if another plugin has dropped all answers before it
         place = aligned(view, min(end, max(self.start, end - mark.kept)), self.start, end)
         text = UserMessage(mark.text)
+        stays = self.what_stays(view, place, end, merges=mark.merges)
         if mark.merges:
-            self._head, self.marks, self.summaries = [], [], 0
-        first = self.task if mark.merges else self.start
-        stays = self.protected(view, first, place, end)
+            self._head, self._stays, self.marks, self.summaries = [], [], [], 0
         self._head += [text, *stays]
+        self._stays += stays
         self.marks.append(mark)
         self.summaries += self._estimate(text)
         self.attempts += 1
@@ -193,26 +196,30 @@ class Projection:
         if self.measured is not None:
             self.measured_before, self.measured = self.measured, None
 
-    def protected(
-        self, view: Sequence[AgentMessage], start: int, stop: int, end: int
+    def what_stays(
+        self, view: MessageView, place: int, end: int, *, merges: bool
     ) -> list[AgentMessage]:
-        """What must stay of these messages, if a marker is at ``end``: what is pinned, the newest
-        message of the user, plans, open calls, and what people have decided.
+        """What must stay of the messages before ``place``, if a marker is at ``end``: what is
+        pinned, the newest message of the user, plans, open calls, and what people have decided.
+
+        What earlier compactions have dropped cannot become one of these, so it is not looked at.
         """
-        newest = newest_of_user(view, end)
+        replaced = [*(self._stays if merges else ()), *view[self.start : place]]
+        newest = _newest(replaced, view[place:end])
         stays: list[AgentMessage] = []
-        for turn in turns_of(view, start, stop):
-            answer = view[turn.start]
+        for turn in turns_of(replaced, 0, len(replaced)):
+            answer = replaced[turn.start]
             results: list[int] = []
             if isinstance(answer, AssistantMessage):
-                results = [n for n in turn if isinstance(view[n], ToolResultMessage)]
+                results = [n for n in turn if isinstance(replaced[n], ToolResultMessage)]
                 is_open = len(results) < len(answer.tool_calls)
-                if is_open or any(self._stays(view, n, end) for n in (turn.start, *results)):
-                    stays += [answer, *[view[n] for n in results]]
+                whole = [answer, *[replaced[n] for n in results]]
+                if is_open or any(self._must_stay(message, newest) for message in whole):
+                    stays += whole
             for n in turn:
-                note = view[n]
+                note = replaced[n]
                 if isinstance(note, (UserMessage, SystemMessage)) and (
-                    n == newest or self._is_pinned(note)
+                    id(note) in newest or self._is_pinned(note)
                 ):
                     stays.append(note)
         return stays
@@ -220,11 +227,8 @@ class Projection:
     def _is_pinned(self, message: AgentMessage) -> bool:
         return self._pinned is not None and self._pinned(message)
 
-    def _stays(self, view: Sequence[AgentMessage], index: int, end: int) -> bool:
+    def _must_stay(self, message: AgentMessage, newest: AbstractSet[int]) -> bool:
         """Whether an answer or a result must stay, and so its whole turn."""
-        message = view[index]
-        if not isinstance(message, (AssistantMessage, ToolResultMessage)):
-            return False
         if self._is_pinned(message):
             return True
         if not isinstance(message, ToolResultMessage):
@@ -234,8 +238,21 @@ class Projection:
         if policy is not None and policy.keeps_result:
             return True
         if policy is not None and policy.pins_active_plan:
-            return _is_newest_of(view, index, end)
+            return id(message) in newest
         return is_decided_by_person(message)
+
+
+def _newest(replaced: Sequence[AgentMessage], rest: Iterable[AgentMessage]) -> AbstractSet[int]:
+    """The newest message of the user and the newest result of each tool, by identity; unless the
+    rest has newer ones.
+    """
+    newest: dict[str | None, int] = {}
+    for message in (*replaced, *rest):
+        if isinstance(message, UserMessage):
+            newest[None] = id(message)
+        elif isinstance(message, ToolResultMessage):
+            newest[message.tool_name] = id(message)
+    return frozenset(newest.values())
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -278,25 +295,6 @@ def aligned(view: Sequence[AgentMessage], place: int, first: int, end: int) -> i
             return answer
         after += 1
     return answer if results < len(message.tool_calls) else place
-
-
-def newest_of_user(view: Sequence[AgentMessage], end: int) -> int:
-    """Where the newest message of the user is; -1 if there is none."""
-    index = end - 1
-    while index >= 0 and not isinstance(view[index], UserMessage):
-        index -= 1
-    return index
-
-
-def _is_newest_of(view: Sequence[AgentMessage], index: int, end: int) -> bool:
-    """Whether no later result comes from the same tool."""
-    result = view[index]
-    assert isinstance(result, ToolResultMessage)
-    for later in range(index + 1, end):
-        message = view[later]
-        if isinstance(message, ToolResultMessage) and message.tool_name == result.tool_name:
-            return False
-    return True
 
 
 _BY_PEOPLE = frozenset({"deny", "give_result", "give_arguments"})

@@ -24,6 +24,7 @@ from clark_agent.errors import ConfigError
 from clark_agent.events import AgentEvent
 from clark_agent.messages.tokens import TokenEstimator
 from clark_agent.messages.transcript import MessageView
+from clark_agent.plugins.large_results import LargeResults
 from clark_agent.prices import ModelRef
 from clark_agent.steering import SteeringHandle, SteeringReceipt, SteerWhen
 from clark_agent.stream import StreamFn
@@ -510,9 +511,10 @@ Plugin: TypeAlias = (
     | FollowUpSource
     | ToolGate
     | Tracer
+    | LargeResults
     | FunctionPlugin
 )
-"""Anything with at least one of the hooks, or a tracer.
+"""Anything with at least one of the hooks, a tracer, or a `LargeResults`.
 
 A plugin may also have ``name`` (a label; the class's name by default), ``inheritable_to_child``
 (False) and ``for_run()``, which returns the object to use for one run: a plugin that keeps state
@@ -521,8 +523,8 @@ returns a fresh one, so that one config serves many runs at once. That object ma
 the event classes it wants as ``observes``; the others then cost nothing. A plugin
 that names tools may have ``check_tools(tools)``, which gets the tools of each config that is made
 with it, by name, and raises `ConfigError` if they do not fit. A plugin may bring ``tools``, a
-sequence of `AgentTool`: each config with the plugin offers them to the model, behind its own. They
-are read from the plugin that was registered, not from the object of one run. A plugin
+list of `AgentTool` objects: each config with the plugin offers them to the model, behind its own.
+They are read from the plugin that was registered, not from the object of one run. A plugin
 whose ``on_before_tool_call`` asks a person, or anything else outside of the run, sets
 ``is_interactive = True``: it is called after the others, and a replay takes its decisions from the
 log.
@@ -537,15 +539,24 @@ plugin with ``trace_run`` is a `Tracer`.
 
 
 def tools_of(plugin: object) -> tuple[AgentTool, ...]:
-    """The tools that a plugin brings. Raises `ConfigError` if they are anything else."""
+    """The tools that a plugin brings. An attribute ``tools`` with anything else, such as names, is
+    the plugin's own affair. Raises `ConfigError` for functions and classes among the tools.
+    """
     tools: Any = getattr(plugin, "tools", ())
-    if isinstance(tools, (list, tuple)) and all(isinstance(tool, AgentTool) for tool in tools):
-        return tuple(tools)
-    raise ConfigError(
-        f"the plugin {plugin_name(plugin)!r}: tools must be a list of AgentTool objects, which the "
-        f"config then offers to the model, not {tools!r}; give an attribute for anything else "
-        "another name"
-    )
+    if not isinstance(tools, (list, tuple)) or not any(map(callable, map(_execute_of, tools))):
+        return ()
+    for tool in tools:
+        if not isinstance(tool, AgentTool):
+            raise ConfigError(
+                f"the plugin {plugin_name(plugin)!r}: its tools must be AgentTool objects, and "
+                f"{tool!r} is none; for a function, use tool(function)"
+            )
+    return tuple(tools)
+
+
+def _execute_of(tool: object) -> object:
+    """What makes it a tool, or nearly one."""
+    return tool if callable(tool) else getattr(tool, "execute", None)
 
 
 def plugin_name(plugin: object) -> str:

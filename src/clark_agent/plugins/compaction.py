@@ -16,6 +16,7 @@ from clark_agent.plugins._compacted import (
     Projection,
     aligned,
     answers,
+    mark_of,
 )
 from clark_agent.plugins._summary import INSTRUCTIONS, Summariser, left_out, replaced, turns_text
 from clark_agent.plugins._windows import DEFAULT_WINDOW, window_of, window_said
@@ -30,7 +31,7 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["Compaction"]
+__all__ = ["Compaction", "Mark", "mark_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ class Compaction:
         first = projection.task if merges else projection.start
         head = state.size - state.scale * _cost(ctx, view, projection.start, end)
         place = self._place(ctx, state, target - head)
-        stays = projection.protected(view, first, place, end)
+        stays = projection.what_stays(view, place, end, merges=merges)
         freed = _cost(ctx, view, projection.start, place)
         freed -= sum([ctx.estimator.estimate_message(m) for m in stays])
         if merges:

@@ -24,6 +24,7 @@ from clark_agent.plugins.base import (
     ToolGateContext,
     plugin_name,
 )
+from clark_agent.plugins.large_results import LargeResults
 from clark_agent.tools import AgentTool
 from clark_agent.tools.repair import close_match
 
@@ -141,6 +142,8 @@ class Hooks(Struct, frozen=True):
     tool_gate: tuple[GateHook, ...] = ()
     tracer: Any = None
     """The first plugin with ``trace_run``."""
+    large_results: LargeResults | None = None
+    """The last plugin that keeps large results."""
 
     @classmethod
     def of(cls, plugins: Iterable[object]) -> Hooks:
@@ -174,6 +177,7 @@ class Hooks(Struct, frozen=True):
                 [_gate_hook(p) for p in plugins if hasattr(p, "next_turn_tool_allowlist")]
             ),
             tracer=next((p for p in plugins if hasattr(p, "trace_run")), None),
+            large_results=next((p for p in reversed(plugins) if isinstance(p, LargeResults)), None),
         )
 
     def check_tools(self, tools: Mapping[str, AgentTool]) -> None:
@@ -296,7 +300,8 @@ def _check(plugin: object) -> None:
     misspelt = _misspelt(plugin)
     if misspelt is not None:
         raise ConfigError(f"{label} has a method {misspelt[0]!r}; did you mean {misspelt[1]!r}?")
-    if not any(hasattr(plugin, hook) for hook in (*HOOK_OF.values(), "trace_run")):
+    has_hook = any(hasattr(plugin, hook) for hook in (*HOOK_OF.values(), "trace_run"))
+    if not has_hook and not isinstance(plugin, LargeResults):
         raise ConfigError(f"{label} has no hook; it needs one of {', '.join(HOOK_OF.values())}")
     for method, owner in _BELONGS_TO.items():
         if hasattr(plugin, method) and not hasattr(plugin, owner):

@@ -18,10 +18,10 @@ class OpeningGate:
     def __init__(self, tools: Iterable[str]) -> None:
         if isinstance(tools, str):
             raise ConfigError(f"OpeningGate takes the names of tools, not one string: [{tools!r}]")
-        self._tools = frozenset(tools)
+        self.tools = frozenset(tools)
 
     def next_turn_tool_allowlist(self, ctx: ToolGateContext) -> frozenset[str] | None:
         """Return the opening tools in the first turn, and None after it."""
         if ctx.iteration != 0:
             return None
-        return self._tools.intersection(ctx.available_tool_names)
+        return self.tools.intersection(ctx.available_tool_names)

@@ -11,8 +11,10 @@ and the replay runs freely to its end.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -103,6 +105,8 @@ from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, Stop
 from clark_agent.waiting import WaitingRequest
 
 __all__ = ["Script", "parts_of"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -287,7 +291,7 @@ class Script(Effects):
                 continue
             by_others = ended.by_runtime or ended.decisions or ended.hook_raised
             if (ended.tool_name or wanted.name) == name and not by_others:
-                return (ended.given or ended.result).plain_text
+                return (self._own_result(ended)).plain_text
         return None
 
     # --- position in the log --------------------------------------------------------------------
@@ -628,7 +632,7 @@ class Script(Effects):
         ended = self._end_of_call(position)
         if ended is None:  # the log ends earlier
             return None
-        result = ended.given or ended.result
+        result = self._own_result(ended)
         for decided in ended.decisions:
             match decided:
                 case {"plugin": name, "decision": "block"} if name == plugin:
@@ -651,7 +655,26 @@ class Script(Effects):
     def happened(self, position: int) -> ToolResult | None:
         """Return what a tool knew about a call of another process."""
         ended = self._end_of_call(position)
-        return None if ended is None or ended.by_runtime else ended.given or ended.result
+        return None if ended is None or ended.by_runtime else self._own_result(ended)
+
+    def _own_result(self, ended: ToolEnded) -> ToolResult:
+        """Return what the tool returned, before plugins changed it."""
+        given, kept = ended.given, ended.kept
+        if given is None:
+            return ended.result
+        if kept is None or not kept.is_given:
+            return given
+        store: Any = self._store
+        try:
+            return kept.fill_in(given, lambda name: partial(store.kept, self.run_id, name))
+        except (LookupError, AttributeError, ValueError):
+            logger.warning("the result %s/%s is not in the store", self.run_id, kept.name)
+            return ended.result
+
+    def _by_runtime(self, ended: ToolEnded) -> CallAnswered:
+        """Return the result that the runtime made instead of the tool."""
+        assert ended.by_runtime is not None
+        return CallAnswered(self._own_result(ended), ended.by_runtime)
 
     def _suspended_at(self, position: int) -> int | None:
         """Return the index of the record that suspends a call in this part, if one does."""
@@ -744,7 +767,7 @@ class Script(Effects):
         await self._released()
         was_stopped = _why_stopped(why) is not None and ctx.signal.cancelled
         if ended is not None and was_stopped and not self._has_left:
-            raise _by_runtime(ended)  # it was stopped before it had its result
+            raise self._by_runtime(ended)  # it was stopped before it had its result
         return own
 
     async def _run_too_long(
@@ -769,7 +792,7 @@ class Script(Effects):
         finally:
             running.cancel()
             await asyncio.wait([running])
-        raise _by_runtime(ended)
+        raise self._by_runtime(ended)
 
     def _is_cancelled_itself(self, ctx: ToolContext) -> bool:
         """Return whether the replay itself was cancelled, not the replayed run."""
@@ -781,7 +804,7 @@ class Script(Effects):
     async def _end(self, index: int, ctx: ToolContext) -> ToolResult:
         """End as the tool did: return its result, raise, or wait to be stopped."""
         ended = self._entry(index, ToolEnded)
-        result = ended.given or ended.result
+        result = self._own_result(ended)
         why = _why_stopped(ended.by_runtime)
         try:
             await self._reach_return(index)
@@ -800,10 +823,10 @@ class Script(Effects):
                 raise
             await self._reach_return(index)  # stopped calls end in their recorded order
             if why is not None:
-                raise _by_runtime(ended) from None
+                raise self._by_runtime(ended) from None
         made = None if self._has_left else ended.by_runtime
         if made is not None and made.kind != "unchecked":  # the runtime finds this again
-            raise _by_runtime(ended)
+            raise self._by_runtime(ended)
         if ended.raised == "fatal":
             raise ToolFatal(ended.raised_text or "")
         if ended.raised == "aborted":
@@ -1041,6 +1064,7 @@ def _suspension_of_tool(request: WaitingRequest) -> ToolSuspended:
         until=again.until,
         event=again.event,
         assignee=again.assignee,
+        continues=request.continues,
     )
 
 
@@ -1074,12 +1098,6 @@ def _why_stopped(why: RuntimeResult | None) -> str | None:
     if why is None or why.kind != "stopped":
         return None
     return why.reason if why.reason in (*_STOPPED, "sibling") else None
-
-
-def _by_runtime(ended: ToolEnded) -> CallAnswered:
-    """Return the result that the runtime made instead of the tool."""
-    assert ended.by_runtime is not None
-    return CallAnswered(ended.given or ended.result, ended.by_runtime)
 
 
 def _failed(answered: Answered) -> Error:

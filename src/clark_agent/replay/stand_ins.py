@@ -134,6 +134,7 @@ class ScriptedWriter(RunWriter):
 
     script: Script
     is_traced = False
+    is_replay = True
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)

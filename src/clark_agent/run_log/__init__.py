@@ -27,6 +27,7 @@ from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.follow import FollowedEvent, follow, sse
 from clark_agent.run_log.fork import RunUsage, fork, usage_tree
 from clark_agent.run_log.jsonl import JsonlStore
+from clark_agent.run_log.kept import kept_result
 from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.mailbox import cancel, deliver, follow_up, steer
 from clark_agent.run_log.memory import MemoryStore
@@ -97,6 +98,7 @@ __all__ = [
     "follow",
     "follow_up",
     "fork",
+    "kept_result",
     "ready_runs",
     "recorded_end",
     "resume",

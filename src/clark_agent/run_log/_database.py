@@ -27,7 +27,7 @@ _PATIENCE = 30.0
 _APPLICATION = 0x434C524B  # "CLRK", the application id of the file
 _PAGE = 4096  # a commit writes two: larger pages slow down small commits, smaller ones large
 
-_VERSION = 3
+_VERSION = 4
 
 _RUNS = """
     CREATE TABLE runs (
@@ -79,6 +79,16 @@ _WAITING = """
 """What version 3 has added. A process with an older version of this package may set the version
 back while it has the database open: then these exist already.
 """
+_KEPT = """
+    CREATE TABLE IF NOT EXISTS kept (   -- results that are too large for the model
+        n INTEGER NOT NULL,             -- of the run
+        name TEXT NOT NULL,
+        place INTEGER NOT NULL,         -- of the piece, from 0
+        data BLOB NOT NULL
+    );
+    CREATE UNIQUE INDEX IF NOT EXISTS kept_by_place ON kept (n, name, place);
+"""
+"""What version 4 has added."""
 _FROM_1 = f"""
     DROP VIEW entries;
     DROP INDEX runs_by_time;
@@ -98,7 +108,12 @@ _FROM_1 = f"""
     {_VIEW}
     {_WAITING}
 """
-_MIGRATIONS = {0: _RUNS + _RECORDS + _VIEW + _WAITING, 1: _FROM_1, 2: _WAITING}
+_MIGRATIONS = {
+    0: _RUNS + _RECORDS + _VIEW + _WAITING + _KEPT,
+    1: _FROM_1 + _KEPT,
+    2: _WAITING + _KEPT,
+    3: _WAITING + _KEPT,
+}
 """The script that migrates each version to the newest; 0 is an empty database."""
 
 _making = Lock()

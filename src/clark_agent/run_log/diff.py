@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, encode_entry, store_of
+from clark_agent.tools.kept import KeptResult
 from clark_agent.types import TextContent
 from clark_agent.waiting import WaitingRequest
 
@@ -98,8 +100,10 @@ def first_difference(
             return Difference(left.seq, turn, kind, "events", left.events, right.events)
         known = left or right
         assert known is not None
+        is_kept = _is_kept(left) or _is_kept(right)
         found = _differences.first_difference(
-            _plain(left, of_one_run=of_one_run), _plain(right, of_one_run=of_one_run)
+            _plain(left, of_one_run=of_one_run, is_kept=is_kept),
+            _plain(right, of_one_run=of_one_run, is_kept=is_kept),
         )
         if found is not None:
             if found[0] in ("", "kind"):
@@ -186,18 +190,40 @@ _OF_A_RUN = frozenset(
 _CALL_PIECE = 5
 
 
-def _plain(record: Record | None, *, of_one_run: bool) -> Any:
+def _is_kept(record: Record | None) -> bool:
+    """Whether a result is kept beside the record: another log may have it in the record."""
+    return (
+        record is not None and isinstance(record.entry, ToolEnded) and record.entry.kept is not None
+    )
+
+
+def _plain(record: Record | None, *, of_one_run: bool, is_kept: bool) -> Any:
     if record is None:
         return None
     entry = record.entry
+    if isinstance(entry, ToolEnded) and is_kept:
+        entry = _with_digest(entry)
     if isinstance(entry, RunBegan):
         entry = replace(entry, trace={}, agent_name=None)  # of no effect, and older logs lack them
         if of_one_run:
             entry = replace(entry, model=None, provider=None)  # a replay calls no transport
     if isinstance(entry, RunFailed):
         entry = replace(entry, fields={})  # they say the same as its text, and older logs lack them
-    plain = msgspec.json.decode(encode_entry(entry))
+    data = encode_entry(entry)
+    if not of_one_run:  # the ids of kept results
+        data = re.sub(re.escape(record.run.encode()) + rb"/(\d+-\d+)", rb"\1", data)
+    plain = msgspec.json.decode(data)
     return plain if of_one_run else _without(plain)
+
+
+def _with_digest(entry: ToolEnded) -> ToolEnded:
+    """The entry with a digest in place of what the tool returned, wherever that is."""
+    given, kept = entry.given, entry.kept
+    if given is not None:
+        is_left_out = kept is not None and kept.is_given
+        digest = kept.digest if kept and is_left_out else KeptResult.digest_of(given.content)
+        given = replace(given, content=(TextContent(digest),))
+    return replace(entry, given=given, kept=None)
 
 
 def _without(value: Any) -> Any:

@@ -324,12 +324,14 @@ def _consulted(run: FoldedRun, consulted: Consulted) -> None:
 def _call_suspended(run: FoldedRun, suspended: CallSuspended) -> None:
     position = suspended.position
     run.calls.pop(position, None)  # it may have started, and then it waits for its result
-    run.acted_on.pop(position, None)
+    acted_on = run.acted_on.pop(position, _NEVER_ASKED)
     if suspended.tool_name is not None:
         run.names[position] = suspended.tool_name
     asked: tuple[AskedEarlier, ...] = ()
     if suspended.request is not None:
         before = run.waits.get(position, _NEVER_ASKED).asked
+        if suspended.request.continues:
+            before = acted_on.asked
         asked = (*before, AskedEarlier(suspended.request))
     run.waits[position] = EarlierWait(asked, suspended.child_run_ids, suspended.decisions)
 

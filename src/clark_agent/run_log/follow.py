@@ -40,7 +40,7 @@ from clark_agent.run_log.records import (
 from clark_agent.run_log.store import RunStore, RunTail
 from clark_agent.run_log.writer import RunLog, store_of
 
-__all__ = ["FollowedEvent", "follow", "sse"]
+__all__ = ["FollowedEvent", "LiveDelta", "follow", "sse"]
 
 
 class FollowedEvent(Struct, frozen=True):
@@ -184,7 +184,7 @@ class _Following:
         """The position of the last event."""
         self._seq = -1
         """The number of the last record."""
-        self._waiting: deque[_Delta] = deque(maxlen=_MOST_DELTAS)
+        self._waiting: deque[LiveDelta] = deque(maxlen=_MOST_DELTAS)
         """Deltas behind records that were not read yet."""
         self._streamed = -1
         """The number of the record before the answer whose deltas have begun."""
@@ -205,7 +205,7 @@ class _Following:
             yield from self._recorded(record)
         for data in live:
             with suppress(DecodeError):  # a part of one, if they came too fast
-                self._waiting.append(decode_json(data, _Delta))
+                self._waiting.append(decode_json(data, LiveDelta))
         while self._waiting and self._waiting[0].seq <= self._seq + 1:
             delta = self._waiting.popleft()
             if delta.seq > self._seq and (self._seq, inf) >= self._after:
@@ -223,7 +223,7 @@ class _Following:
                 yield FollowedEvent(record.seq, index, event)
 
 
-class _Delta(Struct, frozen=True):
+class LiveDelta(Struct, frozen=True):
     """What the writer of a run publishes; see `clark_agent.run_log.writer.LiveEvent`."""
 
     seq: int

@@ -2,6 +2,7 @@
 
     folder/5f0c….jsonl      {"v":2,"seq":0,"run":"5f0c…","at":…,"entry":{"kind":"run_began",…},…}
     folder/5f0c….mail       its mailbox, once something was posted: one message per line
+    folder/5f0c….kept/      results that are too large for the model, each in a file
     folder/5f0c….live       only while a tail of the run is open: what is published to it
 
 - An interrupted write leaves the beginning of one record after the last line break, a torn end.
@@ -18,29 +19,30 @@
 - The name of a file is the run's id with everything but small letters, digits, ``.``, ``_`` and
   ``-`` as ``%XX``, so that ids that differ only in case have different files everywhere. A long id
   is cut and gets a digest; the records contain it in full.
+- To delete a run, delete everything whose name begins like that of its file.
 - A tail looks at the size of the file, up to a hundred times a second while the run writes, and
   five times a second otherwise. It reads what is new, up to the last line break.
 
-Listing the runs opens every file, and reads its first and its last line.
+Listing the runs opens every file that is new or has changed since the last listing, and reads its
+first and its last line.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
-from clark_agent._private_files import make_folder
+from clark_agent._kept_files import read_kept_in, write_kept_in
+from clark_agent._private_files import file_name, make_folder
 from clark_agent.errors import (
     DecodeError,
     LogDamaged,
@@ -56,14 +58,14 @@ from clark_agent.run_log._live import LiveReader
 from clark_agent.run_log._mail_file import Seen, post_mail, read_mail
 from clark_agent.run_log._polling import Polling
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import START, LogPage, LogPlace
 from clark_agent.run_log.reader import FAILED, SUSPENDED, LogReader, is_torn
 from clark_agent.run_log.records import Record
 from clark_agent.run_log.store import LoadedRun, RunAppender, RunSummary
 
 __all__ = ["JsonlStore"]
 
-_SUFFIX, _MAIL, _LIVE = ".jsonl", ".mail", ".live"
-_LONGEST = 128
+_SUFFIX, _MAIL, _LIVE, _KEPT = ".jsonl", ".mail", ".live", ".kept"
 _CHUNK = 1 << 14
 _LINE_BREAK = 0x0A  # finding a number in bytes is twenty times as fast as finding bytes
 _LONGEST_READ = 1 << 20
@@ -79,6 +81,8 @@ class JsonlStore:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(folder).absolute()
+        self._listed: dict[str, _Listed] = {}
+        """The runs at the last listing, by the names of their files."""
         self._seen: dict[str, Seen] = {}
         """How much of each mailbox was read, for the latest ones: runs read theirs again and again,
         and most often there is nothing new.
@@ -100,7 +104,7 @@ class JsonlStore:
                 raise RunExists(run_id)
             if rest:
                 file.truncate(0)
-            return _Appender(file, run_id, 0, new_in=self._folder)
+            return _Appender(file, run_id, 0, self._kept_in(run_id), new_in=self._folder)
 
     def reopen(self, run_id: str, *, after: int) -> RunAppender:
         """Continue a run after its last record; a torn record is cut off.
@@ -127,7 +131,7 @@ class JsonlStore:
                 raise RunBusy.changed(run_id, last, after)
             if rest and not is_in_line:
                 file.truncate(end)
-            return _Appender(file, run_id, end, is_in_line=is_in_line)
+            return _Appender(file, run_id, end, self._kept_in(run_id), is_in_line=is_in_line)
 
     def load(self, run_id: str) -> LoadedRun:
         """Read a run, even while it is written. Raises `RunNotFound`."""
@@ -153,22 +157,34 @@ class JsonlStore:
 
         Files that are not logs are skipped.
         """
-        found: list[tuple[_Head, Path]] = []
-        for path in _logs_in(self._folder):
-            head = _read_head(path)
-            if head is None or _file_name(head.run) != path.name:
-                continue
-            identity = head.entry.identity
+        found: list[_Listed] = []
+        for listed in self._list():
+            identity = listed.head.entry.identity
             if conversation_id is not None and identity.conversation_id != conversation_id:
                 continue
             if parent_run_id is not None and identity.parent_run_id != parent_run_id:
                 continue
-            found.append((head, path))
-        found.sort(key=lambda pair: (pair[0].at, pair[0].run), reverse=True)
+            found.append(listed)
+        found.sort(key=lambda listed: (listed.head.at, listed.head.run), reverse=True)
         if outcome is None:
-            return [_summarize(head, path) for head, path in found[:limit]]
-        summaries = (_summarize(head, path) for head, path in found)
+            return [listed.summary() for listed in found[:limit]]
+        summaries = (listed.summary() for listed in found)
         return list(islice((run for run in summaries if run.outcome == outcome), limit))
+
+    def _list(self) -> list[_Listed]:
+        """Return all runs. A file is read again only if it has changed."""
+        before, listed = self._listed, {}
+        for path, state in _logs_in(self._folder):
+            known = before.get(path.name)
+            if known is None or known.state != state:
+                is_same = known is not None and known.state[0] == state[0]
+                head = known.head if known is not None and is_same else _read_head(path)
+                if head is None or _file_name(head.run) != path.name:
+                    continue
+                known = _Listed(path, state, head)
+            listed[path.name] = known
+        self._listed = listed
+        return [*listed.values()]
 
     def tail(self, run_id: str, *, after: int = -1) -> JsonlTail:
         """Return a reader of the records after this number, and of those to come. Raises
@@ -177,6 +193,36 @@ class JsonlStore:
         path = self.path_of(run_id)
         _check_exists(path, run_id)
         return JsonlTail(path, run_id, after)
+
+    def tail_from(self, run_id: str, place: LogPlace) -> JsonlTail:
+        """Return a reader of the records behind a place, and of those to come. Raises
+        `RunNotFound`.
+        """
+        path = self.path_of(run_id)
+        _check_exists(path, run_id)
+        return JsonlTail(path, run_id, place=place)
+
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many, and about so many bytes. Raises
+        `RunNotFound`, and `LogDamaged` if the file ends before the place.
+        """
+        try:
+            with FileIO(self.path_of(run_id)) as file:
+                return _page(file, run_id, place, records, size)
+        except FileNotFoundError:
+            raise RunNotFound(run_id) from None
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many, and about so many bytes."""
+        try:
+            with FileIO(self.path_of(run_id)) as file:
+                line, rest, end = _find_end(file)
+                start = max(0, end - max(size, len(line or b"") + 2))
+                lines = _read(file, start, end).split(b"\n")
+        except FileNotFoundError:
+            raise RunNotFound(run_id) from None
+        lines[-1] = rest
+        return _readable(lines[1:] if start else lines)[-records:]
 
     def post(self, run_id: str, mail: Mail) -> bool:
         """Put a message into the mailbox of a run. Return False if it has one with the same id.
@@ -197,6 +243,13 @@ class JsonlStore:
                 self._seen.clear()
         return found
 
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        return read_kept_in(self._kept_in(run_id), name, start, stop)
+
+    def _kept_in(self, run_id: str) -> Path:
+        return self.path_of(run_id).with_suffix(_KEPT)
+
     def publish(self, run_id: str, data: bytes) -> None:
         """Show something to the tails of the run that exist now."""
         _live.publish(self.path_of(run_id).with_suffix(_LIVE), data)
@@ -214,29 +267,71 @@ def read_log(run_id: str, data: bytes) -> LoadedRun:
     return reader.loaded()
 
 
-# --- names ------------------------------------------------------------------------------------
+def _page(file: FileIO, run_id: str, place: LogPlace, records: int, size: int) -> LogPage:
+    whole, at = file.seek(0, os.SEEK_END), place.byte
+    if whole < at:
+        reason = "records that were read before are missing"
+        raise LogDamaged(run_id, place.seq + 1, reason, path=f"byte {whole}")
+    end = min(whole, at + size)
+    data = _read(file, at, end)
+    while end < whole and data.count(b"\n") <= place.is_in_line:  # a long line
+        start, end = end, min(whole, end + len(data))
+        data += _read(file, start, end)
+    bytes_read, is_in_line = len(data), place.is_in_line
+    if is_in_line and data:
+        data, at, is_in_line = data.removeprefix(b"\n"), at + 1, False
+    *lines, rest = data.split(b"\n")
+    reader, number = LogReader(run_id, "line {}, byte {}", after=place), place.line
+    for line in lines[:records]:
+        reader.take(line, number + 1, at)
+        if reader.is_damaged():
+            break
+        number, at = number + 1, at + len(line) + 1
+    is_end = end == whole and len(lines) <= records and not reader.is_damaged()
+    if is_end and len(lines) < records and rest and not is_torn(rest, run_id, reader.due):
+        reader.take(rest, number + 1, at)
+        if not reader.is_damaged():
+            number, at, is_in_line = number + 1, at + len(rest), True
+    found = reader.intact()
+    if not (found or reader.is_damaged() or place.byte):
+        raise RunNotFound(run_id)
+    return LogPage(
+        records=found,
+        end=LogPlace.behind(found[-1], at, number, is_in_line=is_in_line) if found else place,
+        is_end=is_end or reader.is_damaged(),
+        problem=reader.problem,
+        bytes_read=bytes_read,
+        size=whole,
+    )
 
-_UNSAFE = re.compile(rb"[^a-z0-9._-]")
-_RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d|)(?:\.|$)")  # reserved somewhere, or hidden
+
+def _readable(lines: Iterable[bytes]) -> list[Record]:
+    found: list[Record] = []
+    for line in lines:
+        with suppress(DecodeError):
+            found.append(decode_json(line, Record))
+    return found
+
+
+# --- names ------------------------------------------------------------------------------------
 
 
 def _file_name(run_id: str) -> str:
-    raw = run_id.encode("utf-8", "surrogatepass")
-    name = _UNSAFE.sub(lambda found: b"%%%02X" % ord(found[0]), raw).decode("ascii")
-    if _RESERVED.match(name):
-        name = f"%{ord(name[0]):02X}{name[1:]}" if name else "%"
-    if len(name) > _LONGEST:
-        name = f"{name[:40]}%~{sha256(raw).hexdigest()}"
-    return name + _SUFFIX
+    return file_name(run_id) + _SUFFIX
 
 
-def _logs_in(folder: Path) -> list[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if e.name.endswith(_SUFFIX) and e.is_file()]
-    except FileNotFoundError:
-        return []
-    return [folder / name for name in names]
+_Stat: TypeAlias = tuple[int, int, int]
+"""The inode of a file, its size, and when it was changed."""
+
+
+def _logs_in(folder: Path) -> Iterator[tuple[Path, _Stat]]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(_SUFFIX) and entry.is_file():
+                with suppress(FileNotFoundError):
+                    found = os.stat(entry.path)
+                    state = (found.st_ino, found.st_size, found.st_mtime_ns)
+                    yield folder / entry.name, state
 
 
 # --- the first line and the last --------------------------------------------------------------
@@ -276,6 +371,24 @@ class _Last(Struct):
     seq: int
     at: int
     entry: _LastEntry
+
+
+class _Listed:
+    """A run in a listing, and the state of its file then."""
+
+    __slots__ = ("_path", "_summary", "head", "state")
+
+    def __init__(self, path: Path, state: _Stat, head: _Head) -> None:
+        self._path = path
+        self.state = state
+        self.head = head
+        self._summary: RunSummary | None = None
+
+    def summary(self) -> RunSummary:
+        """Its summary, for which the end of the file is read once."""
+        if self._summary is None:
+            self._summary = _summarize(self.head, self._path)
+        return self._summary
 
 
 def _read_head(path: Path) -> _Head | None:
@@ -369,19 +482,21 @@ def _read(file: FileIO, start: int, end: int) -> bytes:
 class JsonlTail:
     """Reads a file as it grows."""
 
-    def __init__(self, path: Path, run_id: str, after: int) -> None:
+    def __init__(
+        self, path: Path, run_id: str, after: int = -1, *, place: LogPlace = START
+    ) -> None:
         self._path = path
         self._run_id = run_id
         self._after = after
-        self._reader = LogReader(run_id, "line {}, byte {}")
-        self._lines = self._at = 0
+        self._reader = LogReader(run_id, "line {}, byte {}", after=place)
+        self._lines, self._at = place.line, place.byte
         """How many lines were read, and where the next one begins."""
         self._seen: int | None = None
         """How large the file was when it was read last; None: there is more to read."""
         self._rest = b""
         """What came after the last line break then, if it was a complete record."""
         self._rest_since = 0.0
-        self._is_in_line = False
+        self._is_in_line = place.is_in_line
         """Whether the line break of the last record is missing."""
         self._live = LiveReader(path.with_suffix(_LIVE))
         self._polling = Polling(self._has_news)
@@ -482,6 +597,8 @@ class _Appender:
         "_file",
         "_is_unsure",
         "_is_unsynced",
+        "_kept",
+        "_kept_in",
         "_new_in",
         "_pending",
         "_run_id",
@@ -492,6 +609,7 @@ class _Appender:
         file: FileIO,
         run_id: str,
         end: int,
+        kept_in: Path,
         *,
         new_in: Path | None = None,
         is_in_line: bool = False,
@@ -505,6 +623,9 @@ class _Appender:
         self._is_unsure = False
         """Whether there may be data after the known end."""
         self._is_unsynced = True
+        self._kept_in = kept_in
+        self._kept: list[Path] = []
+        """The files of large results that are to be synced."""
 
     def append(self, record: Record, data: bytes, /) -> None:
         """Buffer a record, with its JSON on one line."""
@@ -514,8 +635,14 @@ class _Appender:
             raise ValueError("the JSON of a record must be on one line")
         self._pending.append(data)
 
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result."""
+        self._kept.append(write_kept_in(self._kept_in, name, pieces))
+
     def flush(self, *, sync: bool) -> None:
         """Write everything to the file."""
+        if sync and self._kept:
+            self._sync_kept()
         if self._pending:
             self._write()
         if sync and self._is_unsynced:
@@ -530,6 +657,14 @@ class _Appender:
         if self._pending:
             self._write()
         return FINISHED
+
+    def _sync_kept(self) -> None:
+        for path in self._kept:
+            with suppress(FileNotFoundError), open_file(path) as file:
+                sync_file(file)
+        sync_folder(self._kept_in)
+        sync_folder(self._kept_in.parent)
+        self._kept.clear()
 
     def _write(self) -> None:
         file, pending = self._file, self._pending

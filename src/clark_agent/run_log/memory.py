@@ -14,6 +14,7 @@ from clark_agent._threads import call_in_loop
 from clark_agent.errors import LogDamaged, RunBusy, RunExists, RunNotFound, RunStoreError
 from clark_agent.run_log._checksums import checksum_in
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import LogPage, LogPlace, page_of
 from clark_agent.run_log.reader import outcome_of
 from clark_agent.run_log.records import Record, RunBegan
 from clark_agent.run_log.store import LoadedRun, RunSummary
@@ -28,6 +29,7 @@ class MemoryStore:
         self._runs: dict[str, list[Record]] = {}
         self._busy: set[str] = set()
         self._mail: dict[str, dict[str, Mail]] = {}
+        self._kept: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self._tails: dict[str, tuple[MemoryTail, ...]] = {}
         self._lock = Lock()
 
@@ -51,7 +53,10 @@ class MemoryStore:
     def _opened(self, run_id: str, records: list[Record]) -> MemoryAppender:
         self._busy.add(run_id)
         return MemoryAppender(
-            records, lambda: self._busy.discard(run_id), lambda: self._wake(run_id)
+            records,
+            lambda: self._busy.discard(run_id),
+            lambda: self._wake(run_id),
+            self._kept.setdefault(run_id, {}),
         )
 
     def load(self, run_id: str) -> LoadedRun:
@@ -89,6 +94,22 @@ class MemoryStore:
             self._tails[run_id] = (*self._tails.get(run_id, ()), tail)
         return tail
 
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many. Raises `RunNotFound`."""
+        every = self._find(run_id)
+        if place.seq > every[-1].seq:
+            reason = "records that were read before are missing"
+            raise LogDamaged(run_id, place.seq, reason, path=f"record {every[-1].seq}")
+        return page_of(every, place, records)
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many."""
+        return self._find(run_id)[-records:]
+
+    def tail_from(self, run_id: str, place: LogPlace) -> MemoryTail:
+        """Return a reader of the records behind a place, and of those to come."""
+        return self.tail(run_id, after=place.seq)
+
     def forget(self, tail: MemoryTail) -> None:
         """Let a tail go that was closed."""
         with self._lock:
@@ -119,6 +140,10 @@ class MemoryStore:
         with self._lock:
             return [*self._mail[run_id].values()][after:]
 
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        return self._kept.get(run_id, {}).get(name, ())[start:stop]
+
     def publish(self, run_id: str, data: bytes) -> None:
         """Show something to the tails of the run that exist now."""
         for tail in self._tails.get(run_id, ()):
@@ -148,8 +173,10 @@ class MemoryAppender:
         records: list[Record],
         release: Callable[[], None],
         wake: Callable[[], None] = lambda: None,
+        kept: dict[str, tuple[bytes, ...]] | None = None,
     ) -> None:
         self._wake = wake
+        self._kept = {} if kept is None else kept
         self._records = records
         self._waiting: list[Record] = []
         self._release = release
@@ -162,6 +189,10 @@ class MemoryAppender:
         if (checksum := checksum_in(data)) is not None:  # as a reader of the JSON would get it
             force_setattr(record, "crc", f"{checksum:08x}")
         self._waiting.append(record)
+
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result."""
+        self._kept[name] = tuple(pieces)
 
     def flush(self, *, sync: bool) -> None:
         """Make the buffered records visible."""

@@ -36,7 +36,9 @@ from clark_agent.clock import Clock, now_ms
 from clark_agent.errors import ConfigError, DecodeError, RunNotFound, RunStoreError
 from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._mail_file import encode_mail
+from clark_agent.run_log._reading import last_of_rows, page_of_rows
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import LogPage, LogPlace
 from clark_agent.run_log.reader import LogReader
 from clark_agent.run_log.records import Record
 from clark_agent.run_log.search_text import SearchHit, text_of
@@ -235,6 +237,38 @@ class PostgresStore:
             raise RunNotFound(run_id)
         return self._parts.tail(run_id, rows[0][0], after, keeps=self)
 
+    def tail_from(self, run_id: str, place: LogPlace) -> RunTail:
+        """Return a reader of the records behind a place, and of those to come. Raises
+        `RunNotFound`.
+        """
+        rows = self._rows(_NUMBER, (_column(run_id),))
+        if not rows:
+            raise RunNotFound(run_id)
+        return self._parts.tail(run_id, rows[0][0], -1, keeps=self, place=place)
+
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many, and about so many bytes. Raises
+        `RunNotFound`.
+        """
+        values = {
+            "run_id": _column(run_id),
+            "seq": place.seq,
+            "records": records,
+            "size": size,
+        }
+        rows = self._rows(_READ_PAGE, values)
+        if not rows:
+            raise RunNotFound(run_id)
+        found = [(seq, data.encode()) for _, seq, data in rows if seq is not None]
+        return page_of_rows(run_id, place, found, rows[0][0], records, size)
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many, and about so many bytes."""
+        rows = self._rows(_READ_END, {"run_id": _column(run_id), "records": records, "size": size})
+        if not rows:
+            raise RunNotFound(run_id)
+        return last_of_rows([data.encode() for (data,) in rows if data is not None], size)
+
     def abandoned(self, limit: int | None = None) -> list[str]:
         """Return the outermost runs that have begun and not ended, wait for nothing, and belong to
         no process: take them up with `clark_agent.run_log.advance`. The oldest come first.
@@ -310,6 +344,11 @@ class PostgresStore:
         except DecodeError as error:
             reason = f"the mailbox of the run {run_id!r} is damaged: {error}"
             raise RunStoreError(reason, run_id) from error
+
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        rows = self._rows(_KEPT, (_column(run_id), _column(name), start, stop))
+        return [bytes(data) for (data,) in rows]
 
     def has_mail(self, run_id: str) -> bool:
         """Return whether a message may have arrived since the last call, for a run that this
@@ -391,7 +430,7 @@ class PostgresStore:
                 statement = self._qualified(_PRUNABLE.replace("{alive}", parts.alive))
                 rows = connection.execute(statement, values).fetchall()
                 numbers = [row[0] for row in rows]
-                for table in ("records", "requests", "mails", "texts", "runs"):
+                for table in ("records", "requests", "mails", "texts", "kept", "runs"):
                     statement = self._qualified(f"DELETE FROM {{s}}.{table} WHERE n = ANY(%s)")
                     connection.execute(statement, (numbers,))
             return len(numbers)
@@ -455,6 +494,25 @@ _LOAD = """
     SELECT seq, data, last_seq FROM {s}.runs LEFT JOIN {s}.records USING (n)
     WHERE run_id = %s AND last_seq >= 0 ORDER BY seq
 """
+_READ_PAGE = """
+    SELECT last_seq, seq, data FROM {s}.runs LEFT JOIN LATERAL (
+        SELECT seq, data, sum(octet_length(data)) OVER (ORDER BY seq) - octet_length(data) AS before
+        FROM (
+            SELECT seq, data FROM {s}.records WHERE records.n = runs.n AND seq > %(seq)s
+            ORDER BY seq LIMIT %(records)s
+        ) next
+    ) r ON before < %(size)s WHERE run_id = %(run_id)s AND last_seq >= 0 ORDER BY seq
+"""
+_READ_END = """
+    SELECT data FROM {s}.runs LEFT JOIN LATERAL (
+        SELECT seq, data,
+            sum(octet_length(data)) OVER (ORDER BY seq DESC) - octet_length(data) AS behind
+        FROM (
+            SELECT seq, data FROM {s}.records WHERE records.n = runs.n
+            ORDER BY seq DESC LIMIT %(records)s
+        ) last
+    ) r ON behind < %(size)s WHERE run_id = %(run_id)s AND last_seq >= 0 ORDER BY seq DESC
+"""
 _SUMMARIES = """
     SELECT run_id, parent_run_id, depth, conversation_id, began_at, last_at, first_seq, last_seq,
         outcome
@@ -495,6 +553,10 @@ _ROOT = """
 _MAILS = """
     SELECT data FROM {s}.runs JOIN {s}.mails USING (n) WHERE run_id = %s AND place > %s
     ORDER BY place
+"""
+_KEPT = """
+    SELECT data FROM {s}.runs JOIN {s}.kept USING (n)
+    WHERE run_id = %s AND name = %s AND place >= %s AND place < %s ORDER BY place
 """
 _TO_INDEX = "SELECT n, indexed FROM {s}.runs WHERE indexed <= last_seq ORDER BY n"
 _RECORDS = "SELECT seq, data FROM {s}.records WHERE n = %s AND seq >= %s ORDER BY seq LIMIT %s"

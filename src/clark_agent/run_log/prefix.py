@@ -13,7 +13,7 @@ counts as a whole, and its time does not count.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
@@ -35,11 +35,13 @@ from clark_agent.run_log.records import (
 from clark_agent.run_log.sent import REPAIR, SentMessages
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.run_log.writer import RunLog, store_of
+from clark_agent.types import AgentMessage
 
 __all__ = [
     "PrefixCause",
     "PrefixChange",
     "PrefixChanged",
+    "PrefixReader",
     "PrefixReport",
     "RequestPrefix",
     "check_prefix",
@@ -193,7 +195,7 @@ def check_prefix(
 def prefix_of(loaded: LoadedRun, estimator: TokenEstimator | None = None) -> PrefixReport:
     """The same, for a run that is already loaded."""
     run = fold(replace(loaded, records=loaded.records[:1]))
-    reader = _Reader(run, estimator or JsonSizeEstimator())
+    reader = PrefixReader(run, estimator or JsonSizeEstimator())
     requests: list[RequestPrefix] = []
     for record in loaded.records[1:]:
         fold_in(run, record)
@@ -224,8 +226,8 @@ class _Front(Struct, frozen=True):
         return self.sizes[-1] + self.system
 
 
-class _Reader:
-    """Follows the records of a run and compares its requests."""
+class PrefixReader:
+    """Follows the records of a run, which the caller folds, and compares its requests."""
 
     def __init__(self, run: FoldedRun, estimator: TokenEstimator) -> None:
         self._run = run
@@ -239,8 +241,13 @@ class _Reader:
         self._gated: list[PrefixCause] = []
         """Who has edited messages, and who has changed tools, since the newest request."""
 
+    @property
+    def messages(self) -> Sequence[AgentMessage]:
+        """The messages of the newest request."""
+        return self._sent.messages
+
     def read(self, entry: Entry, seq: int) -> RequestPrefix | None:
-        """Return the comparison if the entry is a request."""
+        """Return the comparison if the entry, which is already folded, is a request."""
         kept = self._sent.follow(entry)
         match entry:
             case ContextEdited():

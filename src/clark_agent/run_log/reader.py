@@ -16,6 +16,7 @@ from clark_agent.errors import DecodeError, LogDamaged
 from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._checksums import checksum_in, is_sealed
 from clark_agent.run_log._version_1 import Upgrade, upgraded
+from clark_agent.run_log.pages import START, LogPlace
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Entry,
@@ -68,20 +69,22 @@ class LogReader:
     damaged, or of another run, is not.
     """
 
-    def __init__(self, run_id: str, where: str) -> None:
-        """Create a reader; ``where`` is the format of a place, such as ``line {}, byte {}``."""
+    def __init__(self, run_id: str, where: str, *, after: LogPlace = START) -> None:
+        """Create a reader; ``where`` is the format of a place, such as ``line {}, byte {}``.
+        ``after`` is where the first row is.
+        """
         self._run_id = run_id
         self._where = where
         self._records: list[Record] = []
         self._problems: list[LogProblem] = []
-        self._due: tuple[int, ...] = (0, 1)
-        self._before = [0]
+        self._due: tuple[int, ...] = (0, 1) if after.seq < 0 else (after.seq + 1,)
+        self._before = [after.checksum]
         """The checksums that the next record may continue from: that of the last valid record, and
         those in the invalid ones after it.
         """
         self._count = 0
         """The number of records so far."""
-        self._last: int | None = None
+        self._last: int | None = None if after.seq < 0 else after.seq
         """The number of the last record."""
         self._sound = 0
         """How many of the records come before the first problem, if there is one."""
@@ -143,6 +146,16 @@ class LogReader:
         if self._last != last or last is None:
             self._sound = self._sound if self._problems else len(self._records)
             self._report(f"the log must end with record {last}", b"", self._due, self._due[0])
+
+    @property
+    def problem(self) -> LogProblem | None:
+        """The first problem."""
+        return self._problems[0] if self._problems else None
+
+    def intact(self) -> tuple[Record, ...]:
+        """The records before the first problem."""
+        records = self._records[: self._sound] if self._problems else self._records
+        return tuple(records if not self._unchecked else upgraded(records))
 
     def drain(self) -> list[Record]:
         """Return the records since the last call, up to the first problem. If there are none before

@@ -40,6 +40,7 @@ from msgspec import Struct
 from clark_agent.engine.runtime_results import RuntimeResult
 from clark_agent.prices import ModelRef
 from clark_agent.tools.base import ToolResult
+from clark_agent.tools.kept import KeptResult
 from clark_agent.types import AgentMessage, AssistantMessage, NonNegativeInt, RunIdentity, Usage
 from clark_agent.waiting import Verdict, WaitingRequest
 
@@ -289,6 +290,10 @@ class ToolEnded(_Entry, frozen=True, kw_only=True, tag="tool_ended"):
     result: ToolResult
     given: ToolResult | None = None
     """The tool's own result, if a plugin changed it."""
+    kept: KeptResult | None = None
+    """Set if the result was too large for the model: the store has it beside the records, and
+    ``given`` does not repeat it.
+    """
     by_runtime: RuntimeResult | None = None
     """Set if the runtime made the result, and why. It takes precedence over the result's text."""
     raised: Literal["fatal", "aborted"] | None = None

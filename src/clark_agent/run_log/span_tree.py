@@ -37,9 +37,10 @@ from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import ToolCall, Usage
 
-__all__ = ["LoggedSpan", "span_tree", "tree_lines"]
+__all__ = ["BAR", "LoggedSpan", "span_tree", "tree_lines"]
 
-_BAR = 24
+BAR = 24
+"""How wide bars are, if there is room."""
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -251,7 +252,7 @@ def _known_price(model: ModelRef) -> Price | None:
 # --- drawing --------------------------------------------------------------------------------------
 
 
-def tree_lines(root: LoggedSpan, *, bar: int = _BAR) -> list[str]:
+def tree_lines(root: LoggedSpan, *, bar: int = BAR) -> list[str]:
     """The tree as lines of text: names, times, tokens, costs, and bars of ``bar`` characters."""
     rows = list(_rows(root, "", ""))
     ends = [span.ended_at or span.began_at for span in root.walk()]
@@ -266,7 +267,8 @@ def tree_lines(root: LoggedSpan, *, bar: int = _BAR) -> list[str]:
         columns = [name.ljust(widths[0]), seconds.rjust(widths[1]), tokens.rjust(widths[2])]
         if widths[3]:
             columns.append(cost.rjust(widths[3]))
-        columns.append(_bar(span, start, end, bar) if bar else "")
+        if bar:
+            columns.append(_bar(span, start, end, bar))
         columns.append(", ".join(span.notes))
         lines.append("  ".join(columns).rstrip())
     return lines

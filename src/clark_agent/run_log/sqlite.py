@@ -65,7 +65,9 @@ from clark_agent.run_log._files import LockFile
 from clark_agent.run_log._live import LiveReader
 from clark_agent.run_log._mail_file import encode_mail
 from clark_agent.run_log._polling import Polling
+from clark_agent.run_log._reading import last_of_rows, page_of_rows
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import START, LogPage, LogPlace
 from clark_agent.run_log.reader import SUSPENDED, LogReader, outcome_of
 from clark_agent.run_log.records import Entry, Record, RunBegan
 from clark_agent.run_log.search_text import SearchHit, text_of
@@ -181,6 +183,39 @@ class SqliteStore:
             raise RunNotFound(run_id)
         return SqliteTail(self, run_id, end[0], after, self._live_path(run_id))
 
+    def tail_from(self, run_id: str, place: LogPlace) -> SqliteTail:
+        """Return a reader of the records behind a place, and of those to come. Raises
+        `RunNotFound`.
+        """
+        end = self._end_of(run_id)
+        if end is None:
+            raise RunNotFound(run_id)
+        return SqliteTail(self, run_id, end[0], -1, self._live_path(run_id), place)
+
+    def read_page(self, run_id: str, place: LogPlace, *, records: int, size: int) -> LogPage:
+        """Return the records behind a place: at most so many, and about so many bytes. Raises
+        `RunNotFound`.
+        """
+        with _store_errors(run_id), self._connections.reading() as connection:
+            end = _find_end(connection, run_id)
+            if end is None:
+                raise RunNotFound(run_id)
+            key = end[0] << _NUMBERS
+            rows = connection.execute(_PAGE, (key | place.seq + 1, key | _LAST, records))
+            return page_of_rows(
+                run_id, place, ((row[0] & _LAST, row[1]) for row in rows), end[1], records, size
+            )
+
+    def read_end(self, run_id: str, *, records: int, size: int) -> list[Record]:
+        """Return the last records: at most so many, and about so many bytes."""
+        with _store_errors(run_id), self._connections.reading() as connection:
+            end = _find_end(connection, run_id)
+            if end is None:
+                raise RunNotFound(run_id)
+            key = end[0] << _NUMBERS
+            rows = connection.execute(_FROM_END, (key, key | _LAST, records))
+            return last_of_rows((data for (data,) in rows), size)
+
     def post(self, run_id: str, mail: Mail) -> bool:
         """Put a message into the mailbox of a run. Return False if it has one with the same id.
 
@@ -203,6 +238,12 @@ class SqliteStore:
         except DecodeError as error:
             reason = f"the mailbox of the run {run_id!r} is damaged: {error}"
             raise RunStoreError(reason, run_id) from error
+
+    def kept(self, run_id: str, name: str, start: int, stop: int) -> Sequence[bytes]:
+        """Return pieces of a large result; nothing if the run has none of that name."""
+        with _store_errors(run_id), self._connections.reading() as connection:
+            rows = connection.execute(_KEPT, (run_id, name, start, stop)).fetchall()
+        return [data for (data,) in rows]
 
     def publish(self, run_id: str, data: bytes) -> None:
         """Show something to the tails of the run that exist now."""
@@ -293,6 +334,20 @@ _MAILS = """
     SELECT CAST(data AS BLOB) FROM runs JOIN mails USING (n) WHERE run_id = ? AND place > ?
     ORDER BY place
 """
+_KEPT = """
+    SELECT CAST(data AS BLOB) FROM runs JOIN kept USING (n)
+    WHERE run_id = ? AND name = ? AND place >= ? AND place < ? ORDER BY place
+"""
+_DROP_KEPT = "DELETE FROM kept WHERE n = ? AND name = ?"
+_KEEP = "INSERT INTO kept (n, name, place, data) VALUES (?, ?, ?, ?)"
+_PAGE = (
+    "SELECT id, CAST(coalesce(data, '') AS BLOB) FROM records"
+    " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+)
+_FROM_END = (
+    "SELECT CAST(coalesce(data, '') AS BLOB) FROM records"
+    " WHERE id BETWEEN ? AND ? ORDER BY id DESC LIMIT ?"
+)
 _LAST_NUMBER = "SELECT seq FROM ends WHERE n = ?"
 _END = "SELECT runs.n, seq FROM runs LEFT JOIN ends USING (n) WHERE run_id = ?"
 _HAS_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'texts'"
@@ -377,11 +432,7 @@ def _read_rows(
 ) -> list[tuple[int, bytes]]:
     """Return the keys and the JSON of a run's records."""
     key = number << _NUMBERS
-    return connection.execute(
-        "SELECT id, CAST(coalesce(data, '') AS BLOB) FROM records"
-        " WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?",
-        (key | start, key | _LAST, limit),
-    ).fetchall()
+    return connection.execute(_PAGE, (key | start, key | _LAST, limit)).fetchall()
 
 
 def _text_in(data: bytes) -> str:
@@ -395,7 +446,13 @@ class SqliteTail:
     """Reads the records of a run as they are committed."""
 
     def __init__(
-        self, store: SqliteStore, run_id: str, number: int, after: int, live: Path
+        self,
+        store: SqliteStore,
+        run_id: str,
+        number: int,
+        after: int,
+        live: Path,
+        place: LogPlace = START,
     ) -> None:
         self._store = store
         """A reference, so that the connections are closed after the last tail."""
@@ -403,8 +460,8 @@ class SqliteTail:
         self._run_id = run_id
         self._number = number
         self._after = after
-        self._reader = LogReader(run_id, "record {}")
-        self._next = 0
+        self._reader = LogReader(run_id, "record {}", after=place)
+        self._next = place.seq + 1
         """The number of the next record to read."""
         self._seen: int | None = -1
         """The number of the last record when they were read last; None: there is more to read."""
@@ -477,6 +534,7 @@ class _Appender:
         "_is_closed",
         "_is_released",
         "_is_unsynced",
+        "_kept",
         "_lock",
         "_number",
         "_pending",
@@ -486,6 +544,7 @@ class _Appender:
         "_sync_asked",
         "_synced",
         "_taken",
+        "_taken_kept",
         "_taken_number",
         "_taken_sync",
         "_taken_waiters",
@@ -503,6 +562,8 @@ class _Appender:
         self._run_id = run_id
         self._process = os.getpid()
         self._pending: deque[tuple[Record, bytes]] = deque()
+        self._kept: deque[tuple[str, Sequence[bytes]]] = deque()
+        """The large results to write with the next records."""
         self._waiters: deque[Waiter] = deque()
         self._is_closed = False
         self._is_released = False
@@ -516,6 +577,7 @@ class _Appender:
         self._synced = 0
         self._is_unsynced = True
         self._taken: Sequence[tuple[Record, bytes]] = ()
+        self._taken_kept: Sequence[tuple[str, Sequence[bytes]]] = ()
         self._taken_number = number
         self._taken_sync = 0
         self._taken_waiters: list[Waiter] = []
@@ -527,6 +589,10 @@ class _Appender:
         if record.seq > _LAST:
             raise RunStoreError(f"the record number {record.seq} is too large", self._run_id)
         self._pending.append((record, data))
+
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result, in the transaction of the next record."""
+        self._kept.append((name, pieces))
 
     def flush(self, *, sync: bool) -> None:
         """Schedule a commit of everything."""
@@ -589,12 +655,13 @@ class _Appender:
         self._taken_waiters = _all_of(self._waiters) if self._waiters else []
         self._taken_sync = self._sync_asked
         self._taken = () if self._is_released else self._pending.copy()
+        self._taken_kept = self._kept.copy() if self._taken else ()  # before or with its record
         return bool(self._taken) or (self.wants_sync and self._number is not None)
 
     def put_back(self) -> None:
         """Undo `take`: the selected records are not written."""
         self._waiters.extendleft(reversed(self._taken_waiters))
-        self._taken_waiters, self._taken = [], ()
+        self._taken_waiters, self._taken, self._taken_kept = [], (), ()
 
     def write(self, connection: sqlite3.Connection) -> None:
         """Write the selected records, and where the run ends now."""
@@ -606,6 +673,10 @@ class _Appender:
         if not self._taken:  # a sync needs some write to commit
             connection.execute(_TOUCH_END, (number,))
             return
+        for name, pieces in self._taken_kept:
+            connection.execute(_DROP_KEPT, (number, name))
+            rows_of_it = [(number, name, place, piece) for place, piece in enumerate(pieces)]
+            connection.executemany(_KEEP, rows_of_it)
         key = number << _NUMBERS
         rows = [
             (
@@ -625,6 +696,7 @@ class _Appender:
         """Report that the selected records are committed, or that it failed."""
         waiters, self._taken_waiters = self._taken_waiters, []
         taken, self._taken = self._taken, ()
+        kept, self._taken_kept = self._taken_kept, ()
         if self._is_released:
             return waiters, self._failure
         if error is None:
@@ -634,6 +706,8 @@ class _Appender:
             self._synced = self._taken_sync
             for _ in taken:
                 self._pending.popleft()
+            for _ in kept:
+                self._kept.popleft()
         elif isinstance(error, sqlite3.Error):
             cause, error = error, RunStoreError(str(error), self._run_id)
             error.__cause__ = cause

@@ -80,6 +80,10 @@ class RunAppender(Protocol):
     kept, any of these may raise `OSError` or a similar error, `barrier` at the latest. Then nothing
     that was appended since the last barrier is guaranteed (a later barrier, or `close`, may still
     keep it), and earlier records stay readable. Only one thread uses an appender at a time.
+
+    If the store has `RunStore.kept`, its appenders have ``keep(name, pieces)``: it keeps a result
+    that is too large for the model, in place of what the name had. The pieces are there before any
+    record that is appended after them. It may raise; then nothing is kept, and the log is intact.
     """
 
     def append(self, record: Record, data: bytes, /) -> None:
@@ -139,6 +143,8 @@ class RunStore(Protocol):
     cannot decide at once whether a run may be written (because its storage is remote) may raise the
     errors of `create` and `reopen` from the first `RunAppender.barrier`.
 
+    A store may read logs in pages; see `clark_agent.run_log.pages`.
+
     A store whose storage is remote may have more, as `clark_agent.run_log.postgres` does:
 
     - ``is_remote = True``: reading may wait for a network, and is done in threads.
@@ -148,6 +154,11 @@ class RunStore(Protocol):
       lets go. A commit raises `clark_agent.errors.RunTakenOver`.
     - ``wakes(run_id)`` of an appender: called before a decision is committed, with the outermost
       run, which may go on.
+
+    A store may keep large results (see `clark_agent.plugins.LargeResults`). Then it has
+    ``kept(run_id, name, start, stop)``, which returns the pieces from one number up to another, or
+    nothing if the run has no result of that name; and its appenders have ``keep``. The results are
+    deleted with their run. Without these methods, results are kept in the memory of the process.
     """
 
     def create(self, run_id: str) -> RunAppender:

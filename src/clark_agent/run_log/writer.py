@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from clark_agent._finished import FINISHED
+from clark_agent._kept_text import Pieces
 from clark_agent._text import message_of
 from clark_agent._threads import call_in_loop, is_running
 from clark_agent.cancellation import LET_GO
@@ -172,6 +173,17 @@ class RunLog:
         """
         self.dropped = 0
         """The number of records that could not be written, in all runs."""
+        self._has_warned = False
+
+    def warn_that_nothing_is_kept(self) -> None:
+        """Warn, once, that the store keeps no large results."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the store %r has no methods keep and kept: large results stay in the memory of "
+                "this process; to keep them, use LargeResults(folder=...)",
+                self.store,
+            )
 
     def journal(
         self,
@@ -874,18 +886,41 @@ class RunWriter(Journal):
         """Record the progress of a tool."""
         self.write(ToolProgress(position=position, partial=partial), flush=self.log.live)
 
+    def keep(self, name: str, pieces: Pieces) -> bool:
+        """Keep a large result with the records that follow, if the store can."""
+        keep = getattr(self._appender, "keep", None)
+        if self._is_broken or keep is None:
+            if keep is None and not self._is_broken:
+                self.log.warn_that_nothing_is_kept()
+            return False
+        try:
+            keep(name, pieces)
+        except Exception:
+            logger.exception("a large result of run %s could not be kept in its log", self.run_id)
+            return False
+        return True
+
+    @property
+    def may_lose(self) -> bool:
+        """Whether the run continues without its records."""
+        return self.log.on_failure is OnFailure.DROP
+
     def tool_ended(self, call: Call, result: ToolResult) -> None:
         """Record the result of a call; or that it has not run, for the process that goes on."""
         if self._is_let_go and call.is_announced:
             self.write(ToolWithdrawn(position=call.position, tool_call_id=call.call.id))
             return
+        given, kept = call.given, call.kept
+        if given is not None and kept is not None and kept.is_given:
+            given = kept.leave_out(given)
         self.write(
             ToolEnded(
                 position=call.position,
                 tool_call_id=call.call.id,
                 tool_name=call.repaired_name,
                 result=result,
-                given=call.given,
+                given=given,
+                kept=kept,
                 by_runtime=call.by_runtime,
                 raised=call.raised,
                 raised_text=call.raised_text,

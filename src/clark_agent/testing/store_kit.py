@@ -13,6 +13,7 @@ a log:
 - A tail returns exactly the records of the run, in order, from any number on, while another store
   writes them. What is published to it, it returns in order, if at all.
 - A mailbox keeps every message once and in order, whoever posts.
+- If it keeps large results, they are there with the next record, unchanged and in pieces.
 - Any string is an id. Many runs and several threads do not disturb each other.
 
 The function returns a store on the same storage each time it is called, as another process would
@@ -27,12 +28,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Barrier, Thread
+from typing import Any
 
 from clark_agent._threads import has_running_loop
 from clark_agent.errors import ClarkAgentError, RunBusy, RunExists, RunNotFound
 from clark_agent.messages.wire import encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.pages import START, read_end, read_page, tail_from
 from clark_agent.run_log.records import (
     RUN_LOG_VERSION,
     Answered,
@@ -600,6 +603,45 @@ def _check_tails(trial: _Trial) -> None:
             break
 
 
+def _check_pages(trial: _Trial) -> None:
+    """Pages and their ends fit together, whatever their size, also while the run is written."""
+    for read in (read_page, read_end):
+        with trial.expect_error(RunNotFound, "a page of a run that was not created"):
+            read(trial.here, "pages")
+    records = _written("pages", [*_ENTRIES, _STEP, _ENDED])
+    appender = trial.create("pages")
+    _append(appender, records[:4])
+    for count, size in ((1, 1 << 20), (3, 1 << 20), (1000, 1), (1000, 1 << 20)):
+        found: list[Record] = []
+        places = [START]
+        is_end = False
+        while not is_end and len(places) <= len(records):
+            page = read_page(trial.there, "pages", places[-1], records=count, size=size)
+            trial.expect(len(page.records) <= count, f"{len(page.records)} records, not {count}")
+            found += page.records
+            places.append(page.end)
+            is_end = page.is_end
+        seen = [record.seq for record in found]
+        trial.expect(found == records[: len(found)] and is_end, f"pages have {seen}")
+        if len(found) == 4:  # the first time
+            _append(appender, records[4:])
+            more = read_page(trial.there, "pages", places[-1])
+            trial.expect(list(more.records) == records[4:], f"news are {more.records}")
+            trial.expect(more.problem is None, f"there is a problem: {more.problem}")
+        for place in places:
+            tail = tail_from(trial.there, "pages", place)
+            due = [record for record in records if record.seq > place.seq]
+            new = asyncio.run(_collected(tail, len(due)))
+            trial.expect(new == due, f"a tail from {place} has {[r.seq for r in new]}")
+            tail.close()
+    _close(appender)
+    for count in (1, 2, 1000):
+        last = list(read_end(trial.there, "pages", records=count))
+        trial.expect(last == records[-count:], f"the last {count} are {last}")
+    short = list(read_end(trial.there, "pages", size=1))
+    trial.expect(bool(short) and short == records[-len(short) :], f"the end is {short}")
+
+
 async def _waited(tail: RunTail) -> None:
     await tail.wait(0)
 
@@ -724,6 +766,46 @@ async def _awaited(appender: RunAppender) -> None:
     await appender.barrier()
 
 
+def _check_kept(trial: _Trial) -> None:
+    """A large result is kept in pieces, and is there with the next record"""
+    here: Any = trial.here
+    there: Any = trial.there
+    records = _written("kept", [*_ENTRIES[:3], _ENDED])
+    appender = trial.create("kept")
+    keep: Any = getattr(appender, "keep", None)
+    if not callable(getattr(here, "kept", None)) and not callable(keep):
+        return  # it keeps none
+    if not callable(getattr(here, "kept", None)) or not callable(keep):
+        trial.expect(False, "kept of the store and keep of its appenders belong together")
+        return
+    pieces = [b"\0\xff first", b"", "\u00e9\u6f22".encode(), b"x" * 70_000, b"last"]
+    _append(appender, records[:1])
+    keep("1-0", [b"an earlier attempt", *pieces])
+    keep("1-0", pieces)
+    keep("1-0-1", [b"another one"])
+    _append(appender, records[1:3])
+    for store, whose in ((here, "the same store"), (there, "another store")):
+        for start, stop in ((0, 99), (0, 1), (1, 3), (3, 4), (4, 5), (5, 9)):
+            found = [bytes(piece) for piece in store.kept("kept", "1-0", start, stop)]
+            trial.expect(
+                found == pieces[start:stop], f"{whose} has other pieces from {start} to {stop}"
+            )
+        others = [bytes(piece) for piece in store.kept("kept", "1-0-1", 0, 9)]
+        trial.expect(others == [b"another one"], f"{whose} mixes results up")
+        for run_id, name in (("kept", "1-1"), ("kept", "../1-0"), ("not there", "1-0")):
+            trial.expect(
+                not store.kept(run_id, name, 0, 9), f"{whose} has a result {run_id}/{name}"
+            )
+    _close(appender)
+    again: Any = trial.opened(trial.here.reopen("kept", after=2))
+    trial.expect_records("kept", records[:3], "after it kept results")
+    again.keep("1-0", [b"of another process"])
+    _append(again, records[3:])
+    _close(again)
+    found = [bytes(piece) for piece in there.kept("kept", "1-0", 0, 9)]
+    trial.expect(found == [b"of another process"], "a result is not replaced")
+
+
 _CHECKS = (
     _check_flushing,
     _check_beginning,
@@ -737,8 +819,10 @@ _CHECKS = (
     _check_races,
     _check_waiting,
     _check_tails,
+    _check_pages,
     _check_following,
     _check_publishing,
     _check_mail,
     _check_posting,
+    _check_kept,
 )

@@ -9,6 +9,7 @@ from clark_agent.errors import ToolDefinitionError
 from clark_agent.tools.base import (
     NEVER_CLIP,
     AgentTool,
+    Continued,
     Emit,
     ToolContext,
     ToolHistoryPolicy,
@@ -48,6 +49,7 @@ from clark_agent.tools.schema_rules import (
 __all__ = [
     "NEVER_CLIP",
     "AgentTool",
+    "Continued",
     "Emit",
     "FinishTool",
     "FunctionTool",

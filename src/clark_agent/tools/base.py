@@ -21,10 +21,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
+from clark_agent._kept_text import ReadPieces
 from clark_agent._threads import call_in_loop, is_running
 from clark_agent._typing import DepsT_co, DepsT_contra
 from clark_agent.cancellation import CancellationToken
-from clark_agent.errors import ToolDefinitionError
+from clark_agent.errors import ModelRetry, ToolDefinitionError
 from clark_agent.stream import ToolSchema
 from clark_agent.tools.identity import ToolIdentityPolicy
 from clark_agent.types import AgentMessage, RunIdentity, TextContent, ToolResultBlock
@@ -32,6 +33,7 @@ from clark_agent.types import AgentMessage, RunIdentity, TextContent, ToolResult
 __all__ = [
     "NEVER_CLIP",
     "AgentTool",
+    "Continued",
     "Emit",
     "ToolContext",
     "ToolHistoryPolicy",
@@ -131,6 +133,10 @@ class ParentRun(Protocol):
         """Send the progress of the call to the listeners."""
         ...
 
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        """How to read a large result that the run may read."""
+        ...
+
 
 class _NoRun:
     """Stands in for the run of a tool that is called by itself."""
@@ -161,6 +167,9 @@ class _NoRun:
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         return FINISHED if self._emit is None else self._emit(partial)
 
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        raise ModelRetry(f"there is no result with the id {result_id!r}: no run is there")
+
 
 _NO_RESULT = object()
 
@@ -168,6 +177,15 @@ _NO_RESULT = object()
 _reports: set[asyncio.Task[None]] = set()
 
 _making_a_signal = Lock()
+
+
+class Continued(Struct, frozen=True):
+    """A tool goes on: what it had asked for, and what it was given."""
+
+    request: Any
+    """The request of its `clark_agent.ToolSuspended`, as JSON."""
+    result: ToolResult
+    """Of `clark_agent.waiting.GiveResult`, an event, or the time."""
 
 
 class ToolContext(Generic[DepsT_co]):
@@ -193,6 +211,8 @@ class ToolContext(Generic[DepsT_co]):
     """Called as soon as they have it."""
     plain_result: object = _NO_RESULT
     """A result that was checked where it was made."""
+    continued: Continued | None = None
+    """What a tool that has raised `clark_agent.ToolSuspended` with ``continues`` was given."""
     failure_below: Exception | None = None
     """Why the run must end even if the tool handles the error: a child run could not be logged."""
 
@@ -268,6 +288,12 @@ class ToolContext(Generic[DepsT_co]):
     def identity(self) -> RunIdentity:
         """The identity of the run. A run whose context has none is a fresh root."""
         return self._run.identify()
+
+    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+        """How to read the pieces of a result that `clark_agent.plugins.LargeResults` has kept, and
+        how many characters to show at once. Raises `ModelRetry` if the run may not.
+        """
+        return self._run.find_kept(result_id)
 
     def update(self, partial: ToolResult | str) -> Awaitable[None]:
         """Report progress.
@@ -377,7 +403,9 @@ class AgentTool(Generic[DepsT_contra]):
     requires_exclusive_sandbox: bool = False
     """It must run alone: a batch with such a tool runs one call at a time."""
     max_result_chars: int | Literal["never"] | None = None
-    """How much of a result later turns keep; None is the plugin's default, see `NEVER_CLIP`."""
+    """How much of a result the model gets, and later turns keep, if a plugin limits that; None is
+    the plugin's default. See `clark_agent.plugins.LargeResults` and `NEVER_CLIP`.
+    """
     history_policy: ToolHistoryPolicy = ToolHistoryPolicy()
     """What plugins may do with old results."""
     identity_policy: ToolIdentityPolicy = ToolIdentityPolicy()

@@ -336,6 +336,8 @@ class _Start(Struct):
 
 
 class _Message(Struct):
+    id: Any = None
+    model: Any = None
     usage: dict[str, Any] | None = None
     container: Any = None
 
@@ -344,6 +346,8 @@ class _Event(Struct):
     """An event of any type, or a whole message."""
 
     type: str | None = None
+    id: Any = None
+    model: Any = None
     index: int | None = None
     delta: _Delta | None = None
     content_block: dict[str, Any] | None = None
@@ -430,6 +434,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
                 self._stop(index)
             case "message_start":
                 if isinstance(event.message, _Message):
+                    self._answer.named(event.message.id, event.message.model)
                     self._usage(event.message.usage)
                     self._runs_in(event.message.container)
             case "message_delta":
@@ -447,6 +452,7 @@ class _MessagesDecoder(JsonEventDecoder[_Event]):
         return True
 
     def _whole(self, event: _Event) -> None:
+        self._answer.named(event.id, event.model)
         for index, block in enumerate(event.content or ()):
             self._start(index, block)
             self._stop(index)

@@ -116,7 +116,8 @@ def _name(transport: StreamFn) -> str:
     kind = type(transport)
     if kind.__module__.startswith("clark_agent.transports."):
         host = urlsplit(getattr(transport, "base_url", "")).hostname
-        return f"{transport!r} at {host}" if host else repr(transport)
+        shown = repr(transport)
+        return f"{shown} at {host}" if host and host not in shown else shown
     return getattr(transport, "__name__", None) or kind.__name__
 
 

@@ -471,8 +471,16 @@ class _Chunk(Struct, rename="camel"):
     error: Any = None
 
 
+class _NamedChunk(_Chunk, rename="camel"):
+    """A chunk with what all of them repeat; it is decoded until it is known."""
+
+    response_id: Any = None
+    model_version: Any = None
+
+
 # A server without server-sent events sends its chunks as one list.
 _CHUNKS = msgspec.json.Decoder(_Chunk | list[_Chunk])
+_NAMED_CHUNKS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_NamedChunk | list[_NamedChunk])
 
 _FINISH = {
     "STOP": StopReason.END_TURN,
@@ -495,7 +503,7 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
     """Decodes the events of a streamed answer, or an answer that arrived as one document."""
 
     def __init__(self, answer: Answer, model: str, new_id: Callable[[], str]) -> None:
-        super().__init__(answer, _CHUNKS)
+        super().__init__(answer, _NAMED_CHUNKS)
         self._model = model
         self._new_id = new_id
         self._call_numbers = count()
@@ -513,6 +521,8 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
     def _chunk(self, chunk: _Chunk) -> bool:
         if chunk.error:
             raise ProviderFailure(failure_in_stream(chunk.error))
+        if type(chunk) is _NamedChunk:
+            self._named(chunk)
         if chunk.usage_metadata:
             self._answer.usage = _usage(chunk.usage_metadata)
         feedback = chunk.prompt_feedback
@@ -526,6 +536,11 @@ class _GeminiDecoder(JsonEventDecoder[_Chunk | list[_Chunk]]):
                 self._candidate(candidate)
         known = (chunk.candidates, feedback, chunk.usage_metadata)
         return any(part is not None for part in known)
+
+    def _named(self, chunk: _NamedChunk) -> None:
+        self._answer.named(chunk.response_id, chunk.model_version)
+        if self._answer.response is not None:
+            self._decode = _CHUNKS.decode
 
     def _candidate(self, candidate: _Candidate) -> None:
         if candidate.content is not None:

@@ -581,7 +581,15 @@ class _Chunk(Struct):
     citations: Any = None
 
 
+class _NamedChunk(_Chunk):
+    """A chunk with what all of them repeat; it is decoded until it is known."""
+
+    id: Any = None
+    model: Any = None
+
+
 _CHUNKS = msgspec.json.Decoder(_Chunk)
+_NAMED_CHUNKS: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_NamedChunk)
 
 _FINISH = {
     "stop": StopReason.END_TURN,
@@ -609,7 +617,7 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
     """Decodes the events of a streamed completion, or one that arrived as one document."""
 
     def __init__(self, answer: Answer, dialect: ChatDialect, model: str) -> None:
-        super().__init__(answer, _CHUNKS)
+        super().__init__(answer, _NAMED_CHUNKS)
         self._dialect = dialect
         self._model = model
         self._cited: set[str] = set()
@@ -617,6 +625,8 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
     def _event(self, event: _Chunk) -> bool:
         if event.error:
             raise ProviderFailure(failure_in_stream(event.error))
+        if type(event) is _NamedChunk:
+            self._named(event)
         if event.usage:
             self._usage(event.usage)
         if event.search_results or event.citations:
@@ -626,6 +636,11 @@ class ChatDecoder(JsonEventDecoder[_Chunk]):
             if not choice.index:
                 self._choice(choice)
         return event.choices is not None or event.usage is not None
+
+    def _named(self, event: _NamedChunk) -> None:
+        self._answer.named(event.id, event.model)
+        if self._answer.response is not None:
+            self._decode = _CHUNKS.decode
 
     def _cite(self, sources: Any) -> None:
         """Add sources of the whole answer, as Perplexity and xAI send them, perhaps repeatedly."""

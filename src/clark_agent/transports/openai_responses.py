@@ -448,6 +448,8 @@ class _Whole(Struct):
 
 
 class _Response(Struct):
+    id: Any = None
+    model: Any = None
     status: Any = None
     output: list[dict[str, Any]] | None = None
     usage: dict[str, Any] | None = None
@@ -578,6 +580,8 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
             case "response.function_call_arguments.done":
                 item = self._item_of(_CALL, event)
                 self._arguments(item, item.rest(_spelled(event.arguments)))
+            case "response.created" | "response.in_progress" if event.response is not None:
+                self._answer.named(event.response.id, event.response.model)
             case "response.output_item.added" if event.item is not None:
                 self._added(event.item, event.output_index)
             case "response.output_item.done" if event.item is not None:
@@ -692,6 +696,7 @@ class _ResponsesDecoder(JsonEventDecoder[_Event]):
     def _end(self, event: _Event, status: str | None = None) -> None:
         """Process the last event: emit missing content, and record how the answer ended."""
         response = event.response or event
+        self._answer.named(response.id, response.model)
         status = status or response.status
         if response.usage:
             self._answer.usage = _usage(response.usage)

@@ -96,7 +96,7 @@ class ProxyStream:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         sdk = load_extra("httpx2", "gateway", "ProxyStream")
-        self.url = _checked_url(url)
+        self.url = self.base_url = _checked_url(url)
         self.model = model
         self.retry = retry or RetryPolicy()
         self.timeouts = timeouts or Timeouts()

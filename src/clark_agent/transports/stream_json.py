@@ -29,6 +29,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    ResponseInfo,
     Start,
     StreamChunk,
     StreamErrorKind,
@@ -105,6 +106,7 @@ class StartRecord(Struct, frozen=True, omit_defaults=True, tag_field="type", tag
 
     partial: AssistantMessage | None = None
     details: Any = None
+    response: ResponseInfo | None = None
 
 
 class ChunkRecord(Struct, frozen=True, tag_field="type", tag="chunk"):
@@ -137,7 +139,8 @@ def to_record(event: StreamEvent) -> EventRecord:
         case Chunk():
             return ChunkRecord(event.chunk)
         case Start():
-            return StartRecord(event.partial if event.partial != _EMPTY else None, event.details)
+            partial = event.partial if event.partial != _EMPTY else None
+            return StartRecord(partial, event.details, event.response)
         case Done():
             return DoneRecord(event.message)
         case Error():
@@ -154,7 +157,7 @@ def from_record(record: EventRecord) -> StreamEvent:
         case ChunkRecord():
             return Chunk(record.chunk)
         case StartRecord():
-            return Start(record.partial or _EMPTY, record.details)
+            return Start(record.partial or _EMPTY, record.details, record.response)
         case DoneRecord():
             return Done(record.message)
         case ErrorRecord():

@@ -102,7 +102,7 @@ class Faulty:
                 os.kill(os.getpid(), -code)
             os._exit(code)
         if "grow" in action:
-            self._tools = [*self._tools, {**ECHO, "name": f"echo{len(self._tools)}"}]
+            self._tools = [{**ECHO, "name": f"echo{len(self._tools)}"}, *self._tools]
             self._send({"method": "notifications/tools/list_changed"})
         if "result" in action:
             self._answer(message, {"result": action["result"]})

@@ -29,7 +29,7 @@ from pathlib import Path
 from tests.transports.servers.aimock import OLDEST_NODE
 from tests.transports.servers.child import CACHE
 
-FOLDER = CACHE / "mcp"
+FOLDER = (CACHE / "mcp").resolve()
 HERE = Path(__file__).parent
 MANIFESTS = {
     "node": HERE / "package.json",

@@ -8,19 +8,23 @@ cancelled, tools that appear and disappear, and questions to the person on curre
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.resolve import Elicit, Resolve
+from mcp.server.request_state import RequestStateSecurity
+from mcp_types import Completion, PromptReference
 from pydantic import BaseModel
 
 journal = Path(sys.argv[1])
-server = MCPServer("modern")
+# With a key of its own, another process can go on with what this one has begun.
+server = MCPServer("modern", request_state_security=RequestStateSecurity(keys=[b"k" * 32]))
 
 
 def note(text: str) -> None:
@@ -69,6 +73,47 @@ async def remove(name: str, ctx: Context) -> str:
     return "removed"
 
 
+@server.resource("note://today")
+def today() -> str:
+    """What to do today."""
+    return "write tests"
+
+
+@server.tool()
+async def change(uri: str, ctx: Context) -> str:
+    """Say that a resource has changed."""
+    await ctx.notify_resource_updated(uri)
+    return "changed"
+
+
+@server.tool()
+async def report(text: str, ctx: Context) -> str:
+    """Write to the log of the client."""
+    await ctx.debug(f"debug {text}")  # type: ignore[deprecated]
+    await ctx.warning(f"warning {text}", logger_name="modern")  # type: ignore[deprecated]
+    return "reported"
+
+
+@server.tool()
+async def leave() -> str:
+    """End the process."""
+    os._exit(3)
+
+
+@server.completion()  # type: ignore[no-untyped-call, untyped-decorator]
+async def suggest(ref: Any, argument: Any, context: Any) -> Completion | None:
+    given = context.arguments if context is not None else {}
+    if isinstance(ref, PromptReference) and argument.name == "city":
+        return Completion(values=[f"{argument.value}ima", f"of {given.get('state')}"])
+    return None
+
+
+@server.prompt()
+def weather(city: str, state: str) -> str:
+    """Ask for the weather."""
+    return f"How is the weather in {city}, {state}?"
+
+
 class Name(BaseModel):
     name: str
 
@@ -81,6 +126,25 @@ async def name_of_person() -> Elicit[Name]:
 async def greet(person: Annotated[Name, Resolve(name_of_person)]) -> str:
     """Ask for a name, and greet."""
     return f"Hello, {person.name}!"
+
+
+class Age(BaseModel):
+    age: int
+
+
+async def age_of_person(person: Annotated[Name, Resolve(name_of_person)]) -> Elicit[Age]:
+    return Elicit(f"How old is {person.name}?", Age)
+
+
+@server.tool()
+async def register(
+    club: str,
+    person: Annotated[Name, Resolve(name_of_person)],
+    years: Annotated[Age, Resolve(age_of_person)],
+) -> str:
+    """Ask for a name and then for an age, and register."""
+    note("registered")
+    return f"{person.name}, {years.age}, is in the {club}"
 
 
 def serve_http() -> None:

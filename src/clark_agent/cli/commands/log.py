@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 import click
 import msgspec
@@ -53,6 +55,7 @@ from clark_agent.run_log.records import (
     Answered,
     Asked,
     CallSuspended,
+    Consulted,
     RequestDecided,
     RunBegan,
     RunFailed,
@@ -65,6 +68,7 @@ from clark_agent.run_log.store import LoadedRun, RunSummary
 from clark_agent.run_log.writer import encode_entry
 from clark_agent.trajectory import encode_record, to_trajectory
 from clark_agent.types import AssistantMessage
+from clark_agent.view.export import MOST_BYTES, write_run
 from clark_agent.waiting import WaitingRequest
 
 __all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
@@ -271,6 +275,10 @@ def _steps(loaded: LoadedRun) -> Iterator[_Step]:
                 if request is not None:
                     tools[request.request_id] = request.tool_name
                     step.notes.append(_waits(request))
+            case Consulted(plugin=plugin, message=message, error=error):
+                used = "" if message.usage is None else f": {usage_text(message.usage)}"
+                failed = "" if error is None else f" ({one_line(error)})"
+                step.notes.append(f"{one_line(plugin)} asked a model{failed}{used}")
             case RequestDecided(request_id=request_id, decision=decision, by=by):
                 name = one_line(tools.get(request_id, request_id))
                 step.notes.append(f"{name} {verdict_text(decision, by)} at {time_text(at, _TIME)}")
@@ -428,7 +436,9 @@ FORMATS: dict[str, Callable[[LoadedRun], str]] = {
 
 @click.command(
     epilog=examples(
-        "clark-agent export last > talk.md", "clark-agent export 3f2a -f openai -o messages.json"
+        "clark-agent export last > talk.md",
+        "clark-agent export 3f2a -f openai -o messages.json",
+        "clark-agent export last --html -o run.html",
     )
 )
 @run_argument()
@@ -437,21 +447,66 @@ FORMATS: dict[str, Callable[[LoadedRun], str]] = {
     "--format",
     "name",
     type=click.Choice(list(FORMATS)),
-    default="markdown",
+    default=None,
     help="Markdown, or JSON: messages for openai or anthropic, trajectory records, or the records "
     "of the log. Default: markdown.",
+)
+@click.option(
+    "--html",
+    "as_page",
+    is_flag=True,
+    help="Instead: one HTML file, which shows the run and its child runs in any browser.",
+)
+@click.option(
+    "--max-size",
+    "megabytes",
+    metavar="MB",
+    type=click.FloatRange(min=0.1),
+    help="How large the HTML file may be. Default: 50.",
 )
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="The output file. Default: stdout."
 )
 @log_options()
-def export(*, run_id: str, name: str, output: str | None, log: Log) -> None:
-    """Export a run as Markdown or JSON."""
-    text = FORMATS[name](log.store.load(find_run(log, run_id)))
+def export(
+    *,
+    run_id: str,
+    name: str | None,
+    as_page: bool,
+    megabytes: float | None,
+    output: str | None,
+    log: Log,
+) -> None:
+    """Export a run as Markdown, JSON or HTML."""
+    if as_page and name is not None:
+        raise ConfigError("--html and --format exclude each other")
+    if megabytes is not None and not as_page:
+        raise ConfigError("--max-size goes with --html")
+    found = find_run(log, run_id)
+    text = None if as_page else FORMATS[name or "markdown"](log.store.load(found))
+    with _opened(output) as file:
+        if text is None:
+            _export_page(log, found, file, megabytes)
+        else:
+            file.write(safe(text) if file.isatty() else text)
+
+
+def _export_page(log: Log, run_id: str, file: TextIO, megabytes: float | None) -> None:
+    if file.isatty():
+        raise ConfigError("an HTML file is not for a terminal: name a file with -o")
+    most = MOST_BYTES if megabytes is None else round(1_000_000 * megabytes)
+    for sentence in write_run(log.store, run_id, file, most_bytes=most):
+        click.echo(safe(sentence), err=True)
+
+
+@contextmanager
+def _opened(output: str | None) -> Generator[TextIO]:
+    """Yield a file to write to. What cannot be written is a `ConfigError`."""
     if output is None or output == "-":
-        sys.stdout.write(safe(text) if sys.stdout.isatty() else text)
+        yield sys.stdout
         return
     try:
-        Path(output).expanduser().write_text(text, "utf-8", errors="surrogatepass")
+        with Path(output).expanduser().open("w", encoding="utf-8", errors="surrogatepass") as file:
+            yield file
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from error

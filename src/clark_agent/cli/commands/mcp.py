@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent.cli.app import PROGRAM, examples, is_debugging
+from clark_agent.cli.app import examples, is_debugging
 from clark_agent.cli.approval_prompt import find_person
 from clark_agent.cli.options import mcp_servers
 from clark_agent.cli.view import PlainScreen, make_screen, one_line, safe, show_log_messages
@@ -263,8 +263,6 @@ def list_tools(*, target: Target, words: tuple[str, ...], as_json: bool) -> None
 
     async def look(tools: McpTools) -> list[McpTool]:
         found: Any = await tools.tools()
-        for problem in tools.problems:
-            click.echo(safe(f"{PROGRAM}: {problem}"), err=True)
         return list(found)
 
     found = _with(target, look)
@@ -342,7 +340,7 @@ def list_resources(*, target: Target, words: tuple[str, ...], as_json: bool) -> 
     async def look(tools: McpTools) -> list[Any]:
         return [*await tools.resources(), *await tools.resource_templates()]
 
-    for found in _with(target, look):
+    for found in _with(target, look) or _none("resources"):
         if as_json:
             _print_json(found)
             continue
@@ -416,11 +414,16 @@ def prompts(*, target: Target, words: tuple[str, ...], as_json: bool) -> None:
             click.echo(f"{message.role}: {_shown(block)}")
 
 
+def _none(what: str) -> tuple[()]:
+    click.echo(f"There are no {what}.", err=True)
+    return ()
+
+
 def _list_prompts(target: Target, *, as_json: bool) -> None:
     async def look(tools: McpTools) -> Any:
         return await tools.prompts()
 
-    for prompt in _with(target, look):
+    for prompt in _with(target, look) or _none("prompts"):
         if as_json:
             _print_json(prompt)
             continue

@@ -22,6 +22,7 @@ from clark_agent.run_log._postgres.connecting import Connector, Pool, store_erro
 from clark_agent.run_log._postgres.keeping import ALIVE, Keeper
 from clark_agent.run_log._postgres.schema import qualified
 from clark_agent.run_log._postgres.writing import Appender, GroupWriter
+from clark_agent.run_log.pages import START, LogPlace
 from clark_agent.run_log.reader import LogReader
 from clark_agent.run_log.records import Record
 
@@ -131,9 +132,11 @@ class Parts:
         """Return a writer of a run."""
         return Appender(self.writer, run_id, after, keeps=keeps)
 
-    def tail(self, run_id: str, number: int, after: int, *, keeps: object) -> Tail:
+    def tail(
+        self, run_id: str, number: int, after: int, *, keeps: object, place: LogPlace = START
+    ) -> Tail:
         """Return a reader of a run as it grows."""
-        tail = Tail(self, run_id, number, after, keeps)
+        tail = Tail(self, run_id, number, after, keeps, place)
         with self._lock:
             self._tails.setdefault(number, WeakSet()).add(tail)
         self.keeper.start()
@@ -242,14 +245,22 @@ class _Publisher:
 class Tail:
     """Reads the records of a run as they are committed."""
 
-    def __init__(self, parts: Parts, run_id: str, number: int, after: int, keeps: object) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        run_id: str,
+        number: int,
+        after: int,
+        keeps: object,
+        place: LogPlace = START,
+    ) -> None:
         self._parts = parts
         self._keeps = keeps
         self._run_id = run_id
         self.number = number
         self._after = after
-        self._reader = LogReader(run_id, "record {}")
-        self._next = 0
+        self._reader = LogReader(run_id, "record {}", after=place)
+        self._next = place.seq + 1
         """The number of the next record to read."""
         self._is_current = False
         """Whether everything was read before the last news."""

@@ -13,7 +13,7 @@ from clark_agent.errors import RunStoreError
 
 __all__ = ["VERSION", "migrate", "qualified", "script"]
 
-VERSION = 1
+VERSION = 2
 
 _LOCK = 0x434C524B
 """The number of the advisory lock that is held during a migration."""
@@ -121,7 +121,18 @@ CREATE VIEW {s}.entries AS
     FROM {s}.records JOIN {s}.runs USING (n);
 COMMENT ON VIEW {s}.entries IS 'The records, with the ids of their runs.';
 """
-_MIGRATIONS = (_FROM_0,)
+_FROM_1 = """
+CREATE TABLE {s}.kept (
+    n bigint NOT NULL,
+    name text COLLATE "C" NOT NULL,
+    place bigint NOT NULL,
+    data bytea NOT NULL,
+    PRIMARY KEY (n, name, place)
+);
+COMMENT ON TABLE {s}.kept IS
+    'Results of the runs (runs.n) that are too large for the model, in pieces.';
+"""
+_MIGRATIONS = (_FROM_0, _FROM_1)
 """The script from each version to the next; 0 is an empty schema."""
 
 

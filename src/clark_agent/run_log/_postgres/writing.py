@@ -141,6 +141,8 @@ _ASK = """
     VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
 """
 _DECIDE = "UPDATE {s}.requests SET decided_at = %s WHERE n = %s AND request_id = %s"
+_DROP_KEPT = "DELETE FROM {s}.kept WHERE n = %s AND name = %s"
+_KEEP = "INSERT INTO {s}.kept (n, name, place, data) VALUES (%s, %s, %s, %s)"
 _FORGET = "UPDATE {s}.requests SET decided_at = %s WHERE n = %s AND decided_at IS NULL"
 
 
@@ -171,6 +173,7 @@ class GroupWriter:
         self._last, self._write = qualified(_LAST, schema), qualified(_WRITE, schema)
         self._is_written, self._ask = qualified(_IS_WRITTEN, schema), qualified(_ASK, schema)
         self._decide, self._forget = qualified(_DECIDE, schema), qualified(_FORGET, schema)
+        self._drop_kept, self._keep = qualified(_DROP_KEPT, schema), qualified(_KEEP, schema)
 
     def wake(self, appender: Appender) -> None:
         """Have the thread write what an appender has."""
@@ -313,6 +316,7 @@ class GroupWriter:
                 with connection.pipeline():
                     for appender in special:
                         if appender.number in moved:
+                            self._write_kept(connection, appender)
                             self._note_requests(connection, appender)
                 wakes = group[0].taken_wakes
                 if wakes is not None and moved and self.on_wake is not None:
@@ -323,6 +327,13 @@ class GroupWriter:
         """Return whether an earlier attempt was committed, although that was not confirmed."""
         row = connection.execute(self._is_written.encode(), (appender.number,)).fetchone()
         return row is not None and row == (appender.claim, appender.taken_last)
+
+    def _write_kept(self, connection: psycopg.Connection, appender: Appender) -> None:
+        number = appender.number
+        for name, pieces in appender.taken_kept:
+            connection.execute(self._drop_kept.encode(), (number, name))
+            rows = [(number, name, place, piece) for place, piece in enumerate(pieces)]
+            connection.cursor().executemany(self._keep.encode(), rows)
 
     def _note_requests(self, connection: psycopg.Connection, appender: Appender) -> None:
         number = appender.number
@@ -391,6 +402,8 @@ class Appender:
         self.claim: UUID = uuid4()
         self._process = os.getpid()
         self._pending: deque[tuple[Record, bytes]] = deque()
+        self._kept: deque[tuple[str, Sequence[bytes]]] = deque()
+        """The large results to write with the next records."""
         self._waiters: deque[Waiter] = deque()
         self._wakes: str | None = None
         self._is_closed = False
@@ -407,6 +420,7 @@ class Appender:
         self._last = -1 if after is None else after
         self._has_requests = False
         self.taken: Sequence[tuple[Record, bytes]] = ()
+        self.taken_kept: Sequence[tuple[str, Sequence[bytes]]] = ()
         self._taken_waiters: list[Waiter] = []
         self.taken_wakes: str | None = None
         self.releases = False
@@ -422,6 +436,12 @@ class Appender:
         if record.seq > _LARGEST:
             raise RunStoreError(f"the record number {record.seq} is too large", self.run_id)
         self._pending.append((record, data))
+
+    def keep(self, name: str, pieces: Sequence[bytes]) -> None:
+        """Keep a large result, in the transaction of the next record."""
+        if self._failure is not None:
+            raise self._failure
+        self._kept.append((name, pieces))
 
     def flush(self, *, sync: bool) -> None:
         """Schedule a commit of everything. Each commit is on disk, if the server is set up so."""
@@ -486,6 +506,8 @@ class Appender:
         if isinstance(cause, Exception) and is_passing(cause):
             kept.extend(takewhile(lambda each: not _starts_tool(each[0]), self._pending))
         self._pending = kept
+        if not kept:
+            self._kept.clear()
         self._wakes = None
         if self._is_closed:
             self.is_over = True
@@ -513,6 +535,7 @@ class Appender:
         # Closed first: nothing is appended after that.
         self.releases = self._is_closed and not self.is_over
         self.taken = () if self.is_over else self._pending.copy()
+        self.taken_kept = self._kept.copy() if self.taken else ()  # before or with its record
         self.taken_wakes = self._wakes if self.taken else None
         if any(isinstance(record.entry, CallSuspended) for record, _ in self.taken):
             self._has_requests = True
@@ -531,9 +554,13 @@ class Appender:
     @property
     def is_special(self) -> bool:
         """Whether more than the log is to be written."""
-        return self.taken_wakes is not None or (
-            self._has_requests
-            and any(isinstance(record.entry, _ABOUT_REQUESTS) for record, _ in self.taken)
+        return (
+            bool(self.taken_kept)
+            or self.taken_wakes is not None
+            or (
+                self._has_requests
+                and any(isinstance(record.entry, _ABOUT_REQUESTS) for record, _ in self.taken)
+            )
         )
 
     @property
@@ -568,6 +595,7 @@ class Appender:
         """Report that what was taken is committed, or that it failed."""
         waiters, self._taken_waiters = self._taken_waiters, []
         taken, self.taken = self.taken, ()
+        kept, self.taken_kept = self.taken_kept, ()
         if self.is_over:
             return waiters, self._failure
         if isinstance(error, RunTakenOver):
@@ -578,6 +606,8 @@ class Appender:
                 self._wakes = None
                 for _ in taken:
                     self._pending.popleft()
+                for _ in kept:
+                    self._kept.popleft()
             self.is_over = self.releases
         else:
             self._give_up(error)

@@ -192,7 +192,7 @@ class Transport(ABC, Generic[T]):
                 while (chunks := await attempt.read()) is not None:
                     if chunks and not has_begun:
                         has_begun = True
-                        yield Start(_EMPTY)
+                        yield Start(_EMPTY, response=answer.response)
                     for chunk in chunks:
                         has_emitted = True
                         yield Chunk(chunk)
@@ -202,7 +202,7 @@ class Transport(ABC, Generic[T]):
                     fresh, attempts, pauses = answer.continued, 0, pauses + 1
                     continue
                 if not has_begun:
-                    yield Start(_EMPTY)
+                    yield Start(_EMPTY, response=answer.response)
                 yield Done(attempt.message)
                 return
             other = None

@@ -25,6 +25,7 @@ from clark_agent.stream import (
     Chunk,
     Done,
     Error,
+    ResponseInfo,
     Start,
     StreamChunk,
     StreamEvent,
@@ -227,7 +228,8 @@ class Redactor:
                 clean = self.chunk(chunk)
                 return event if clean is chunk else Chunk(clean)
             case Start():
-                return Start(self._message(event.partial), self.json(event.details))
+                partial = self._message(event.partial)
+                return Start(partial, self.json(event.details), self._response(event.response))
             case Done(message):
                 return Done(self._answer(message))
             case Error():
@@ -239,6 +241,12 @@ class Redactor:
                 )
             case Waiting():
                 return Waiting(event.seconds, self.text(event.reason))
+
+    def _response(self, response: ResponseInfo | None) -> ResponseInfo | None:
+        if response is None:
+            return None
+        named = (response.id, response.model)
+        return ResponseInfo(*[None if text is None else self.text(text) for text in named])
 
     def failure(self, failure: Failure) -> Failure:
         """Redact a failure's message and cause."""

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._text import well_formed
 from clark_agent.messages.thinking import Piece, ThinkingTags, ThoughtSplitter
 from clark_agent.stream import (
     AnnotationChunk,
@@ -29,6 +30,7 @@ from clark_agent.stream import (
     MessageAssembler,
     ReasoningChunk,
     ReasoningDetailsChunk,
+    ResponseInfo,
     StreamChunk,
     StreamErrorKind,
     TextChunk,
@@ -98,6 +100,8 @@ class Answer:
         clean: Callable[[Any], Any] | None = None,
     ) -> None:
         self.usage: Usage | None = None
+        self.response: ResponseInfo | None = None
+        """The id and the model that the provider has named."""
         self.finish: StopReason | None = None
         self.withheld: str | None = None
         """Why the provider withheld the answer, if it gives a reason."""
@@ -143,6 +147,14 @@ class Answer:
         return more
 
     # --- called by decoders ---------------------------------------------------------------------
+
+    def named(self, response_id: Any, model: Any) -> None:
+        """Keep the response's id and model, unless they are known or not text."""
+        if self.response is None:
+            given = (response_id, model)
+            texts = [well_formed(each) if isinstance(each, str) else None for each in given]
+            if any(texts):
+                self.response = ResponseInfo(*[text or None for text in texts])
 
     def text(self, delta: str) -> None:
         """Add visible text. It may contain thinking tags."""

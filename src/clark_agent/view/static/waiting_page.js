@@ -1,0 +1,44 @@
+// All open requests, of all runs.
+
+import { api } from "./api.js";
+import { fill, h } from "./dom.js";
+import { waitingCard } from "./waiting.js";
+
+const REFRESH = 4_000;
+
+/** The page with everything that waits for a decision. */
+export class WaitingPage {
+  title = "What waits";
+
+  constructor(place, _route, session) {
+    this.session = session;
+    this.list = h("div.stack");
+    place.append(h("div.waiting-page", null, h("h1", null, "What waits"), this.list));
+    this.timer = setInterval(() => !document.hidden && this.open().catch(() => {}), REFRESH);
+  }
+
+  async open() {
+    const { waiting } = await api.waiting();
+    const key = waiting.map((each) => each.request_id).join(" ");
+    if (this.isClosed || key === this.key) return;
+    this.key = key;
+    const cards = waiting.map((request) => {
+      const run = h("a", { href: `#/run/${encodeURIComponent(request.run_id)}/turn/${request.turn}` }, "Open its run");
+      const card = waitingCard(request, this.session, () => this.open());
+      card.append(h("p", null, run));
+      return card;
+    });
+    fill(this.list, cards.length ? cards : h("p.empty", null, "Nothing waits."));
+  }
+
+  close() {
+    this.isClosed = true;
+    clearInterval(this.timer);
+  }
+
+  keys = {
+    Escape: () => {
+      location.hash = "#/";
+    },
+  };
+}
