@@ -33,7 +33,7 @@ from clark_agent.prices import Price, price_of
 PAGE = ROOT / "docs" / "benchmarks" / "context.md"
 BEGIN, END = "<!-- results: written by make bench-context -->", "<!-- end of results -->"
 WINDOW = 200_000
-TRIGGER, TARGET = 0.75, 0.4
+TRIGGER, TARGET = 0.75, 0.2
 """At which share of the window everyone begins to compact, and what is then left: the defaults of
 `Compaction`.
 """
@@ -77,7 +77,7 @@ def _budget() -> list[Plugin]:
 
 
 def _compaction() -> list[Plugin]:
-    return [Compaction(WINDOW, pinned=is_pinned)]
+    return [Compaction(WINDOW, TRIGGER, TARGET, pinned=is_pinned)]
 
 
 def _small_compaction() -> list[Plugin]:
