@@ -40,7 +40,7 @@ class Shop:
             await self.waiting.wait()
             return "waited"
 
-        self.tools = [pay, wait]
+        self.tools: list[Any] = [pay, wait]
 
     def agent(self, steps: Sequence[Any], *, can_ask: bool = True) -> Agent[Any, Any]:
         gate = ApprovalGate(SUSPEND, needs_approval=lambda ctx: ctx.tool_call.name == "pay")

@@ -98,11 +98,13 @@ def view_app(
 
     if token is not None and len(token) < 16:
         raise ConfigError("view_app: token must have at least 16 characters")
-    runs = agent if agent is None or hasattr(agent, "for_run") else AgentRuns(agent, deps=deps)
+    runs: Any = agent
+    if agent is not None and not hasattr(agent, "for_run"):
+        runs = AgentRuns(runs, deps=deps)
     csrf = secrets.token_urlsafe(24)
     view = View(
         store_of(store),
-        runs,  # type: ignore[arg-type]
+        runs,
         csrf=csrf if can_write else "",
         prices=dict(prices or {}),
         where=where,
