@@ -146,7 +146,7 @@ def _names(host: str) -> tuple[str, ...]:
     if is_loopback(host):
         return ()
     own = socket.gethostname()
-    return (host, own, socket.getfqdn(), f"{own}.local")
+    return (host, own, f"{own}.local")
 
 
 def _user_name() -> str | None:
