@@ -6,10 +6,10 @@
     app = view_app(SqliteStore("runs.db"), token="…")      # uvicorn app:app
     # http://127.0.0.1:8000/?token=…
 
-It only shows runs, unless ``can_write`` is set. What it leaves in a store then is what readers leave:
-a search in a database completes its index, and while a run is followed, there may be a small file
-for its deltas beside the log. `clark_agent.view.shapes` lists its addresses. Logs
-are read in threads, and in pages; see `clark_agent.view.index`.
+It only shows runs, unless ``can_write`` is set. What it leaves in a store then is what readers
+leave: a search in a database completes its index, and while a run is followed, there may be a small
+file for its deltas beside the log. `clark_agent.view.shapes` lists its addresses. Logs are read in
+threads, and in pages; see `clark_agent.view.index`.
 """
 
 from __future__ import annotations
