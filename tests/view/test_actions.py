@@ -183,6 +183,21 @@ async def test_a_decision_without_an_agent_says_how_to_go_on(shop: Shop) -> None
     assert shop.paid == []
 
 
+async def test_a_decision_counts_even_if_this_agent_cannot_go_on(shop: Shop) -> None:
+    await shop.run(shop.agent([call("pay", amount=7)]), "r")
+    other = Agent(ScriptedStream([]), run_log=RunLog(shop.store), name="other")
+    async with writable(shop, other) as page:
+        (request,) = (await page.get("runs/r"))["waiting"]
+        body = {"request_id": request["request_id"], "decision": "allow"}
+        done = await page.post("runs/r/decide", body)
+        assert not done["is_running"]
+        assert "not resumed here" in done["message"]
+        assert "pay" in done["message"]
+        assert (await page.get("runs/r"))["waiting"] == []
+        await page.post("runs/r/resume", {}, code=400)
+    assert shop.paid == []
+
+
 async def test_a_fork_and_its_original_side_by_side(shop: Shop) -> None:
     steps = [say("Which shop?"), say("Later.")]
     await shop.run(shop.agent([call("pay", amount=1), *steps], can_ask=False), "r")
