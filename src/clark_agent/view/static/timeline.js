@@ -24,7 +24,11 @@ export class Timeline {
     this.next = null;
     this.lastSeq = null;
     this.hasEnd = false;
-    this.before = h("div.more", { hidden: true }, this.moreButton("Show what is before", "backward"));
+    this.before = h(
+      "div.more",
+      { hidden: true },
+      this.moreButton("Show what is before", "backward"),
+    );
     this.after = h("div.more", { hidden: true }, this.moreButton("Show what follows", "forward"));
     this.list = h("div.timeline");
     this.element = h("div.timeline-frame", null, this.before, this.list, this.after);
@@ -38,7 +42,8 @@ export class Timeline {
   watch() {
     const seen = (entries) => {
       for (const { isIntersecting, target } of entries) {
-        if (isIntersecting && !target.hidden) this.load(target === this.before ? "backward" : "forward");
+        if (isIntersecting && !target.hidden)
+          this.load(target === this.before ? "backward" : "forward");
       }
     };
     this.observer = new IntersectionObserver(seen, { rootMargin: NEAR });
@@ -97,7 +102,8 @@ export class Timeline {
     const seen = turns.find((turn) => turn.getBoundingClientRect().bottom > 0);
     const before = seen?.getBoundingClientRect().top;
     change();
-    if (seen?.isConnected && !this.isChild) window.scrollBy(0, seen.getBoundingClientRect().top - before);
+    if (seen?.isConnected && !this.isChild)
+      window.scrollBy(0, seen.getBoundingClientRect().top - before);
   }
 
   // An observer reports changes only: what is still near after a page was added is not reported.
@@ -220,7 +226,11 @@ class Turn {
     const head = h("h2", { id: id && `${id}-title` }, h("a", { href }, title));
     this.requestButton = number ? this.button("Request", () => this.toggleRequest()) : null;
     const fork = timeline.onFork && this.button("Fork", () => timeline.onFork(number));
-    if (fork) fork.setAttribute("aria-label", number ? `Fork after turn ${number}` : "Fork before the first turn");
+    if (fork)
+      fork.setAttribute(
+        "aria-label",
+        number ? `Fork after turn ${number}` : "Fork before the first turn",
+      );
     const end = h("div.end", null, this.requestButton, fork);
     this.element = h(
       "section.turn",
@@ -291,7 +301,8 @@ class Turn {
 
   looseChild(child) {
     const id = CSS.escape(child.run.run_id);
-    if (!this.body.querySelector(`[data-run="${id}"]`)) this.body.append(childView(child, this.timeline));
+    if (!this.body.querySelector(`[data-run="${id}"]`))
+      this.body.append(childView(child, this.timeline));
   }
 
   showFacts() {
@@ -378,7 +389,8 @@ class Draft {
     const key = channel === "call" ? `call ${index}` : channel;
     let part = this.parts.at(-1);
     if (part?.key !== key) {
-      part = this.parts.find((each) => each.key === key && channel === "call") ?? this.add(key, channel);
+      part =
+        this.parts.find((each) => each.key === key && channel === "call") ?? this.add(key, channel);
     }
     if (name) part.name.append(name);
     part.text.append(text);
@@ -415,7 +427,9 @@ function stepView(runId, item, turn) {
     case "began":
       return beganView(runId, item);
     case "added":
-      return item.messages.map((message, at) => addedView(runId, item, message, at)).reduce(joined, null);
+      return item.messages
+        .map((message, at) => addedView(runId, item, message, at))
+        .reduce(joined, null);
     case "steered":
       return steeredView(runId, item);
     case "context_changed":
@@ -457,7 +471,9 @@ function beganView(runId, item) {
   const place = document.createDocumentFragment();
   if (item.system_prompt.length) {
     const build = () => textView(runId, item.system_prompt, "plain");
-    place.append(h("div.step", null, details(["System prompt"], build, { class: "quiet-details" })));
+    place.append(
+      h("div.step", null, details(["System prompt"], build, { class: "quiet-details" })),
+    );
   }
   const facts = [
     item.tools.length ? `Tools: ${item.tools.join(", ")}` : "No tools",
@@ -498,14 +514,22 @@ function contextView(runId, item) {
   const what = item.is_lasting ? "changed the transcript" : "changed what the model sees";
   const count = item.changes.length + item.more;
   const words = [h("b", null, item.plugin), ` ${what} · ${plural(count, "place")}`];
-  const build = () => h("div", null, item.changes.map((change) => changeView(runId, change)));
+  const build = () =>
+    h(
+      "div",
+      null,
+      item.changes.map((change) => changeView(runId, change)),
+    );
   return h("div.step.event", null, details(words, build, { class: "quiet-details" }));
 }
 
 /** Messages of a request that were replaced by others. */
 export function changeView(runId, change) {
   const count = change.inserted.length + change.more;
-  const place = change.removed > 1 ? `messages ${change.start}–${change.start + change.removed - 1}` : `message ${change.start}`;
+  const place =
+    change.removed > 1
+      ? `messages ${change.start}–${change.start + change.removed - 1}`
+      : `message ${change.start}`;
   const words = change.removed
     ? `${place} replaced by ${count ? plural(count, "message") : "nothing"}`
     : `${plural(count, "message")} inserted at ${change.start}`;
@@ -513,12 +537,15 @@ export function changeView(runId, change) {
     h("p.label", null, roleName(message)),
     messageBody(runId, message),
   ]);
-  const more = change.more ? h("p.muted", null, `… and ${plural(change.more, "message")} more`) : null;
+  const more = change.more
+    ? h("p.muted", null, `… and ${plural(change.more, "message")} more`)
+    : null;
   return h("div.part", null, h("p", null, words), shown, more);
 }
 
 function gatedView(item) {
-  const tools = item.allow === null ? "allows all tools" : `allows only ${item.allow.join(", ") || "no tools"}`;
+  const tools =
+    item.allow === null ? "allows all tools" : `allows only ${item.allow.join(", ") || "no tools"}`;
   return eventLine(h("b", null, item.plugin), ` ${tools} from here on`);
 }
 
@@ -537,8 +564,11 @@ function answerView(runId, item, turn) {
   if (!["end_turn", "tool_use"].includes(item.stop_reason)) {
     notes.push(h("span.chip.warn", null, item.stop_reason.replaceAll("_", " ")));
   }
-  if (item.discarded !== null) notes.push(h("span.chip.warn", null, `discarded: ${item.discarded}`));
-  const said = item.blocks.filter((block) => block.kind !== "call").map((block) => blockView(runId, block));
+  if (item.discarded !== null)
+    notes.push(h("span.chip.warn", null, `discarded: ${item.discarded}`));
+  const said = item.blocks
+    .filter((block) => block.kind !== "call")
+    .map((block) => blockView(runId, block));
   const failure = item.error
     ? h("p.failure", null, [item.error, item.error_text].filter(Boolean).join(": "))
     : null;
@@ -564,13 +594,26 @@ function endedView(item) {
 
 function failedView(runId, item) {
   const partial = item.partial.length
-    ? [h("p.label", null, "What the model had said"), item.partial.map((block) => blockView(runId, block))]
+    ? [
+        h("p.label", null, "What the model had said"),
+        item.partial.map((block) => blockView(runId, block)),
+      ]
     : null;
   const lost = item.undelivered.length
-    ? [h("p.label", null, "Not delivered"), item.undelivered.map((message) => messageBody(runId, message))]
+    ? [
+        h("p.label", null, "Not delivered"),
+        item.undelivered.map((message) => messageBody(runId, message)),
+      ]
     : null;
   const note = item.reason ? h("span.chip.bad", null, item.reason) : null;
-  return step("failed", `Failed: ${item.error}`, note, textView(runId, item.text, "plain"), partial, lost);
+  return step(
+    "failed",
+    `Failed: ${item.error}`,
+    note,
+    textView(runId, item.text, "plain"),
+    partial,
+    lost,
+  );
 }
 
 // An item about a call whose answer is not in the page, or of a kind that this page does not know.
