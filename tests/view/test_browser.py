@@ -444,7 +444,7 @@ async def test_a_page_that_was_cut_off_connects_again(browser: Any, tmp_path: Pa
     async with site(store) as served:
         wire = Wire(served.port)
         async with wire.laid() as port, opened(browser, port, "#/run/live") as page:
-            await expect(page.locator(".run-head .status")).to_have_text("running")
+            await expect(page.locator("#connection")).to_have_attribute("data-state", "open")
             wire.cut()
             await expect(page.locator("#connection")).to_have_text("reconnecting …")
             model.said.put_nowait([call("run_tests", path="tests")])
