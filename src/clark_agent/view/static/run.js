@@ -2,11 +2,13 @@
 
 import { api } from "./api.js";
 import { act, openCompare, openFork, openReplay } from "./dialogs.js";
-import { announce, append, byId, fill, h } from "./dom.js";
-import { cost, duration, moment, number, plural, short } from "./format.js";
+import { announce, byId, fill, h } from "./dom.js";
+import { cost, duration, moment, plural } from "./format.js";
 import { firstLine } from "./parts.js";
 import { isOpen, statusView } from "./status.js";
+import { steerForm } from "./steer.js";
 import { Timeline } from "./timeline.js";
+import { totalsView } from "./totals.js";
 import { waitingCard } from "./waiting.js";
 
 const NEAR_END = 160; // pixels
@@ -229,39 +231,7 @@ export class RunPage {
   showSteer(view) {
     const can = this.session.can_write && view.run.status === "running" && !api.isStatic;
     if (!can) this.steer.replaceChildren();
-    else if (!this.steer.firstChild) this.steer.append(this.steerForm());
-  }
-
-  steerForm() {
-    const text = h("textarea", { id: "steer", rows: 1, placeholder: "Write to this run" });
-    const options = [
-      ["after_batch", "after the running tools"],
-      ["before_next_tool", "before the next tool"],
-      ["now", "now, stopping what runs"],
-      ["follow_up", "when it is done"],
-    ].map(([value, words]) => h("option", { value }, words));
-    const when = h("select", { id: "steer-when" }, options);
-    const error = h("p.form-error", { role: "alert" });
-    const button = h("button.primary", { type: "submit" }, "Send");
-    const send = async (event) => {
-      event.preventDefault();
-      if (!text.value.trim()) return;
-      const body = { message: text.value, when: when.value, id: crypto.randomUUID() };
-      const done = await act(button, error, () => api.steer(this.runId, body));
-      if (!done) return;
-      text.value = "";
-      announce(done.message ?? "Sent.");
-    };
-    text.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
-    });
-    return h(
-      "form.steer",
-      { onsubmit: send, "aria-label": "Steer" },
-      h("label", { for: "steer" }, h("span.visually-hidden", null, "Message to the run"), text),
-      h("div.actions", null, h("label", { for: "steer-when" }, "Deliver", when), button),
-      error,
-    );
+    else if (!this.steer.firstChild) this.steer.append(steerForm(this.runId));
   }
 
   // --- turns ---
@@ -526,32 +496,4 @@ async function copyLink(runId) {
   } catch {
     announce(address.href);
   }
-}
-
-const PARTS_OF_TOTAL = [
-  ["cache_read", "cached", "from the cache"],
-  ["input", "input", "input"],
-  ["cache_write", "written", "written to the cache"],
-  ["output", "output", "output"],
-];
-
-/** The tokens of the run, with the runs below it, as a bar. */
-function totalsView(view) {
-  const tokens = view.tree_tokens;
-  const parts = PARTS_OF_TOTAL.filter(([name]) => tokens[name] > 0);
-  if (!parts.length) return null;
-  const words = parts.map(([name, , label]) => `${number(tokens[name])} ${label}`);
-  const bar = parts.map(([name, kind]) =>
-    h("span", { class: kind, style: { "flex-grow": String(tokens[name]) } }),
-  );
-  const legend = parts.map(([name, kind, label]) =>
-    h("span", { class: kind }, `${short(tokens[name])} ${label}`),
-  );
-  const label = `Tokens: ${words.join(", ")}`;
-  const place = h(
-    "div.totals-place",
-    null,
-    h("div.totals", { role: "img", "aria-label": label }, bar),
-  );
-  return append(place, [h("div.legend", { "aria-hidden": "true" }, legend)]);
 }
