@@ -140,7 +140,7 @@ class _Export:
                 json = _json(view)
                 if len(json) > most:
                     self.omitted.append(
-                        f"What the model of {index.run_id} saw is left out from turn {sent.turn} on."
+                        f"The requests of {index.run_id} are left out from turn {sent.turn} on."
                     )
                     break
                 most -= len(json)
