@@ -442,6 +442,37 @@ async def test_the_answer_of_the_second_request_counts() -> None:
     assert marks(result.messages)[0].text.endswith("From the text.")
 
 
+async def test_a_request_for_a_summary_that_is_too_large_is_made_smaller() -> None:
+    def summary(request: StreamRequest) -> Any:
+        too_large = Error(EMPTY, StreamErrorKind.CONTEXT_OVERFLOW, "prompt is too long")
+        return [Start(EMPTY), too_large] if request.tools else "From the text."
+
+    model = Summarised(20, summary=summary)
+    result, _ = await play(model, Compaction(WINDOW))
+    made = marks(result.messages)
+    assert made
+    assert all(mark.text.endswith("From the text.") for mark in made)
+    assert len(model.asked) == 2 * len(made)
+
+
+async def test_earlier_summaries_stay_if_they_cannot_be_merged() -> None:
+    """Also if the model fails for the rest of the run."""
+    facts = [f"Fact {number}: " + "something to keep. " * 12 for number in range(3)]
+
+    def summary(request: StreamRequest) -> Any:
+        known = sum("Fact " in text for text in texts(request))
+        return facts[known] if known < len(facts) else fails(request)
+
+    model = Summarised(90, summary=summary)
+    result, _ = await play(model, Compaction(WINDOW))
+    made = marks(result.messages)
+    assert [mark.has_summary for mark in made[:4]] == [True, True, True, False]
+    assert not any(mark.merges for mark in made)
+    sent = "\n".join(texts(model.requests[-1]))
+    assert all(fact.strip() in sent for fact in facts)
+    assert max(map(size_of, model.requests)) <= WINDOW
+
+
 async def test_a_model_that_fails_is_asked_less_and_less_often() -> None:
     model = Summarised(150, summary=fails)
     result, _ = await play(model, Compaction(WINDOW))
@@ -586,7 +617,7 @@ async def test_the_transport_may_say_its_window() -> None:
     [
         {"window": 0},
         {"window": True},
-        {"trigger": 0.3},
+        {"trigger": 0.2},
         {"target": 0},
         {"trigger": 1.1},
         {"timeout": 0},
