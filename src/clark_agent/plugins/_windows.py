@@ -7,6 +7,7 @@ says when it rejects a request takes precedence over it.
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from clark_agent.prices import ModelRef
 
@@ -42,29 +43,31 @@ _WINDOWS: tuple[tuple[str, int], ...] = (
     (r"qwen-?2", 32_768),
     (r"glm|kimi|minimax", 128_000),
 )
-_KNOWN = [(re.compile(rf"(^|[/:._-])({name})", re.IGNORECASE), size) for name, size in _WINDOWS]
+
+
+@cache
+def _known() -> list[tuple[re.Pattern[str], int]]:
+    """The table. Compiled when it is first used: that takes longer than everything else here."""
+    return [(re.compile(rf"(^|[/:._-])({name})", re.IGNORECASE), size) for name, size in _WINDOWS]
 
 
 def window_of(model: ModelRef) -> int | None:
     """The window of a model by its name; None if it is not known."""
     for name in model.names:
-        for pattern, size in _KNOWN:
+        for pattern, size in _known():
             if pattern.search(name):
                 return size
     return None
 
 
 _NUMBER = r"(\d[\d,_]*\d|\d+)(\s?K\b)?"
-_LIMITS = tuple(
-    re.compile(pattern, re.IGNORECASE)
-    for pattern in (
-        rf"\d\s*(?:tokens\s*)?>\s*{_NUMBER}",
-        rf"n_ctx\D{{0,5}}{_NUMBER}",
-        rf"with {_NUMBER} maximum context",
-        rf"should be \[1, {_NUMBER}",
-        r"(?:max|context|limit|window|supports|cannot exceed|<=)"
-        rf"(?:(?!\bby\b)\D){{0,45}}?{_NUMBER}",
-    )
+_LIMITS = (
+    rf"\d\s*(?:tokens\s*)?>\s*{_NUMBER}",
+    rf"n_ctx\D{{0,5}}{_NUMBER}",
+    rf"with {_NUMBER} maximum context",
+    rf"should be \[1, {_NUMBER}",
+    r"(?:max|context|limit|window|supports|cannot exceed|<=)"
+    rf"(?:(?!\bby\b)\D){{0,45}}?{_NUMBER}",
 )
 _LEAST = 256
 """A smaller number is something else: a status, or a count of messages."""
@@ -75,7 +78,7 @@ def window_said(text: str) -> int | None:
     interface: check whether the number can be true.
     """
     for pattern in _LIMITS:
-        for found in pattern.finditer(text):
+        for found in re.finditer(pattern, text, re.IGNORECASE):
             number = int(re.sub(r"\D", "", found[1])) * (1_000 if found[2] else 1)
             if number >= _LEAST:
                 return number

@@ -165,58 +165,62 @@ class Compaction:
         return _State.of(self, ctx, projection)
 
     async def _compact(self, ctx: BeforeRequestContext, state: _State, least: float) -> Mark | None:
-        view, projection, end = ctx.messages, self._transcript, ctx.messages.stable
-        target = self.target * state.window / 2**projection.attempts
-        merges = len(projection.marks) > 0 and (
-            projection.summaries * state.scale > _MERGE_SHARE * target
-        )
-        first = projection.task if merges else projection.start
-        head = state.size - state.scale * _cost(ctx, view, projection.start, end)
-        place = self._place(ctx, state, target - head)
-        stays = projection.what_stays(view, place, end, merges=merges)
-        freed = _cost(ctx, view, projection.start, place)
-        freed -= sum([ctx.estimator.estimate_message(m) for m in stays])
-        if merges:
-            freed += projection.total - _cost(ctx, view, projection.start, end)
-            freed -= _cost(ctx, view, 0, projection.task)
-        turns = _turns(projection, view, place, merges=merges)
-        text, has_summary = left_out(turns, can_read=bool(self.tools)), False
-        freed -= self._cost_of(ctx, text)
-        if place <= projection.start or freed <= 0 or freed * state.scale <= least:
+        """Compact, if that frees more than ``least`` tokens."""
+        plan = self._plan(ctx, state)
+        if plan.freed <= 0 or plan.freed * state.scale <= least:
             return None
-        count = projection.failures
-        if not count & (count + 1):  # a model that failed is asked less and less often
-            old = _old(projection, view, place, merges=merges)
-            summary = await self._summariser.summary(
-                ctx,
-                projection.view(),
-                old,
-                merges=merges,
-                max_chars=round(_TEXT_SHARE * state.window * _CHARS),
-            )
-            if summary is not None:
-                summary = replaced(turns, summary, can_read=bool(self.tools))
-                longer = self._cost_of(ctx, summary) - self._cost_of(ctx, text)
-                if longer < freed:
-                    text, has_summary, freed = summary, True, freed - longer
-        if not has_summary:
-            logger.warning(
-                "run %s: there is no summary of %s, so they are left out",
-                ctx.run_id,
-                turns_text(turns),
-            )
+        summary = await self._summary(ctx, state, plan)
+        text, freed = plan.note, plan.freed
+        if summary is not None:
+            text = replaced(plan.turns, summary, can_read=bool(self.tools))
+            freed -= self._cost_of(ctx, text) - self._cost_of(ctx, plan.note)
+        if summary is None or freed <= 0:  # or it is longer than what it is about
+            summary, text, freed = None, plan.note, plan.freed
+            what = turns_text(plan.turns)
+            logger.warning("run %s: no summary of %s; they are left out", ctx.run_id, what)
+        first, last = plan.turns
         return Mark(
             text=text,
-            kept=end - place,
-            merges=merges,
-            has_summary=has_summary,
-            first_turn=turns[0],
-            last_turn=turns[1],
-            messages=place - first,
+            kept=ctx.messages.stable - plan.place,
+            merges=plan.merges,
+            has_summary=summary is not None,
+            first_turn=first,
+            last_turn=last,
+            messages=plan.place - plan.first,
             tokens_before=round(state.size),
             tokens_after=round(state.size - freed * state.scale),
             window=state.said,
             model=None if state.said is None else _model_of(ctx),
+        )
+
+    def _plan(self, ctx: BeforeRequestContext, state: _State) -> _Plan:
+        view, projection, end = ctx.messages, self._transcript, ctx.messages.stable
+        target = self.target * state.window / 2**projection.attempts
+        merges = projection.summaries * state.scale > _MERGE_SHARE * target
+        newest = _cost(ctx, view, projection.start, end)
+        place = self._place(ctx, state, target - state.size + state.scale * newest)
+        turns = _turns(projection, view, place, merges=merges)
+        note = left_out(turns, can_read=bool(self.tools))
+        stays = projection.what_stays(view, place, end, merges=merges)
+        freed = _cost(ctx, view, projection.start, place) - self._cost_of(ctx, note)
+        freed -= sum([ctx.estimator.estimate_message(message) for message in stays])
+        if merges:  # then what earlier compactions have made goes, too
+            freed += projection.total - newest - _cost(ctx, view, 0, projection.task)
+        if place <= projection.start:
+            freed = 0
+        first = projection.task if merges else projection.start
+        return _Plan(first, place, merges, turns, note, freed)
+
+    async def _summary(self, ctx: BeforeRequestContext, state: _State, plan: _Plan) -> str | None:
+        projection, count = self._transcript, self._transcript.failures
+        if count & (count + 1):  # a model that has failed is asked less and less often
+            return None
+        return await self._summariser.summary(
+            ctx,
+            projection.view(),
+            _old(projection, ctx.messages, plan.place, merges=plan.merges),
+            merges=plan.merges,
+            max_chars=round(_TEXT_SHARE * state.window * _CHARS),
         )
 
     def _cost_of(self, ctx: BeforeRequestContext, text: str) -> int:
@@ -237,6 +241,20 @@ class Compaction:
             if _is_boundary(view, index, start, end):
                 place = index
         return place
+
+
+class _Plan(Struct, frozen=True):
+    """What a compaction would do."""
+
+    first: int
+    place: int
+    """It replaces the messages from ``first`` to ``place``."""
+    merges: bool
+    turns: tuple[int, int]
+    note: str
+    """What takes their place if there is no summary."""
+    freed: int
+    """How many tokens that would free, as estimated."""
 
 
 class _State(Struct, frozen=True):

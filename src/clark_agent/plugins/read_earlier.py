@@ -20,7 +20,7 @@ _FOUND = 20
 _AROUND = 120
 """How many characters it shows on both sides of the words."""
 
-_RANGE = re.compile(r"\s*(\d+)\s*(?:(?:-|–|to)\s*(\d+)\s*)?")
+_RANGE = r"\s*(\d+)\s*(?:(?:-|–|to)\s*(\d+)\s*)?"
 
 _PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -57,7 +57,7 @@ class ReadEarlier(AgentTool):
         messages = ctx.messages
         if words.strip():
             return ToolResult.text(found(messages, words))
-        asked = _RANGE.fullmatch(turns)
+        asked = re.fullmatch(_RANGE, turns)
         if asked is None:
             return ToolResult.error("Give words to search for, or turns such as 12 or 12-15.")
         first = int(asked[1])
