@@ -406,8 +406,8 @@ USELESS: dict[str, tuple[Callable[[StreamRequest], Any], int]] = {
     "empty": (lambda request: "", 2),
     "calls": (lambda request: say("", ToolCall("x", "look", {"number": 1})), 2),
     "cut off": (cut_off, 3),
-    "failed": (fails, 1),
-    "raised": (raising, 1),
+    "failed": (fails, 2),
+    "raised": (raising, 2),
     "endless": (lambda request: _forever(), 1),
     "longer than what it replaces": (lambda request: "word " * 4_000, 1),
 }
@@ -442,12 +442,49 @@ async def test_the_answer_of_the_second_request_counts() -> None:
     assert marks(result.messages)[0].text.endswith("From the text.")
 
 
+async def test_a_request_for_a_summary_that_is_too_large_is_made_as_a_text() -> None:
+    def summary(request: StreamRequest) -> Any:
+        if not request.tools:
+            return "From the text."
+        return [Start(EMPTY), Error(EMPTY, StreamErrorKind.CONTEXT_OVERFLOW, "too long")]
+
+    model = Summarised(20, summary=summary)
+    result, _ = await play(model, Compaction(WINDOW))
+    made = marks(result.messages)
+    assert made
+    assert all(mark.text.endswith("From the text.") for mark in made)
+
+
+async def test_without_a_summary_earlier_summaries_are_not_merged_away() -> None:
+    failed: list[StreamRequest] = []
+
+    def summary(request: StreamRequest) -> Any:
+        merges = "Earlier summaries will be dropped" in request.messages[-1].plain_text
+        if (merges and not failed) or (len(failed) == 1 and not request.tools):
+            failed.append(request)
+            return fails(request)
+        return "A fact to keep. " * 12
+
+    model = Summarised(120, summary=summary)
+    result, _ = await play(model, Compaction(WINDOW))
+    assert len(failed) == 2
+    made = marks(result.messages)
+    (left_out,) = [mark for mark in made if not mark.has_summary]
+    assert not left_out.merges
+    sent = [[text for text in texts(request) if text.startswith("[")] for request in model.requests]
+    beside = [notes for notes in sent if left_out.text in notes]
+    assert beside
+    assert all(any(text.startswith("[A summary") for text in notes) for notes in beside)
+    assert any(mark.merges for mark in made[made.index(left_out) :])
+    assert max(map(size_of, model.requests)) <= WINDOW
+
+
 async def test_a_model_that_fails_is_asked_less_and_less_often() -> None:
     model = Summarised(150, summary=fails)
     result, _ = await play(model, Compaction(WINDOW))
     made = marks(result.messages)
     assert len(made) >= 10
-    assert len(model.asked) == len(made).bit_length()
+    assert len(model.asked) == 2 * len(made).bit_length()  # each time as a text, too
 
 
 async def test_a_run_that_is_cancelled_meanwhile_ends_and_goes_on_later() -> None:
@@ -586,7 +623,7 @@ async def test_the_transport_may_say_its_window() -> None:
     [
         {"window": 0},
         {"window": True},
-        {"trigger": 0.3},
+        {"trigger": 0.2},
         {"target": 0},
         {"trigger": 1.1},
         {"timeout": 0},

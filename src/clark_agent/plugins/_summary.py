@@ -89,24 +89,33 @@ class Summariser:
         """A summary of the ``old`` messages; None if there is none to be had.
 
         The model of the run gets its newest request again, with an instruction at the end, so that
-        the provider can read the rest from its cache. If its answer is of no use, it gets the old
-        messages as a text of at most ``max_chars``, as another model does, and as it does if even
-        its last request was too large. ``sent`` is the request, if none was made yet.
+        the provider can read the rest from its cache. If it fails, for example because that is too
+        large, or its answer is of no use, it gets the old messages as a text of at most
+        ``max_chars``, as another model does, and as it does if even its last request was too large.
+        After a timeout it is not asked again. ``sent`` is the request, if none was made yet.
         """
         try:
             if self._model is None and ctx.overflow is None:
-                before = None if ctx.has_requested else sent
-                answer = await ctx.ask_model(
-                    self._prompt(_NOT_NOW, _MERGE if merges else _STAY),
-                    messages=before,
-                    max_output_tokens=self._max_output_tokens,
-                    max_seconds=self._max_seconds,
-                )
-                if (text := _text(answer)) is not None:
+                text = await self._from_request(ctx, None if ctx.has_requested else sent, merges)
+                if text is not None:
                     return text
             return await self._from_text(ctx, old, max_chars)
         except (StreamError, TimeoutError):
             return None
+
+    async def _from_request(
+        self, ctx: BeforeRequestContext, sent: Sequence[AgentMessage] | None, merges: bool
+    ) -> str | None:
+        try:
+            answer = await ctx.ask_model(
+                self._prompt(_NOT_NOW, _MERGE if merges else _STAY),
+                messages=sent,
+                max_output_tokens=self._max_output_tokens,
+                max_seconds=self._max_seconds,
+            )
+        except StreamError:
+            return None
+        return _text(answer)
 
     async def _from_text(
         self, ctx: BeforeRequestContext, old: Sequence[AgentMessage], max_chars: int

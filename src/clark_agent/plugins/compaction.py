@@ -78,7 +78,7 @@ class Compaction:
         self,
         window: int | None = None,
         trigger: float = 0.75,
-        target: float = 0.4,
+        target: float = 0.2,
         *,
         model: StreamFn | None = None,
         instructions: str = INSTRUCTIONS,
@@ -175,6 +175,7 @@ class Compaction:
             text = replaced(plan.turns, summary, can_read=bool(self.tools))
             freed -= self._cost_of(ctx, text) - self._cost_of(ctx, plan.note)
         if summary is None or freed <= 0:  # or it is longer than what it is about
+            plan = self._without_summary(ctx, state, plan, least)
             summary, text, freed = None, plan.note, plan.freed
             what = turns_text(plan.turns)
             logger.warning("run %s: no summary of %s; they are left out", ctx.run_id, what)
@@ -193,10 +194,10 @@ class Compaction:
             model=None if state.said is None else _model_of(ctx),
         )
 
-    def _plan(self, ctx: BeforeRequestContext, state: _State) -> _Plan:
+    def _plan(self, ctx: BeforeRequestContext, state: _State, *, may_merge: bool = True) -> _Plan:
         view, projection, end = ctx.messages, self._transcript, ctx.messages.stable
         target = self.target * state.window / 2**projection.attempts
-        merges = projection.summaries * state.scale > _MERGE_SHARE * target
+        merges = may_merge and projection.summaries * state.scale > _MERGE_SHARE * target
         newest = _cost(ctx, view, projection.start, end)
         place = self._place(ctx, state, target - state.size + state.scale * newest)
         turns = _turns(projection, view, place, merges=merges)
@@ -210,6 +211,16 @@ class Compaction:
             freed = 0
         first = projection.task if merges else projection.start
         return _Plan(first, place, merges, turns, note, freed)
+
+    def _without_summary(
+        self, ctx: BeforeRequestContext, state: _State, plan: _Plan, least: float
+    ) -> _Plan:
+        """The plan if there is no summary: to merge would lose what earlier summaries say."""
+        if plan.merges and any(mark.has_summary for mark in self._transcript.marks):
+            without = self._plan(ctx, state, may_merge=False)
+            if without.freed > 0 and without.freed * state.scale > least:
+                return without
+        return plan
 
     async def _summary(self, ctx: BeforeRequestContext, state: _State, plan: _Plan) -> str | None:
         projection, count = self._transcript, self._transcript.failures
