@@ -118,6 +118,7 @@ BEYOND_CORE = (
     "tests/test_examples.py::test_importing_an_example_does_nothing[approval_web.py]",
     "tests/test_readme.py::test_code_runs[docs/guide/web.md]",
     "tests/test_readme.py::test_code_runs[docs/guide/mcp.md]",
+    "tests/test_readme.py::test_code_runs[docs/guide/viewing-runs.md]",
     "tests/test_examples.py::test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right",
     "tests/test_readme.py::test_code_runs[docs/guide/limits.md]",
     "tests/test_running.py::test_run_sync_works_in_a_notebook",

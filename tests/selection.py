@@ -50,7 +50,13 @@ OUTSIDE = (
     "testing/test_transport_kit.py",
     "toolkit",
     "transports",
+    "view/test_actions.py",
     "view/test_browser",
+    "view/test_command.py",
+    "view/test_large.py",
+    "view/test_live.py",
+    "view/test_security.py",
+    "view/test_server.py",
     "test_all_pythons.py",
     "test_benchmarks.py",
     "test_browser.py",
@@ -100,6 +106,7 @@ SOAK = (
     "gateway/test_gateway.py",
     "gateway/test_load.py",
     "transports/http/test_sse.py",
+    "view/test_large.py",
 )
 """Files whose sizes stand in `tests.sizes`, besides all that hypothesis makes up."""
 

@@ -127,6 +127,8 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: Path) -> None:
     assert (unexpected(names, WHEEL), unused(names, WHEEL)) == ([], [])
     source = [path.relative_to(ROOT / "src") for path in ROOT.glob("src/clark_agent/**/*.py")]
     assert {name for name in names if name.endswith(".py")} == {p.as_posix() for p in source}
+    page = [path.relative_to(ROOT / "src") for path in ROOT.glob("src/clark_agent/view/static/*")]
+    assert {"clark_agent/view/static/index.html", *[p.as_posix() for p in page]} <= {*names}
 
 
 def test_the_sources_are_whole_and_nothing_else(sources: Path) -> None:

@@ -166,9 +166,9 @@ class Agent(DefaultsToAny, Generic[OutputT, DepsT]):
         deps_type: The type of the dependencies, for type checkers, and to reject others.
         name: The name of the agent, for `as_tool` and for stores and engines that look it up.
         settings: Every setting of `clark_agent.LoopConfig`. ``max_iterations`` is 50 by default:
-            the model is asked to wrap up after turn 45.
-        max_result_chars: How many characters of a tool's result the model gets, 50,000 by default.
-            It gets the beginning and the end of a longer one, and a tool to read the rest: see
+            the model is asked to wrap up after turn 45. And ``max_result_chars``, how many
+            characters of a tool's result the model gets, 50,000 by default. It gets the beginning
+            and the end of a longer one, and a tool to read the rest: see
             `clark_agent.plugins.LargeResults`. None: it gets every result as it is. Has no effect
             if the plugins contain a `LargeResults`, or if there are no tools.
 

@@ -42,6 +42,9 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
         ("export", short, "-f", "records", "-o", "log.jsonl"),
         ("export", short, "-f", "trajectory"),
         ("prefix", short, "--require", "100"),
+        ("export", short, "--html", "-o", "run.html"),
+        ("export", short, "--html", "-f", "openai"),
+        ("export", short, "--max-size", "1"),
     ]
     said = await run.each(asked)
     listed, as_json, shown, same, other, no_diff, page, openai, anthropic, records, steps = said[
@@ -49,6 +52,13 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     ]
     assert (said[11].code, said[11].out.count("\n")) == (0, 3)
     assert "100.0% of what could repeat was kept, in 2 requests" in said[11].out
+    written, both, no_page = said[12:]
+    html = (run.root / "run.html").read_text("utf-8")
+    assert (written.code, written.out, written.err) == (0, "", "")
+    assert f'"root":"{logged.run_id}"' in html
+    assert "I **cannot**." in html
+    assert (both.code, both.err) == (2, "clark-agent: --html and --format exclude each other\n")
+    assert (no_page.code, no_page.err) == (2, "clark-agent: --max-size goes with --html\n")
     assert re.match(rf"{short}  [-0-9]+ [:0-9]+  done +http://.*#m +Write a file\n$", listed.out)
     assert json.loads(as_json.out)["run_id"] == logged.run_id
     assert "> Write a file\n● write_file(path='a.txt', content='x')\n  turn 1 · " in shown.out

@@ -40,7 +40,7 @@ class Shop:
             await self.waiting.wait()
             return "waited"
 
-        self.tools = [pay, wait]
+        self.tools: list[Any] = [pay, wait]
 
     def agent(self, steps: Sequence[Any], *, can_ask: bool = True) -> Agent[Any, Any]:
         gate = ApprovalGate(SUSPEND, needs_approval=lambda ctx: ctx.tool_call.name == "pay")
@@ -180,6 +180,21 @@ async def test_a_decision_without_an_agent_says_how_to_go_on(shop: Shop) -> None
             answer = await page.post(f"runs/r/{action}", body, code=400)
             assert "--agent" in answer["message"]
         await page.post("runs/r/decide", {"request_id": "r/9/9/x", "decision": "allow"}, code=404)
+    assert shop.paid == []
+
+
+async def test_a_decision_counts_even_if_this_agent_cannot_go_on(shop: Shop) -> None:
+    await shop.run(shop.agent([call("pay", amount=7)]), "r")
+    other = Agent(ScriptedStream([]), run_log=RunLog(shop.store), name="other")
+    async with writable(shop, other) as page:
+        (request,) = (await page.get("runs/r"))["waiting"]
+        body = {"request_id": request["request_id"], "decision": "allow"}
+        done = await page.post("runs/r/decide", body)
+        assert not done["is_running"]
+        assert "not resumed here" in done["message"]
+        assert "pay" in done["message"]
+        assert (await page.get("runs/r"))["waiting"] == []
+        await page.post("runs/r/resume", {}, code=400)
     assert shop.paid == []
 
 

@@ -95,6 +95,7 @@ async def test_it_ends_with_the_run(kind: str, tmp_path: Path) -> None:
         view = await page.get(f"runs/{RUN}")
         assert view["run"]["status"] == "running"
         seen: list[str] = []
+        last: Any = None
         async with page.events(RUN, after=view["last_seq"]) as events:
             async for name, place, data in events:
                 seen.append(name)

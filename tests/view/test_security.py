@@ -164,7 +164,14 @@ async def test_bodies_are_bounded_and_checked() -> None:
     async with site(store, can_write=True) as page:
         large = {"message": "x" * (2 << 20)}
         assert (await page.post(f"runs/{run_id}/steer", large, code=413))["error"] == "too_large"
-        for body in ({"message": 3}, {}, [], {"message": "x", "unknown": 1}, {"message": " "}):
+        wrong: tuple[Any, ...] = (
+            {"message": 3},
+            {},
+            [],
+            {"message": "x", "unknown": 1},
+            {"message": " "},
+        )
+        for body in wrong:
             assert (await page.post(f"runs/{run_id}/steer", body, code=400))["error"] == "wrong"
         headers = {"x-clark-token": page.csrf, "content-type": "application/json"}
         for content in (b"", b"{", b"\xff", b"[" * 100_000):

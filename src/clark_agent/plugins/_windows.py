@@ -7,7 +7,7 @@ says when it rejects a request takes precedence over it.
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 
 from clark_agent.prices import ModelRef
 
@@ -45,29 +45,24 @@ _WINDOWS: tuple[tuple[str, int], ...] = (
 )
 
 
-@cache
-def _known() -> list[tuple[re.Pattern[str], int]]:
-    """The table. Compiled when it is first used: that takes longer than everything else here."""
-    return [(re.compile(rf"(^|[/:._-])({name})", re.IGNORECASE), size) for name, size in _WINDOWS]
-
-
+@lru_cache(maxsize=256)
 def window_of(model: ModelRef) -> int | None:
     """The window of a model by its name; None if it is not known."""
     for name in model.names:
-        for pattern, size in _known():
-            if pattern.search(name):
+        for known, size in _WINDOWS:
+            if re.search(rf"(^|[/:._-])({known})", name, re.IGNORECASE):
                 return size
     return None
 
 
 _NUMBER = r"(\d[\d,_]*\d|\d+)(\s?K\b)?"
+# Compiled when first used, because most processes never do.
 _LIMITS = (
     rf"\d\s*(?:tokens\s*)?>\s*{_NUMBER}",
     rf"n_ctx\D{{0,5}}{_NUMBER}",
     rf"with {_NUMBER} maximum context",
     rf"should be \[1, {_NUMBER}",
-    r"(?:max|context|limit|window|supports|cannot exceed|<=)"
-    rf"(?:(?!\bby\b)\D){{0,45}}?{_NUMBER}",
+    rf"(?:max|context|limit|window|supports|cannot exceed|<=)(?:(?!\bby\b)\D){{0,45}}?{_NUMBER}",
 )
 _LEAST = 256
 """A smaller number is something else: a status, or a count of messages."""

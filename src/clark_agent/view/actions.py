@@ -77,6 +77,8 @@ class Actions:
             token.cancel(LET_GO)
         if self._tasks:
             await asyncio.wait([*self._tasks], timeout=_PATIENCE)
+        if (aclose := getattr(self._agents, "aclose", None)) is not None:
+            await aclose()
 
     # --- messages to runs -----------------------------------------------------------------------
 
@@ -119,7 +121,10 @@ class Actions:
         if left:
             return Done(run_id, waiting=waiting)
         if given.resume and self.can_run:
-            return await self.resume(run_id)
+            try:
+                return await self.resume(run_id)
+            except (ConfigError, RunBusy) as error:  # the decision counts all the same
+                return Done(run_id, message=f"decided, but not resumed here: {error}")
         root = await asyncio.to_thread(self._root, run_id)
         return Done(run_id, message=f"nothing is open: clark-agent resume {root}")
 
@@ -151,6 +156,8 @@ class Actions:
         if run_id in self._running:
             return Done(run_id, is_new=False, is_running=True)
         config, _, deps = await asyncio.to_thread(self._setup, None)
+        assert self._agents is not None
+        await asyncio.to_thread(self._agents.check_resume, run_id)
 
         def check() -> tuple[WaitingRequest, ...]:
             folded = fold(self._store.load(run_id))

@@ -29,7 +29,8 @@ class Setup(Struct, frozen=True):
 class RunAgents(Protocol):
     """Provides the agent for runs that the page starts.
 
-    Contract: raises `ConfigError` with a sentence for people if that is not possible.
+    Contract: raises `ConfigError` with a sentence for people if that is not possible. If it has an
+    async method ``aclose``, that is called when the server ends.
     """
 
     agent: str | None
@@ -43,6 +44,12 @@ class RunAgents(Protocol):
 
     def for_replay(self, began: RunBegan) -> Setup:
         """Return what a run needs that is only replayed: no model and no tool is called."""
+        ...
+
+    def check_resume(self, run_id: str) -> None:
+        """Raise `ConfigError` if others go on with this outermost run, such as the workers of a
+        queue.
+        """
         ...
 
 
@@ -69,3 +76,6 @@ class AgentRuns:
     def for_replay(self, began: RunBegan) -> Setup:
         """Return what a replay needs."""
         return Setup(self._agent.config, self._deps)
+
+    def check_resume(self, run_id: str) -> None:
+        """Any run may be resumed here."""

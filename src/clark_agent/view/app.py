@@ -6,8 +6,10 @@
     app = view_app(SqliteStore("runs.db"), token="…")      # uvicorn app:app
     # http://127.0.0.1:8000/?token=…
 
-It only shows runs, unless ``can_write`` is set. `clark_agent.view.shapes` lists its addresses. Logs
-are read in threads, and in pages; see `clark_agent.view.index`.
+It only shows runs, unless ``can_write`` is set. What it leaves in a store then is what readers
+leave: a search in a database completes its index, and while a run is followed, there may be a small
+file for its deltas beside the log. `clark_agent.view.shapes` lists its addresses. Logs are read in
+threads, and in pages; see `clark_agent.view.index`.
 """
 
 from __future__ import annotations
@@ -98,11 +100,13 @@ def view_app(
 
     if token is not None and len(token) < 16:
         raise ConfigError("view_app: token must have at least 16 characters")
-    runs = agent if agent is None or hasattr(agent, "for_run") else AgentRuns(agent, deps=deps)
+    runs: Any = agent
+    if agent is not None and not hasattr(agent, "for_run"):
+        runs = AgentRuns(runs, deps=deps)
     csrf = secrets.token_urlsafe(24)
     view = View(
         store_of(store),
-        runs,  # type: ignore[arg-type]
+        runs,
         csrf=csrf if can_write else "",
         prices=dict(prices or {}),
         where=where,
@@ -292,8 +296,9 @@ class View:
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
-        """Let runs go at the end."""
+        """Load prices while the page opens, and let runs go at the end."""
         self._closing = asyncio.Event()
+        self.reading.prepare()
         yield
         self.close()
         await self.reading.close()

@@ -36,8 +36,8 @@ MOST_BYTES = 50_000_000
 _LONGEST_TEXT = 200_000
 _MOST_RUNS = 500
 _MOST_TURNS = 100_000
-_REQUESTS_SHARE = 4
-"""At most one part in so many of what is left is for requests."""
+_KEPT = 4
+"""One part in so many of what is left is kept for what follows."""
 
 
 def write_run(
@@ -62,6 +62,8 @@ class _Export:
         self.reading = Reading(store)
         self.omitted: list[str] = []
         self._left = most
+        self._turn = 0
+        """The last turn of which items were written."""
 
     def data(self, root: str) -> Iterator[str]:
         """The run, and those below it."""
@@ -102,40 +104,44 @@ class _Export:
 
     def _items(self, index: LogIndex) -> Iterator[str]:
         """The items with whole texts and images, as many as fit, and the turns."""
-        most = self._left - self._left // _REQUESTS_SHARE
-        timeline, comma, turn = Timeline(Parts(_LONGEST_TEXT, inline=True)), "", 0
+        most = self._left - self._left // _KEPT
+        timeline, comma, self._turn = Timeline(Parts(_LONGEST_TEXT, inline=True)), "", 0
         yield '"items":['
         with suppress(DecodeError):  # the head says where the log is damaged
             for record in index.records_from(START, index.last_seq):
                 item = timeline.take(record)
                 json = _json(item)
                 if len(json) > most:
-                    place = f"From record {record.seq:,} in turn {item.turn} on"
+                    place = f"from record {record.seq:,} in turn {item.turn} on"
                     self.omitted.append(
-                        f"{place}, this run is left out: the file would be too large."
+                        f"The run {index.run_id} is left out {place}: the file would be too large."
                     )
                     break
                 most -= len(json)
                 self._left -= len(json)
-                turn = item.turn
+                self._turn = item.turn
                 yield comma + json
                 comma = ","
-        rows = [row for row in index.turn_rows(0, _MOST_TURNS) if row.turn <= turn]
+        rows = [row for row in index.turn_rows(0, _MOST_TURNS) if row.turn <= self._turn]
         yield f"],{self._member('turns', rows)},"
 
     def _requests(self, index: LogIndex) -> Iterator[str]:
         """What the model saw in each turn, as far as it was new."""
-        most = self._left // _REQUESTS_SHARE
+        most = self._left - self._left // _KEPT
         parts, comma, shown = Parts(inline=True), "", None
         yield '"requests":['
         with suppress(DecodeError):
             for sent in sent_requests(index):
+                if sent.turn > self._turn:
+                    break
                 view = msgspec.to_builtins(request_view(index.run_id, sent, None, 100, parts=parts))
                 front = [view.pop(name) for name in ("system_prompt", "tools", "settings")]
                 view["front"] = None if front == shown else front
                 json = _json(view)
                 if len(json) > most:
-                    self.omitted.append(f"The requests from turn {sent.turn} on are left out.")
+                    self.omitted.append(
+                        f"The requests of {index.run_id} are left out from turn {sent.turn} on."
+                    )
                     break
                 most -= len(json)
                 self._left -= len(json)

@@ -22,7 +22,7 @@ from clark_agent._version import __version__
 from clark_agent.clock import now_ms
 from clark_agent.errors import ClarkAgentError, DecodeError, RunNotFound
 from clark_agent.messages.wire import decode_json
-from clark_agent.prices import Price
+from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log import waiting_for
 from clark_agent.run_log._reading import in_background, is_remote
 from clark_agent.run_log.follow import LiveDelta
@@ -82,6 +82,15 @@ class Reading:
         self._cache: OrderedDict[Any, Any] = OrderedDict()
         self._lock = Lock()
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def prepare(self) -> None:
+        """Load the table of prices, which takes a while, in the background."""
+
+        def load() -> bool:
+            known_price(ModelRef("any"), self._prices)
+            return False
+
+        self._in_background("load prices", load)
 
     async def close(self) -> None:
         """End what goes on in the background."""

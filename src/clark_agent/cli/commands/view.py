@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from clark_agent._extras import load_extra
 from clark_agent.cli.app import examples
+from clark_agent.cli.commands.run import check_not_queued
 from clark_agent.cli.options import (
     STORE_VARIABLE,
     Approvals,
@@ -146,7 +147,7 @@ def _names(host: str) -> tuple[str, ...]:
     if is_loopback(host):
         return ()
     own = socket.gethostname()
-    return (host, own, socket.getfqdn(), f"{own}.local")
+    return (host, own, f"{own}.local")
 
 
 def _user_name() -> str | None:
@@ -197,3 +198,12 @@ class CommandLineAgents:
             )
         agent = replay_agent(settings)
         return Setup(agent.config, agent.deps)
+
+    async def aclose(self) -> None:
+        """Disconnect from the MCP servers."""
+        if self._mcp is not None:
+            await self._mcp.aclose()
+
+    def check_resume(self, run_id: str) -> None:
+        """Leave runs of a queue to its workers."""
+        check_not_queued(self._log, run_id)

@@ -88,7 +88,9 @@ class Server {
   }
 
   get(path, params = {}, signal = null) {
-    return answerOf(fetch(withParams(path, params), { signal, headers: { accept: "application/json" } }));
+    return answerOf(
+      fetch(withParams(path, params), { signal, headers: { accept: "application/json" } }),
+    );
   }
 
   post(path, body) {
@@ -224,7 +226,8 @@ class Embedded {
     const sent = this.found(id).requests;
     const all = sent.filter((each) => each.turn === turn);
     const request = attempt === null ? all.at(-1) : all.find((each) => each.attempt === attempt);
-    if (!request) throw new ApiError(404, "not_found", "The request of this turn is not in this file.");
+    if (!request)
+      throw new ApiError(404, "not_found", "The request of this turn is not in this file.");
     const before = sent.slice(0, sent.indexOf(request) + 1);
     const [system, tools, settings] = before.findLast((each) => each.front !== null).front;
     const same = request.front === null ? tools.map((tool) => ({ ...tool, is_new: false })) : tools;

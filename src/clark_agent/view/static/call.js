@@ -30,7 +30,13 @@ export class CallCard {
     this.element = h("details.call", { open: true, data: { tool: block.name } });
     this.element.append(h("summary", null, this.sign, label, line, this.took));
     const given = h("div.part", null, h("p.label", null, "Arguments"), argumentsView(runId, block));
-    const parts = [isWholeIn(block) ? null : given, this.notes, this.progress, this.children, this.outcome];
+    const parts = [
+      isWholeIn(block) ? null : given,
+      this.notes,
+      this.progress,
+      this.children,
+      this.outcome,
+    ];
     this.element.append(h("div.details-body", null, parts));
     this.set("called");
   }
@@ -79,7 +85,13 @@ export class CallCard {
     if (request !== null) {
       const what = request.needs === "permission" ? "waits for permission" : "waits for its result";
       const who = request.assignee ? ` from ${request.assignee}` : "";
-      this.note(h("p.decision", null, `${request.asked_by}: ${what}${who} since ${moment(request.asked_at)}`));
+      this.note(
+        h(
+          "p.decision",
+          null,
+          `${request.asked_by}: ${what}${who} since ${moment(request.asked_at)}`,
+        ),
+      );
     } else this.note(h("p.decision", null, "It waits for the runs that it started."));
   }
 
@@ -129,11 +141,17 @@ export function childView({ run }, context) {
     h("span.muted", null, duration(run.ms)),
   ];
   const props = { class: "child", data: { run: run.run_id } };
-  return details(summary, () => h("div.stack", null, link, context.childTimeline(run.run_id)), props);
+  return details(
+    summary,
+    () => h("div.stack", null, link, context.childTimeline(run.run_id)),
+    props,
+  );
 }
 
 function progressView(runId, item) {
-  const text = item.narration ? h("p", null, firstLine(item.narration, 600)) : textView(runId, item.text);
+  const text = item.narration
+    ? h("p", null, firstLine(item.narration, 600))
+    : textView(runId, item.text);
   return h("div.part", null, h("p.label", null, "Progress"), text);
 }
 

@@ -25,7 +25,11 @@ export class ComparePage {
       if (!this.isClosed) this.show(diff);
     } catch (error) {
       if (error.error !== "too_large") throw error;
-      const again = h("button", { type: "button", onclick: () => this.open({ ...params, force: 1 }) }, "Compare anyway");
+      const again = h(
+        "button",
+        { type: "button", onclick: () => this.open({ ...params, force: 1 }) },
+        "Compare anyway",
+      );
       fill(this.element, h("div.empty", null, h("p", null, error.message), again));
     } finally {
       this.element.removeAttribute("aria-busy");
@@ -37,7 +41,9 @@ export class ComparePage {
   }
 
   show(diff) {
-    const common = diff.common ? `The first ${plural(diff.common, "message")} are the same.` : "They differ from the first message on.";
+    const common = diff.common
+      ? `The first ${plural(diff.common, "message")} are the same.`
+      : "They differ from the first message on.";
     const isSame = diff.common === diff.a_total && diff.common === diff.b_total;
     const rows = h("div.sides");
     append(rows, [
@@ -49,20 +55,30 @@ export class ComparePage {
     this.rows = rows;
     this.addRows(diff);
     const shown = diff.difference
-      ? details(["The first difference of the logs"], () => differenceView(diff.a.run_id, diff.difference))
+      ? details(["The first difference of the logs"], () =>
+          differenceView(diff.a.run_id, diff.difference),
+        )
       : h("p.muted", null, "The logs do not differ, apart from times and ids.");
     fill(this.element, rows, h("div.sides", null, h("div.both", null, shown)));
   }
 
   fromStart(diff) {
     if (!diff.rows.length || diff.rows[0].index === 0) return null;
-    return h("button.link", { type: "button", onclick: () => this.open({ from: 0 }) }, "Show them from the beginning");
+    return h(
+      "button.link",
+      { type: "button", onclick: () => this.open({ from: 0 }) },
+      "Show them from the beginning",
+    );
   }
 
   addRows(diff) {
     for (const row of diff.rows) append(this.rows, rowViews(diff, row));
     if (diff.next === null) return;
-    const more = h("div.both.more", null, h("button", { type: "button", onclick: () => this.loadMore(more, diff.next) }, "More"));
+    const more = h(
+      "div.both.more",
+      null,
+      h("button", { type: "button", onclick: () => this.loadMore(more, diff.next) }, "More"),
+    );
     this.rows.append(more);
   }
 
@@ -83,14 +99,26 @@ function sideHead(run) {
   const href = `#/run/${encodeURIComponent(run.run_id)}`;
   const name = firstLine(run.task ?? run.run_id, 120);
   const facts = [run.model, duration(run.ms)].filter(Boolean).join(" · ");
-  return h("div.side-head", null, h("a", { href }, name), " ", statusView(run.status), h("p.muted", null, facts));
+  return h(
+    "div.side-head",
+    null,
+    h("a", { href }, name),
+    " ",
+    statusView(run.status),
+    h("p.muted", null, facts),
+  );
 }
 
 function rowViews(diff, { a, b, is_same: isSame }) {
   const isText = !isSame && a && b && a.role === b.role && a.name === b.name;
-  const both = isText && plainText(a).length + plainText(b).length > 600
-    ? h("div.both", null, details(["The difference line by line"], () => textDiff(plainText(a), plainText(b))))
-    : null;
+  const both =
+    isText && plainText(a).length + plainText(b).length > 600
+      ? h(
+          "div.both",
+          null,
+          details(["The difference line by line"], () => textDiff(plainText(a), plainText(b))),
+        )
+      : null;
   return [side(diff.a.run_id, a, isSame), side(diff.b.run_id, b, isSame), both];
 }
 
@@ -99,5 +127,10 @@ function side(runId, message, isSame) {
   const chip = isSame ? null : h("span.chip.warn", null, "different");
   const head = h("div.turn-head", null, h("h2", null, roleName(message)), chip);
   const body = h("div.turn-body", null, messageBody(runId, message));
-  return h("section.turn", { class: isSame ? "" : "is-different", "aria-label": roleName(message) }, head, body);
+  return h(
+    "section.turn",
+    { class: isSame ? "" : "is-different", "aria-label": roleName(message) },
+    head,
+    body,
+  );
 }

@@ -8,7 +8,11 @@ import { statusWords } from "./status.js";
 /** Open the dialog with these contents. */
 export function openDialog(title, ...content) {
   const dialog = byId("dialog");
-  const close = h("button.quiet", { type: "button", onclick: () => dialog.close(), "aria-label": "Close" }, "✕");
+  const close = h(
+    "button.quiet",
+    { type: "button", onclick: () => dialog.close(), "aria-label": "Close" },
+    "✕",
+  );
   const head = h("div.dialog-head", null, h("h2", { id: "dialog-title" }, title), close);
   fill(dialog, head, ...content);
   if (!dialog.open) dialog.showModal();
@@ -33,7 +37,11 @@ const SHORTCUTS = [
 /** The list of keys. */
 export function showHelp() {
   const rows = SHORTCUTS.map(([keys, what]) => [
-    h("dt", null, keys.split(" / ").map((key, at) => [at ? " " : null, h("kbd", null, key)])),
+    h(
+      "dt",
+      null,
+      keys.split(" / ").map((key, at) => [at ? " " : null, h("kbd", null, key)]),
+    ),
     h("dd", null, what),
   ]);
   openDialog("Keyboard shortcuts", h("dl.keys", null, rows));
@@ -56,7 +64,11 @@ export async function act(button, place, action) {
 /** Ask for the prompt and the model of a fork, and start it. */
 export function openFork(view, turn, session) {
   const prompt = h("textarea", { id: "fork-prompt", rows: 4 });
-  const model = h("input", { id: "fork-model", placeholder: session.model ?? view.run.model ?? "", autocomplete: "off" });
+  const model = h("input", {
+    id: "fork-model",
+    placeholder: session.model ?? view.run.model ?? "",
+    autocomplete: "off",
+  });
   const system = h("textarea", { id: "fork-system", placeholder: "unchanged" });
   const instead = h("input", { id: "fork-instead", type: "checkbox", checked: true });
   const error = h("p.form-error", { role: "alert" });
@@ -97,14 +109,23 @@ export function openFork(view, turn, session) {
 
 /** Replay the run, and show whether it is the same. */
 export async function openReplay(runId) {
-  const place = h("div.stack", { role: "status", "aria-busy": "true" }, h("p", null, "Replaying …"));
+  const place = h(
+    "div.stack",
+    { role: "status", "aria-busy": "true" },
+    h("p", null, "Replaying …"),
+  );
   openDialog("Replay", place);
   try {
     const { is_identical: isSame, difference } = await api.replay(runId);
     fill(
       place,
       isSame
-        ? h("p", null, h("span.chip.good", null, "identical"), " The agent of this server does the same again.")
+        ? h(
+            "p",
+            null,
+            h("span.chip.good", null, "identical"),
+            " The agent of this server does the same again.",
+          )
         : differenceView(runId, difference),
     );
   } catch (error) {
@@ -118,7 +139,13 @@ export async function openReplay(runId) {
 export function differenceView(runId, difference) {
   const turn = difference.turn;
   const href = `#/run/${encodeURIComponent(runId)}/turn/${turn}`;
-  const place = h("p", null, "The first difference is in ", h("a", { href }, `turn ${turn}`), `: ${difference.kind} `);
+  const place = h(
+    "p",
+    null,
+    "The first difference is in ",
+    h("a", { href }, `turn ${turn}`),
+    `: ${difference.kind} `,
+  );
   return h(
     "div.stack",
     null,
@@ -131,14 +158,23 @@ export function differenceView(runId, difference) {
 /** Ask with which run to compare this one. */
 export async function openCompare(view) {
   const list = h("div.stack", null, h("p.muted", null, "Loading …"));
-  const search = h("input", { type: "search", id: "compare-search", "aria-label": "Search runs" });
+  const search = h("input", {
+    type: "search",
+    id: "compare-search",
+    "aria-label": "Search runs",
+  });
   let newest = 0;
   const load = async () => {
     newest += 1;
     const mine = newest;
     try {
-      const { runs } = await api.runs({ q: search.value, limit: 20, all: search.value ? 1 : null });
-      if (mine === newest) fill(list, runs.filter((run) => run.run_id !== view.run.run_id).map(choice));
+      const { runs } = await api.runs({
+        q: search.value,
+        limit: 20,
+        all: search.value ? 1 : null,
+      });
+      if (mine === newest)
+        fill(list, runs.filter((run) => run.run_id !== view.run.run_id).map(choice));
     } catch (error) {
       fill(list, h("p.form-error", null, error.message));
     }
@@ -146,12 +182,19 @@ export async function openCompare(view) {
   const choice = (run) => {
     const href = `#/diff/${encodeURIComponent(view.run.run_id)}/${encodeURIComponent(run.run_id)}`;
     const words = firstLine(run.task ?? run.run_id, 120);
-    return h("p", null, h("a", { href, onclick: () => byId("dialog").close() }, words), " ", h("span.muted", null, statusWords(run.status)));
+    return h(
+      "p",
+      null,
+      h("a", { href, onclick: () => byId("dialog").close() }, words),
+      " ",
+      h("span.muted", null, statusWords(run.status)),
+    );
   };
   search.addEventListener("input", load);
   const related = [view.run.forked_from?.run_id, ...view.forks].filter(Boolean).map((id) => {
     const href = `#/diff/${encodeURIComponent(view.run.run_id)}/${encodeURIComponent(id)}`;
-    const name = id === view.run.forked_from?.run_id ? "the run it was forked from" : `fork ${id.slice(0, 8)}`;
+    const name =
+      id === view.run.forked_from?.run_id ? "the run it was forked from" : `fork ${id.slice(0, 8)}`;
     return h("p", null, h("a", { href, onclick: () => byId("dialog").close() }, name));
   });
   openDialog("Compare with", h("div.stack", null, related, search, list));

@@ -31,23 +31,60 @@ export class RunListPage {
   }
 
   build(place) {
-    this.search = h("input", { type: "search", id: "search", placeholder: "Search runs", autocomplete: "off", value: this.filters.q });
+    this.search = h("input", {
+      type: "search",
+      id: "search",
+      placeholder: "Search runs",
+      autocomplete: "off",
+      value: this.filters.q,
+    });
     this.search.addEventListener("input", () => this.typed());
-    const label = h("label.search", { for: "search" }, h("span.visually-hidden", null, "Search runs"), this.search);
+    const label = h(
+      "label.search",
+      { for: "search" },
+      h("span.visually-hidden", null, "Search runs"),
+      this.search,
+    );
     this.selects = ["status", "model", "agent"].map((name) => this.select(name));
     this.count = h("span.count", { role: "status" });
-    const head = h("form.list-head", { role: "search", onsubmit: (event) => event.preventDefault() }, label);
+    const head = h(
+      "form.list-head",
+      { role: "search", onsubmit: (event) => event.preventDefault() },
+      label,
+    );
     append(head, [this.selects.map((each) => each.label), this.count]);
-    const titles = COLUMNS.map((name, at) => h("span", { role: "columnheader", class: at > 3 ? "end" : "" }, name));
+    const titles = COLUMNS.map((name, at) =>
+      h("span", { role: "columnheader", class: at > 3 ? "end" : "" }, name),
+    );
     this.body = h("div", { role: "rowgroup" });
     this.table = h("div.runs", { role: "treegrid", "aria-label": "Runs" });
-    this.table.append(h("div", { role: "rowgroup" }, h("div.runs-head", { role: "row" }, titles)), this.body);
-    this.more = h("div.more", { hidden: true }, h("button", { type: "button", onclick: () => this.loadMore() }, "More"));
+    this.table.append(
+      h("div", { role: "rowgroup" }, h("div.runs-head", { role: "row" }, titles)),
+      this.body,
+    );
+    this.more = h(
+      "div.more",
+      { hidden: true },
+      h("button", { type: "button", onclick: () => this.loadMore() }, "More"),
+    );
     this.note = h("div.empty", { hidden: true });
-    place.append(h("div.list", null, h("h1.visually-hidden", null, "Runs"), head, this.table, this.note, this.more));
-    this.observer = new IntersectionObserver((entries) => {
-      if (entries.some((entry) => entry.isIntersecting)) this.loadMore();
-    }, { rootMargin: "800px" });
+    place.append(
+      h(
+        "div.list",
+        null,
+        h("h1.visually-hidden", null, "Runs"),
+        head,
+        this.table,
+        this.note,
+        this.more,
+      ),
+    );
+    this.observer = new IntersectionObserver(
+      (entries) => {
+        if (entries.some((entry) => entry.isIntersecting)) this.loadMore();
+      },
+      { rootMargin: "800px" },
+    );
     this.observer.observe(this.more);
     this.timer = setInterval(() => this.refresh(), REFRESH);
   }
@@ -141,7 +178,11 @@ export class RunListPage {
     const chosen = this.filters[name];
     const options = chosen && !values.includes(chosen) ? [...values, chosen] : values;
     const shown = (value) => (name === "status" ? statusWords(value) : value);
-    fill(input, h("option", { value: "" }, all), options.map((value) => h("option", { value }, shown(value))));
+    fill(
+      input,
+      h("option", { value: "" }, all),
+      options.map((value) => h("option", { value }, shown(value))),
+    );
     input.value = chosen;
     input.setAttribute("aria-label", words);
     label.hidden = values.length < 2 && !chosen;
@@ -150,7 +191,8 @@ export class RunListPage {
   showCount({ total, known, of, search }) {
     const parts = [`${number(total)} ${total === 1 ? "run" : "runs"}`];
     if (known < of) parts.push(`reading ${number(known)} of ${number(of)} logs`);
-    if (search?.kind === "scan") parts.push(`searched in the newest ${number(search.scanned)} logs`);
+    if (search?.kind === "scan")
+      parts.push(`searched in the newest ${number(search.scanned)} logs`);
     this.count.textContent = parts.join(" · ");
   }
 
@@ -158,11 +200,19 @@ export class RunListPage {
     this.note.hidden = runs.length > 0;
     const isFiltered = Object.values(this.filters).some(Boolean);
     if (isFiltered || of) {
-      const clear = h("button.link", { type: "button", onclick: () => this.clear() }, "Show all runs");
+      const clear = h(
+        "button.link",
+        { type: "button", onclick: () => this.clear() },
+        "Show all runs",
+      );
       fill(this.note, h("p", null, "No run matches."), h("p", null, clear));
     } else {
       const command = h("code", null, "clark-agent run --log …");
-      fill(this.note, h("p", null, "There are no runs in this store yet."), h("p", null, "Start one: ", command));
+      fill(
+        this.note,
+        h("p", null, "There are no runs in this store yet."),
+        h("p", null, "Start one: ", command),
+      );
     }
   }
 
@@ -243,7 +293,9 @@ export class RunListPage {
       return;
     }
     this.marked = this.marked === id ? null : id;
-    announce(this.marked ? "Marked. Press x on another run to compare them." : "Not marked any more.");
+    announce(
+      this.marked ? "Marked. Press x on another run to compare them." : "Not marked any more.",
+    );
   }
 
   keys = {
@@ -275,29 +327,49 @@ class Row {
     this.page = page;
     this.below = [];
     const href = runHref(run);
-    this.link = h("a", { href, title: run.task ?? run.run_id }, firstLine(run.task ?? run.run_id) || run.run_id);
+    this.link = h(
+      "a",
+      { href, title: run.task ?? run.run_id },
+      firstLine(run.task ?? run.run_id) || run.run_id,
+    );
     this.link.addEventListener("focus", () => page.current !== this && page.mark(this, false));
     const task = h("div.task", { role: "gridcell" }, this.fold(), this.link, this.snippet());
     const tokens = run.tokens;
     const input = tokens && tokens.input + tokens.cache_read + tokens.cache_write;
     const cells = [
       h("span", null, run.model ?? "–"),
-      h("time", { title: moment(run.began_at), datetime: isoTime(run.began_at) }, ago(run.began_at)),
+      h(
+        "time",
+        { title: moment(run.began_at), datetime: isoTime(run.began_at) },
+        ago(run.began_at),
+      ),
       duration(run.ms),
       tokens ? `${short(input)} in, ${short(tokens.output)} out` : "–",
       cost(run.cost),
     ];
     const classes = ["model", "began", "end", "end tokens", "end"];
     const props = { role: "row", "aria-level": level, data: { run: run.run_id } };
-    this.element = h("div.run-row", props, h("div", { role: "gridcell" }, statusView(run.status)), task);
-    append(this.element, cells.map((cell, at) => h("div", { role: "gridcell", class: classes[at] }, cell)));
+    this.element = h(
+      "div.run-row",
+      props,
+      h("div", { role: "gridcell" }, statusView(run.status)),
+      task,
+    );
+    append(
+      this.element,
+      cells.map((cell, at) => h("div", { role: "gridcell", class: classes[at] }, cell)),
+    );
     if (run.children) this.element.setAttribute("aria-expanded", "false");
   }
 
   fold() {
     if (!this.run.children) return null;
     const label = `Child runs: ${this.run.children}`;
-    this.button = h("button.quiet.unfold", { type: "button", "aria-label": label }, `▸ ${this.run.children}`);
+    this.button = h(
+      "button.quiet.unfold",
+      { type: "button", "aria-label": label },
+      `▸ ${this.run.children}`,
+    );
     this.button.addEventListener("click", () => this.unfold(!this.below.length));
     return this.button;
   }

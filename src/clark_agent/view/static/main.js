@@ -26,7 +26,8 @@ function routeOf(hash) {
     const seq = /^\d{1,9}$/.test(params.get("seq") ?? "") ? Number(params.get("seq")) : null;
     return { name, key: `run ${first}`, runId: first, turn, isRequest, attempt, seq };
   }
-  if (name === "diff" && first && second) return { name, key: `diff ${first} ${second}`, a: first, b: second };
+  if (name === "diff" && first && second)
+    return { name, key: `diff ${first} ${second}`, a: first, b: second };
   if (name === "waiting") return { name, key: "waiting" };
   return { name: "list", key: "list", query: params };
 }
@@ -73,7 +74,15 @@ function failed(error) {
   console.error(error);
   const isUnknown = error.status === undefined;
   const words = isUnknown ? `The page has an error: ${error.message}` : error.message;
-  fill(content, h("div.empty", { role: "alert" }, h("p.form-error", null, words), h("p", null, h("a", { href: "#/" }, "All runs"))));
+  fill(
+    content,
+    h(
+      "div.empty",
+      { role: "alert" },
+      h("p.form-error", null, words),
+      h("p", null, h("a", { href: "#/" }, "All runs")),
+    ),
+  );
 }
 
 // --- colours -------------------------------------------------------------------------------------

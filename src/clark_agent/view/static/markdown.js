@@ -148,7 +148,12 @@ function table(lines, at) {
     rows.push(cells(lines[end]).slice(0, head.length));
     end += 1;
   }
-  const row = (tag, texts) => h("tr", null, texts.map((text) => h(tag, null, inline(text))));
+  const row = (tag, texts) =>
+    h(
+      "tr",
+      null,
+      texts.map((text) => h(tag, null, inline(text))),
+    );
   const body = rows.map((texts) => row("td", texts));
   const made = h("table", null, h("thead", null, row("th", head)), h("tbody", null, body));
   return [h("div.table", { tabindex: 0, role: "region", "aria-label": "table" }, made), end];

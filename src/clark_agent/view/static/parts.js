@@ -68,7 +68,8 @@ function cut(place, whole, kind, drawn, left, isTall) {
   }
   const isMissing = api.isStatic && left > 0 && whole.text.length <= SHOWN;
   if (!isMissing || isTall) box.append(more);
-  if (isMissing) box.append(h("p.muted", null, `${number(left)} more characters are not in this file.`));
+  if (isMissing)
+    box.append(h("p.muted", null, `${number(left)} more characters are not in this file.`));
   return box;
 }
 
@@ -81,7 +82,11 @@ async function load(whole) {
 
 /** One line for people, cut by the style sheet. */
 export function firstLine(text, most = 240) {
-  return text.slice(0, 4 * most).replace(/\s+/g, " ").trim().slice(0, most);
+  return text
+    .slice(0, 4 * most)
+    .replace(/\s+/g, " ")
+    .trim()
+    .slice(0, most);
 }
 
 // --- blocks --------------------------------------------------------------------------------------
@@ -136,9 +141,13 @@ function callLine(runId, call) {
 
 function other(runId, block) {
   const name = block.name === "reasoning_details" ? "Reasoning of the provider" : block.name;
-  return details([`${name} · ${plural(block.data.length, "character")}`], () => textView(runId, block.data), {
-    class: "thought",
-  });
+  return details(
+    [`${name} · ${plural(block.data.length, "character")}`],
+    () => textView(runId, block.data),
+    {
+      class: "thought",
+    },
+  );
 }
 
 /** The arguments of a call: a table if they are an object, or else the text. */
@@ -225,9 +234,16 @@ export function resultView(runId, result, label = "Result") {
     result.terminate ? h("p.muted", null, "This result votes to end the run.") : null,
   ];
   const kind = result.is_error ? "error" : "";
-  return h("div.part", { class: kind }, h("p.label", null, result.is_error ? "Error" : label), parts);
+  return h(
+    "div.part",
+    { class: kind },
+    h("p.label", null, result.is_error ? "Error" : label),
+    parts,
+  );
 }
 
 function moreDetails(runId, text) {
-  return details(["Details for the host"], () => dataView(runId, text), { class: "quiet-details" });
+  return details(["Details for the host"], () => dataView(runId, text), {
+    class: "quiet-details",
+  });
 }

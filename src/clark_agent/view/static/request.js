@@ -34,7 +34,11 @@ export class RequestPanel {
   }
 
   fail(error, attempt) {
-    const again = h("button", { type: "button", onclick: () => this.load(attempt, 1) }, "Read it anyway");
+    const again = h(
+      "button",
+      { type: "button", onclick: () => this.load(attempt, 1) },
+      "Read it anyway",
+    );
     const isLarge = error.error === "too_large";
     this.element.replaceChildren(h("p.form-error", null, error.message), isLarge ? again : "");
   }
@@ -79,12 +83,19 @@ export class RequestPanel {
   messages() {
     const { messages, first, total, prefix } = this.request;
     const kept = prefix?.possible_tokens ? prefix.kept_messages : 0;
-    const list = h("div.message-list", null, messages.map((each) => this.row(each, kept)));
+    const list = h(
+      "div.message-list",
+      null,
+      messages.map((each) => this.row(each, kept)),
+    );
     const fresh = messages.filter((each) => each.is_new).length;
     const title = h("h3", null, `${plural(total, "message")}, ${number(fresh)} new`);
     const parts = [title];
     if (first > 0 && !api.isStatic) parts.push(this.earlier(list, first));
-    else if (first > 0) parts.push(h("p.muted", null, `${plural(first, "message")} before these, as in the turns above.`));
+    else if (first > 0)
+      parts.push(
+        h("p.muted", null, `${plural(first, "message")} before these, as in the turns above.`),
+      );
     parts.push(list);
     const last = messages.at(-1)?.index ?? first - 1;
     if (last + 1 < total && !api.isStatic) parts.push(this.later(list, last + 1, total));
@@ -94,14 +105,22 @@ export class RequestPanel {
   earlier(list, first) {
     const start = Math.max(0, first - PAGE);
     const words = `Show ${plural(first - start, "message")} before`;
-    const button = h("button.link", { type: "button", onclick: () => this.page(button, list, start, first, true) }, words);
+    const button = h(
+      "button.link",
+      { type: "button", onclick: () => this.page(button, list, start, first, true) },
+      words,
+    );
     return button;
   }
 
   later(list, from, total) {
     const end = Math.min(total, from + PAGE);
     const words = `Show ${plural(end - from, "message")} more`;
-    const button = h("button.link", { type: "button", onclick: () => this.page(button, list, from, end, false) }, words);
+    const button = h(
+      "button.link",
+      { type: "button", onclick: () => this.page(button, list, from, end, false) },
+      words,
+    );
     return button;
   }
 
@@ -109,7 +128,11 @@ export class RequestPanel {
     button.disabled = true;
     const { attempt, total } = this.request;
     try {
-      const page = await api.request(this.runId, this.turn, { attempt, from, limit: end - from });
+      const page = await api.request(this.runId, this.turn, {
+        attempt,
+        from,
+        limit: end - from,
+      });
       const rows = page.messages.map((each) => this.row(each, Infinity));
       if (isBefore) list.prepend(...rows);
       else list.append(...rows);
@@ -129,8 +152,16 @@ export class RequestPanel {
       message.is_error ? h("span.chip.bad", null, "error") : null,
     ];
     const first = h("span.first", null, firstLine(plainText(message)));
-    const summary = [h("span.muted", null, `${message.index}`), h("b", null, roleName(message)), first, chips];
-    const props = { class: `message-row ${isNew ? "new" : "kept"}`, open: isNew && message.role !== "system" };
+    const summary = [
+      h("span.muted", null, `${message.index}`),
+      h("b", null, roleName(message)),
+      first,
+      chips,
+    ];
+    const props = {
+      class: `message-row ${isNew ? "new" : "kept"}`,
+      open: isNew && message.role !== "system",
+    };
     return details(summary, () => h("div", null, messageBody(this.runId, message)), props);
   }
 
@@ -141,16 +172,36 @@ export class RequestPanel {
       made.push(details(["System prompt"], () => textView(this.runId, system, "plain")));
     }
     const fresh = tools.filter((tool) => tool.is_new).length;
-    const gone = removed.length ? `, ${plural(removed.length, "tool")} removed: ${removed.join(", ")}` : "";
+    const gone = removed.length
+      ? `, ${plural(removed.length, "tool")} removed: ${removed.join(", ")}`
+      : "";
     const words = `${plural(tools.length, "tool")}${fresh ? `, ${number(fresh)} new or changed` : ""}${gone}`;
-    made.push(details([words], () => h("div", null, tools.map((tool) => this.tool(tool)))));
+    made.push(
+      details([words], () =>
+        h(
+          "div",
+          null,
+          tools.map((tool) => this.tool(tool)),
+        ),
+      ),
+    );
     if (settings) made.push(details(["Settings"], () => textView(this.runId, settings)));
-    return h("section", { "aria-label": "Before the messages" }, h("h3", null, "Before the messages"), made);
+    return h(
+      "section",
+      { "aria-label": "Before the messages" },
+      h("h3", null, "Before the messages"),
+      made,
+    );
   }
 
   tool(tool) {
     const chip = tool.is_new ? h("span.chip.warn", null, "new") : null;
-    const summary = [h("code", null, tool.name), " ", h("span.muted", null, firstLine(tool.description.text, 120)), chip];
+    const summary = [
+      h("code", null, tool.name),
+      " ",
+      h("span.muted", null, firstLine(tool.description.text, 120)),
+      chip,
+    ];
     const build = () => [
       textView(this.runId, tool.description, "plain"),
       textView(this.runId, tool.parameters),
@@ -168,24 +219,50 @@ const PARTS = { tools: "the tools", system_prompt: "the system prompt", settings
 function prefixView({ prefix, total }) {
   if (!prefix) return null;
   if (!prefix.possible_tokens) {
-    return h("p.muted", null, `The first request: ${plural(total, "message")}, about ${number(prefix.tokens)} tokens.`);
+    return h(
+      "p.muted",
+      null,
+      `The first request: ${plural(total, "message")}, about ${number(prefix.tokens)} tokens.`,
+    );
   }
   const share = `${(100 * prefix.reuse).toFixed(prefix.reuse === 1 ? 0 : 1)}%`;
   const kept = h("span.kept", { style: { width: share } });
-  const bar = h("div.prefix-bar", { role: "img", "aria-label": `${share} of the last request is kept` }, kept);
+  const bar = h(
+    "div.prefix-bar",
+    { role: "img", "aria-label": `${share} of the last request is kept` },
+    kept,
+  );
   const words = `${share} of the last request is the beginning of this one: ${plural(prefix.kept_messages, "message")}, `;
   const sizes = `${number(prefix.kept_tokens)} of ${number(prefix.possible_tokens)} tokens. This one has about ${number(prefix.tokens)}.`;
   return h("div.change", null, bar, h("p", null, words, sizes), breakView(prefix));
 }
 
 function breakView({ change, is_certain: isCertain }) {
-  if (!change) return h("p.muted", null, "Nothing that was sent before has changed: a provider can answer from its cache.");
+  if (!change)
+    return h(
+      "p.muted",
+      null,
+      "Nothing that was sent before has changed: a provider can answer from its cache.",
+    );
   const place = PARTS[change.part] ?? `message ${change.index}`;
   const name = change.name ? ` (${change.name})` : "";
   const causes = change.causes.map((cause) => [
-    h("span.chip.accent", null, [cause.kind.replaceAll("_", " "), cause.name].filter(Boolean).join(" ")),
+    h(
+      "span.chip.accent",
+      null,
+      [cause.kind.replaceAll("_", " "), cause.name].filter(Boolean).join(" "),
+    ),
     " ",
   ]);
-  const doubt = isCertain ? null : h("span.muted", null, " The log does not tell this for certain.");
-  return h("p", null, h("b", null, `The cached prefix breaks at ${place}${name}. `), "Changed by ", causes, doubt);
+  const doubt = isCertain
+    ? null
+    : h("span.muted", null, " The log does not tell this for certain.");
+  return h(
+    "p",
+    null,
+    h("b", null, `The cached prefix breaks at ${place}${name}. `),
+    "Changed by ",
+    causes,
+    doubt,
+  );
 }

@@ -2,11 +2,13 @@
 
 import { api } from "./api.js";
 import { act, openCompare, openFork, openReplay } from "./dialogs.js";
-import { announce, append, byId, fill, h } from "./dom.js";
-import { cost, duration, moment, number, plural, short } from "./format.js";
+import { announce, byId, fill, h } from "./dom.js";
+import { cost, duration, moment, plural } from "./format.js";
 import { firstLine } from "./parts.js";
 import { isOpen, statusView } from "./status.js";
+import { steerForm } from "./steer.js";
 import { Timeline } from "./timeline.js";
+import { totalsView } from "./totals.js";
 import { waitingCard } from "./waiting.js";
 
 const NEAR_END = 160; // pixels
@@ -26,7 +28,10 @@ export class RunPage {
     this.outline = h("nav.outline", { "aria-label": "Turns" });
     this.waiting = h("section.stack", { "aria-label": "What waits", hidden: true });
     const onFork = session.can_run ? (turn) => openFork(this.view, turn, session) : null;
-    this.timeline = new Timeline(this.runId, { onFork, onTurn: (turn, isRequest) => this.link(turn, isRequest) });
+    this.timeline = new Timeline(this.runId, {
+      onFork,
+      onTurn: (turn, isRequest) => this.link(turn, isRequest),
+    });
     this.steer = h("div.steer-place");
     const column = h("div.column", null, this.waiting, this.timeline.element, this.steer);
     this.element = h("article.run", { "aria-label": "Run" }, this.head, this.outline, column);
@@ -94,14 +99,26 @@ export class RunPage {
     this.view = view;
     this.title = firstLine(view.run.task ?? view.run.run_id, 80) || view.run.run_id;
     document.title = `${this.title} · clark-agent`;
-    fill(this.head, this.titleLine(), this.facts(), totalsView(view), this.actions(), this.warnings());
+    fill(
+      this.head,
+      this.titleLine(),
+      this.facts(),
+      totalsView(view),
+      this.actions(),
+      this.warnings(),
+    );
     this.showWaiting(view);
     this.showSteer(view);
   }
 
   titleLine() {
     const { run } = this.view;
-    return h("div.title", null, h("h1", null, firstLine(run.task ?? run.run_id, 600)), statusView(run.status));
+    return h(
+      "div.title",
+      null,
+      h("h1", null, firstLine(run.task ?? run.run_id, 600)),
+      statusView(run.status),
+    );
   }
 
   facts() {
@@ -125,11 +142,13 @@ export class RunPage {
     const { view, session } = this;
     const { run } = view;
     const error = h("p.form-error", { role: "alert" });
-    const button = (words, onclick, kind = "") => h("button", { type: "button", class: kind, onclick }, words);
+    const button = (words, onclick, kind = "") =>
+      h("button", { type: "button", class: kind, onclick }, words);
     const can = !api.isStatic;
     const links = [
       view.parents[0] && this.runLink(view.parents[0], "↑ the run above"),
-      run.forked_from && this.runLink(run.forked_from.run_id, `forked from turn ${run.forked_from.turn}`),
+      run.forked_from &&
+        this.runLink(run.forked_from.run_id, `forked from turn ${run.forked_from.turn}`),
       run.forked_from && can && this.diffLink(run.forked_from.run_id, "Side by side"),
       view.forks.slice(0, 5).map((id, at) => this.runLink(id, `fork ${at + 1}`)),
     ];
@@ -152,7 +171,11 @@ export class RunPage {
   }
 
   diffLink(id, words) {
-    return h("a.button", { href: `#/diff/${encodeURIComponent(id)}/${encodeURIComponent(this.runId)}` }, words);
+    return h(
+      "a.button",
+      { href: `#/diff/${encodeURIComponent(id)}/${encodeURIComponent(this.runId)}` },
+      words,
+    );
   }
 
   warnings() {
@@ -160,8 +183,16 @@ export class RunPage {
     const omitted = api.isStatic ? (this.session.omitted ?? []) : [];
     return [
       error ? h("p.failure", { role: "alert" }, error) : null,
-      damage.slice(0, 1).map((each) => h("p.failure", null, `The log is damaged: ${each.reason} (${each.where})`)),
-      indexed.is_complete ? null : h("p.notice", null, `The totals count the first ${plural(indexed.records, "record")}; the rest is still being read.`),
+      damage
+        .slice(0, 1)
+        .map((each) => h("p.failure", null, `The log is damaged: ${each.reason} (${each.where})`)),
+      indexed.is_complete
+        ? null
+        : h(
+            "p.notice",
+            null,
+            `The totals count the first ${plural(indexed.records, "record")}; the rest is still being read.`,
+          ),
       omitted.map((words) => h("p.notice", null, words)),
     ];
   }
@@ -184,7 +215,9 @@ export class RunPage {
     this.waiting.hidden = !view.waiting.length;
     if (key === this.waitingKey) return;
     this.waitingKey = key;
-    const cards = view.waiting.map((request) => waitingCard(request, this.session, () => this.decided()));
+    const cards = view.waiting.map((request) =>
+      waitingCard(request, this.session, () => this.decided()),
+    );
     fill(this.waiting, cards);
   }
 
@@ -198,39 +231,7 @@ export class RunPage {
   showSteer(view) {
     const can = this.session.can_write && view.run.status === "running" && !api.isStatic;
     if (!can) this.steer.replaceChildren();
-    else if (!this.steer.firstChild) this.steer.append(this.steerForm());
-  }
-
-  steerForm() {
-    const text = h("textarea", { id: "steer", rows: 1, placeholder: "Write to this run" });
-    const options = [
-      ["after_batch", "after the running tools"],
-      ["before_next_tool", "before the next tool"],
-      ["now", "now, stopping what runs"],
-      ["follow_up", "when it is done"],
-    ].map(([value, words]) => h("option", { value }, words));
-    const when = h("select", { id: "steer-when" }, options);
-    const error = h("p.form-error", { role: "alert" });
-    const button = h("button.primary", { type: "submit" }, "Send");
-    const send = async (event) => {
-      event.preventDefault();
-      if (!text.value.trim()) return;
-      const body = { message: text.value, when: when.value, id: crypto.randomUUID() };
-      const done = await act(button, error, () => api.steer(this.runId, body));
-      if (!done) return;
-      text.value = "";
-      announce(done.message ?? "Sent.");
-    };
-    text.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
-    });
-    return h(
-      "form.steer",
-      { onsubmit: send, "aria-label": "Steer" },
-      h("label", { for: "steer" }, h("span.visually-hidden", null, "Message to the run"), text),
-      h("div.actions", null, h("label", { for: "steer-when" }, "Deliver", when), button),
-      error,
-    );
+    else if (!this.steer.firstChild) this.steer.append(steerForm(this.runId));
   }
 
   // --- turns ---
@@ -242,8 +243,19 @@ export class RunPage {
 
   drawTurns(page) {
     const slowest = Math.max(1, ...this.turnRows.map((turn) => turn.ms ?? 0));
-    const list = h("ol", null, this.turnRows.map((turn) => this.turnLink(turn, slowest)));
-    const more = page.next === null ? null : h("button.link", { type: "button", onclick: () => this.moreTurns(page.next) }, "More turns");
+    const list = h(
+      "ol",
+      null,
+      this.turnRows.map((turn) => this.turnLink(turn, slowest)),
+    );
+    const more =
+      page.next === null
+        ? null
+        : h(
+            "button.link",
+            { type: "button", onclick: () => this.moreTurns(page.next) },
+            "More turns",
+          );
     const ends = h("div.actions", null, [
       h("button.quiet", { type: "button", onclick: () => this.toStart() }, "↑ Start"),
       h("button.quiet", { type: "button", onclick: () => this.toLast() }, "↓ End"),
@@ -255,14 +267,19 @@ export class RunPage {
   turnLink(turn, slowest) {
     const names = turn.tools.join(", ");
     const what = names || (turn.discarded ? "asked again" : "answer");
-    const flag = (kind, sign, words) => h("span.flag", { class: kind, role: "img", "aria-label": words, title: words }, sign);
+    const flag = (kind, sign, words) =>
+      h("span.flag", { class: kind, role: "img", "aria-label": words, title: words }, sign);
     const flags = h("span.flags", null, [
       turn.errors ? flag("bad", `✗${turn.errors}`, plural(turn.errors, "error")) : null,
       turn.discarded ? flag("warn", "↻", plural(turn.discarded, "discarded answer")) : null,
-      turn.edited_by.length ? flag("accent", "✎", `request edited by ${turn.edited_by.join(", ")}`) : null,
+      turn.edited_by.length
+        ? flag("accent", "✎", `request edited by ${turn.edited_by.join(", ")}`)
+        : null,
       turn.has_children ? flag("", "⤷", "has child runs") : null,
     ]);
-    const bar = h("span.bar-of-time", { style: { width: `${(100 * (turn.ms ?? 0)) / slowest}%` } });
+    const bar = h("span.bar-of-time", {
+      style: { width: `${(100 * (turn.ms ?? 0)) / slowest}%` },
+    });
     const href = `#/run/${encodeURIComponent(this.runId)}/turn/${turn.turn}`;
     const label = `Turn ${turn.turn}: ${what}`;
     const link = h("a", { href, title: label, data: { turn: turn.turn } }, [
@@ -284,18 +301,21 @@ export class RunPage {
   /** Ask again for the newest turns, at most once a second. */
   refreshTurns() {
     if (this.refreshing || this.isClosed) return;
-    this.refreshing = setTimeout(async () => {
-      this.refreshing = null;
-      const last = this.turnRows.at(-1)?.turn ?? 0;
-      try {
-        const page = await api.turns(this.runId, Math.max(0, last));
-        if (this.isClosed) return;
-        this.turnRows = [...this.turnRows.filter((turn) => turn.turn < last), ...page.turns];
-        this.drawTurns(page);
-      } catch {
-        // The next item asks again.
-      }
-    }, this.turnRows.length > TURNS ? 5_000 : 400);
+    this.refreshing = setTimeout(
+      async () => {
+        this.refreshing = null;
+        const last = this.turnRows.at(-1)?.turn ?? 0;
+        try {
+          const page = await api.turns(this.runId, Math.max(0, last));
+          if (this.isClosed) return;
+          this.turnRows = [...this.turnRows.filter((turn) => turn.turn < last), ...page.turns];
+          this.drawTurns(page);
+        } catch {
+          // The next item asks again.
+        }
+      },
+      this.turnRows.length > TURNS ? 5_000 : 400,
+    );
   }
 
   scrolled() {
@@ -378,7 +398,9 @@ export class RunPage {
 
   follow() {
     if (this.following || api.isStatic) return;
-    const after = this.timeline.hasEnd ? (this.timeline.lastSeq ?? this.view.last_seq) : this.view.last_seq;
+    const after = this.timeline.hasEnd
+      ? (this.timeline.lastSeq ?? this.view.last_seq)
+      : this.view.last_seq;
     const say = (words, state) => {
       byId("connection").textContent = words;
       byId("connection").dataset.state = state;
@@ -446,7 +468,9 @@ export class RunPage {
     G: () => this.toLast(),
     e: () => this.foldCalls(),
     r: () => this.timeline.turns.get(this.currentTurn)?.requestButton?.click(),
-    f: () => this.session.can_run && openFork(this.view, this.currentTurn ?? this.view.turns, this.session),
+    f: () =>
+      this.session.can_run &&
+      openFork(this.view, this.currentTurn ?? this.view.turns, this.session),
     s: () => byId("steer")?.focus(),
     Escape: () => {
       if (!api.isStatic) location.hash = "#/";
@@ -472,24 +496,4 @@ async function copyLink(runId) {
   } catch {
     announce(address.href);
   }
-}
-
-const PARTS_OF_TOTAL = [
-  ["cache_read", "cached", "from the cache"],
-  ["input", "input", "input"],
-  ["cache_write", "written", "written to the cache"],
-  ["output", "output", "output"],
-];
-
-/** The tokens of the run, with the runs below it, as a bar. */
-function totalsView(view) {
-  const tokens = view.tree_tokens;
-  const parts = PARTS_OF_TOTAL.filter(([name]) => tokens[name] > 0);
-  if (!parts.length) return null;
-  const words = parts.map(([name, , label]) => `${number(tokens[name])} ${label}`);
-  const bar = parts.map(([name, kind]) => h("span", { class: kind, style: { "flex-grow": String(tokens[name]) } }));
-  const legend = parts.map(([name, kind, label]) => h("span", { class: kind }, `${short(tokens[name])} ${label}`));
-  const label = `Tokens: ${words.join(", ")}`;
-  const place = h("div.totals-place", null, h("div.totals", { role: "img", "aria-label": label }, bar));
-  return append(place, [h("div.legend", { "aria-hidden": "true" }, legend)]);
 }

@@ -20,7 +20,11 @@ export function statusWords(status) {
 
 /** A dot and a word. */
 export function statusView(status) {
-  return h("span.status", { class: LOOKS[status]?.[0] ?? "", data: { status } }, statusWords(status));
+  return h(
+    "span.status",
+    { class: LOOKS[status]?.[0] ?? "", data: { status } },
+    statusWords(status),
+  );
 }
 
 /** Whether the run may go on: it has not ended. */

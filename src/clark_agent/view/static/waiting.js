@@ -24,7 +24,10 @@ export function waitingCard(request, session, onDone) {
     askedView(request),
     session.can_write ? form(request, onDone) : h("p.muted", null, session.why_not ?? ""),
   ];
-  const props = { "aria-label": `${request.tool_name} waits`, data: { request: request.request_id } };
+  const props = {
+    "aria-label": `${request.tool_name} waits`,
+    data: { request: request.request_id },
+  };
   return h("article.waiting-card", props, body);
 }
 
@@ -45,8 +48,17 @@ function askedView(request) {
     isSaid ? null : h("p", null, String(summary)),
     question ? h("p", null, h("b", null, String(question))) : null,
     call,
-    preview ? h("div.part", null, h("p.label", null, "What it would change"), textView(id, whole(preview))) : null,
-    more.length ? argumentsView(id, { arguments: whole(JSON.stringify(Object.fromEntries(more))) }) : null,
+    preview
+      ? h(
+          "div.part",
+          null,
+          h("p.label", null, "What it would change"),
+          textView(id, whole(preview)),
+        )
+      : null,
+    more.length
+      ? argumentsView(id, { arguments: whole(JSON.stringify(Object.fromEntries(more))) })
+      : null,
   ];
 }
 
@@ -72,7 +84,11 @@ function form(request, onDone) {
   const ask = (words, start, label, send) => {
     const id = `decide-${request.position}-${words}`;
     const area = h("textarea", { id, rows: 3 }, start);
-    const button = h("button.primary", { type: "button", onclick: () => send(button, area.value) }, label);
+    const button = h(
+      "button.primary",
+      { type: "button", onclick: () => send(button, area.value) },
+      label,
+    );
     extra.replaceChildren(h("label", { for: id }, words, area), h("div.actions", null, button));
     area.focus();
   };
@@ -86,13 +102,21 @@ function form(request, onDone) {
     }
     decide(button, "give_arguments", value);
   };
-  const button = (words, onclick, kind = "") => h("button", { type: "button", class: kind, onclick }, words);
-  const denying = () => ask("Reason, for the model", "", "Deny", (by, text) => decide(by, "deny", text || null));
-  const giving = () => ask("Result, for the model", "", "Give this result", (by, text) => decide(by, "give_result", text));
-  const changing = () => ask("Arguments, as JSON", request.arguments.text, "Allow with these", withArguments);
+  const button = (words, onclick, kind = "") =>
+    h("button", { type: "button", class: kind, onclick }, words);
+  const denying = () =>
+    ask("Reason, for the model", "", "Deny", (by, text) => decide(by, "deny", text || null));
+  const giving = () =>
+    ask("Result, for the model", "", "Give this result", (by, text) =>
+      decide(by, "give_result", text),
+    );
+  const changing = () =>
+    ask("Arguments, as JSON", request.arguments.text, "Allow with these", withArguments);
   const isPermission = request.needs === "permission";
   const buttons = [
-    isPermission ? button("Allow", (event) => decide(event.currentTarget, "allow"), "primary") : null,
+    isPermission
+      ? button("Allow", (event) => decide(event.currentTarget, "allow"), "primary")
+      : null,
     button("Deny …", denying, "danger"),
     isPermission && request.arguments.at === null ? button("Change …", changing) : null,
     button("Give result …", giving, isPermission ? "" : "primary"),

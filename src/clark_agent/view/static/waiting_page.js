@@ -23,7 +23,11 @@ export class WaitingPage {
     if (this.isClosed || key === this.key) return;
     this.key = key;
     const cards = waiting.map((request) => {
-      const run = h("a", { href: `#/run/${encodeURIComponent(request.run_id)}/turn/${request.turn}` }, "Open its run");
+      const run = h(
+        "a",
+        { href: `#/run/${encodeURIComponent(request.run_id)}/turn/${request.turn}` },
+        "Open its run",
+      );
       const card = waitingCard(request, this.session, () => this.open());
       card.append(h("p", null, run));
       return card;
