@@ -77,7 +77,7 @@ def _budget() -> list[Plugin]:
 
 
 def _compaction() -> list[Plugin]:
-    return [Compaction(WINDOW, TRIGGER, TARGET, pinned=is_pinned)]
+    return [Compaction(WINDOW, pinned=is_pinned)]
 
 
 def _small_compaction() -> list[Plugin]:

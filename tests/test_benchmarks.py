@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.context import SUBJECTS, Figures, Subject, cost, figures, measured, shown, tables
+from benchmarks.context import (
+    SUBJECTS,
+    TARGET,
+    TRIGGER,
+    Figures,
+    Subject,
+    cost,
+    figures,
+    measured,
+    shown,
+    tables,
+)
 from benchmarks.context_clark import is_pinned
 from benchmarks.context_provider import Account, Provider, Seen
 from benchmarks.context_script import FACTS, PINNED, TASK, Script
@@ -205,6 +216,10 @@ async def test_a_short_conversation_is_counted() -> None:
         *("nothing", "small"),
         *("nothing", "small"),
     ]
+
+
+def test_others_are_set_as_compaction_is_by_default() -> None:
+    assert (Compaction().trigger, Compaction().target) == (TRIGGER, TARGET)
 
 
 async def test_compaction_keeps_the_task_the_rules_and_all_facts() -> None:
