@@ -214,7 +214,7 @@ class Compaction:
 
     def _without_merging(self, ctx: BeforeRequestContext, state: _State, plan: _Plan) -> _Plan:
         """The plan if there is no summary: earlier summaries stay, unless only they can go."""
-        if not plan.merges:
+        if not plan.merges or not any(mark.has_summary for mark in self._transcript.marks):
             return plan
         kept = self._plan(ctx, state, may_merge=False)
         return kept if kept.freed > 0 else plan
