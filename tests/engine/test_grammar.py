@@ -16,6 +16,7 @@ from clark_agent import (
     AgentContext,
     AgentEvent,
     AssistantMessage,
+    BeforeRequestContext,
     CancellationToken,
     FunctionPlugin,
     LoopConfig,
@@ -70,6 +71,11 @@ def source(*batches: list[Any]) -> Callable[[], list[Any]]:
     return lambda: next(given, [])
 
 
+async def ask_beside(ctx: BeforeRequestContext) -> None:
+    if ctx.iteration == 1:
+        await ctx.ask_model("A word?", stream=ScriptedStream(["Yes."]))
+
+
 async def rich() -> RecordingSink:
     """A run with every kind of event."""
     delayed: list[StreamEvent] = [
@@ -83,6 +89,7 @@ async def rich() -> RecordingSink:
         Work("work", progress),
         context=AgentContext("", identity=RunIdentity.root("r")),
         plugins=[
+            FunctionPlugin("before_request", ask_beside),
             FunctionPlugin("context_transform", lambda messages, ctx: messages),
             FunctionPlugin("tool_gate", lambda ctx: {"work"} if ctx.iteration == 0 else None),
             FunctionPlugin("tool_gate", lambda ctx: {"x"} if ctx.iteration == 0 else None),
@@ -214,6 +221,7 @@ TOOL_END = [i for i, e in enumerate(RICH) if isinstance(e, ev.ToolExecutionEnd)]
 RESULT = message_at(ev.MessageStart, ToolResultMessage)
 TURN_END = at(ev.TurnEnd)
 DISCARDED = at(ev.MessageDiscarded)
+ASKED = at(ev.ConsultationStart)
 ESCALATED = at(ev.OutputTokensEscalation)
 WORKED = next(i for i in TOOL_END if RICH[i].tool_call_id == "call_1")  # type: ignore[union-attr]
 REFUSED = next(i for i in TOOL_END if RICH[i].tool_call_id == "call_2")  # type: ignore[union-attr]
@@ -243,7 +251,7 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
     # turns
     "no first turn_start": (without(TURN), TURN, "after the first turn_start"),
     "no second turn_start": (
-        without(at(ev.TurnStart, 1)), at(ev.ContextTransformApplied, 2) - 1, "within a turn",
+        without(at(ev.TurnStart, 1)), ASKED - 1, "within a turn",
     ),
     "two turn_starts": (inserted(TURN, RICH[TURN]), TURN + 1, "after the turn_end before it"),
     "no turn_end": (without(TURN_END), TURN_END, "after the turn_end before it"),
@@ -319,6 +327,15 @@ BROKEN: dict[str, tuple[Events, int | None, str]] = {
     "escalation without a discard": (
         moved(ESCALATED, REQUEST), REQUEST, "output_tokens_escalation follows",
     ),
+    # what plugins ask
+    "no consultation_start": (without(ASKED), ASKED, "consultation_end follows consultation_start"),
+    "no consultation_end": (
+        without(ASKED + 1), ASKED + 1, "consultation_start is followed by consultation_end",
+    ),
+    "a consultation behind the gates": (
+        inserted(REQUEST, RICH[ASKED], RICH[ASKED + 1]), REQUEST, "before the gates",
+    ),
+    "a turn_end in a consultation": (inserted(ASKED + 1, RICH[TURN_END]), ASKED + 1, ""),
     # requests
     "a request outside a turn": (
         inserted(TURN_END + 1, RICH[REQUEST]), TURN_END + 1, "within a turn",
