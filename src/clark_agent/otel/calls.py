@@ -144,7 +144,7 @@ class ToolSpan:
     @guarded
     def _start(self, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         run = self._run
-        attributes = {**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id}
+        attributes = {**self._labels}
         if tool.description:
             attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
         span = self._span = run.tracing.tracer.start_span(
@@ -152,6 +152,7 @@ class ToolSpan:
         )
         self.context = set_span_in_context(span, run.turn_context)
         if run.tracing.content is not None and span.is_recording():
+            span.set_attributes(run.call_id(names.TOOL_CALL_ID, ctx.tool_call_id))
             span.set_attributes(run.tracing.content.of_arguments(args))
 
     @guarded

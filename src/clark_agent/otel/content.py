@@ -42,6 +42,7 @@ Contract: a plain function, called in the run's event loop for each text.
 P = ParamSpec("P")
 
 _MEDIA_TYPE = re.compile(r"data:([\w.+-]+/[\w.+-]+)[;,]", re.ASCII)
+_LONGEST_WORD = 100
 NOT_REDACTED = "[removed: redact failed]"
 
 
@@ -124,6 +125,11 @@ class Content:
             return NOT_REDACTED
         return well_formed(redacted) if isinstance(redacted, str) else NOT_REDACTED
 
+    def word(self, text: str) -> str:
+        """A name or an id that the model chose: redacted, and not longer than a name."""
+        found = self.text(text)
+        return found if len(found) <= _LONGEST_WORD else f"{found[:_LONGEST_WORD]}…"
+
     def redacted(self, value: Any) -> Any:
         """JSON, with every string in it redacted."""
         match value:
@@ -156,7 +162,7 @@ class Content:
             response = self._parts(message.content)
             part = {
                 "type": "tool_call_response",
-                "id": message.tool_call_id,
+                "id": self.text(message.tool_call_id),
                 "response": response,
             }
             return {"role": "tool", "parts": [part]}
@@ -186,8 +192,8 @@ class Content:
                 arguments = self.redacted(_builtins(block.arguments))
                 return {
                     "type": "tool_call",
-                    "id": block.id,
-                    "name": block.name,
+                    "id": self.text(block.id),
+                    "name": self.text(block.name),
                     "arguments": arguments,
                 }
             case ImageContent() | FileContent():

@@ -31,9 +31,10 @@ from clark_agent.effects import Effects
 from clark_agent.errors import ConfigError, RunLetGo, failure_of
 from clark_agent.events import (
     AgentEvent,
+    ConsultationStart,
     MessageDiscarded,
+    NotRun,
     ToolExecutionEnd,
-    ToolExecutionStart,
     TurnEnd,
     TurnStart,
 )
@@ -58,7 +59,7 @@ __all__ = ["RunSpans"]
 class RunSpans(RunTrace):
     """The trace of one run."""
 
-    observes = (TurnStart, TurnEnd, MessageDiscarded, ToolExecutionStart, ToolExecutionEnd)
+    observes = (TurnStart, TurnEnd, MessageDiscarded, ToolExecutionEnd, ConsultationStart)
 
     def __init__(self, tracing: Tracing, run: TracedRun) -> None:
         self.tracing = tracing
@@ -79,7 +80,8 @@ class RunSpans(RunTrace):
         self._usage = Usage()
         self._cost: float | None = 0.0
         self._retries = self._discarded = self.attempts = self._calls = 0
-        self._running: set[str] = set()
+        self.asking = ""
+        """The plugin that was the last to ask a model."""
 
         base = resumed_context(get_current(), run.traces)
         base = set_value(RUN_KEY, self, base)
@@ -109,7 +111,6 @@ class RunSpans(RunTrace):
             names.AGENT_NAME: self.agent_name,
             names.REQUEST_MODEL: self.model,
             names.CONVERSATION_ID: self.conversation_id,
-            names.RUN_TOOL_CALL_ID: run.tool_call_id,
         }
         found.update((name, value) for name, value in optional.items() if value)
         if run.traces:
@@ -144,15 +145,12 @@ class RunSpans(RunTrace):
                 self._end_turn()
             case MessageDiscarded(reason):
                 self._discard(reason)
-            case ToolExecutionStart(tool_call_id=call_id):
-                self._running.add(call_id)
+            case ToolExecutionEnd(not_run=None):
                 self._calls += 1
-            case ToolExecutionEnd(tool_call_id=call_id):
-                if call_id in self._running:
-                    self._running.discard(call_id)
-                elif self.turn_span.is_recording():
-                    noted = {names.TOOL_NAME: event.tool_name, names.TOOL_CALL_ID: call_id}
-                    self.turn_span.add_event(names.TOOL_REJECTED, noted)
+            case ToolExecutionEnd(tool_call_id=call_id, tool_name=name, not_run=NotRun() as found):
+                self._did_not_run(found, name, call_id)
+            case ConsultationStart(plugin=plugin):
+                self.asking = plugin
             case _:
                 pass
 
@@ -204,6 +202,29 @@ class RunSpans(RunTrace):
             self.turn_span.add_event(names.ANSWER_DISCARDED, {names.REASON: reason})
         if self.tracing.metrics is not None:
             self.tracing.metrics.discarded(self.labels)
+
+    def _did_not_run(self, found: NotRun, wanted: str, call_id: str) -> None:
+        span = self.turn_span
+        if not span.is_recording():
+            return
+        noted = self.call_id(names.TOOL_CALL_ID, call_id)
+        noted[names.TOOL_NAME] = found.tool or self.said(wanted, names.UNKNOWN)
+        name = names.NOT_RUN.get(found.why, names.TOOL_REJECTED)
+        if name == names.TOOL_REJECTED:
+            noted[names.REASON] = found.why
+        elif name == names.TOOL_SUSPENDED:
+            span.set_attribute(names.IS_SUSPENDED, True)
+        span.add_event(name, noted)
+
+    def said(self, text: str, instead: str) -> str:
+        """A word that may be the model's, so it is content; ``instead``, if that is off."""
+        content = self.tracing.content
+        return instead if content is None else content.word(text)
+
+    def call_id(self, name: str, call_id: str | None) -> dict[str, str]:
+        """The attribute for the id of a call, if content is on: models can choose it."""
+        content = self.tracing.content
+        return {} if content is None or call_id is None else {name: content.word(call_id)}
 
     def begin_attempt(self) -> int:
         """Count a call to the model; return its number in the turn."""
@@ -266,6 +287,7 @@ class RunSpans(RunTrace):
             }
             if self._cost is not None and self._price is not None:
                 found[names.COST] = self._cost
+            found |= self.call_id(names.RUN_TOOL_CALL_ID, self.run.tool_call_id)
             span.set_attributes(found)
             if self.tracing.content is not None:
                 span.set_attributes(self.tracing.content.of_run(messages))
@@ -298,7 +320,7 @@ def _labels(provider: str, model: str | None) -> dict[str, str]:
 
 
 def _provider(model: ModelRef) -> str:
-    provider = (model.provider or names.UNKNOWN_PROVIDER).lower()
+    provider = (model.provider or names.UNKNOWN).lower()
     return names.PROVIDERS.get(provider, provider)
 
 
