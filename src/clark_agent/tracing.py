@@ -98,7 +98,9 @@ def start_trace(tracer: Tracer, run: TracedRun) -> RunTrace | None:
     """The trace of a run; None if the tracer raised."""
     try:
         return tracer.trace_run(run)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # in a plain function, so it is no cancellation of the run
         logger.exception("the tracer %r raised; the run is not traced", tracer)
         return None
 
@@ -117,5 +119,7 @@ async def follow(trace: RunTrace, work: Coroutine[Any, Any, RunResult]) -> RunRe
 def _report(method: Callable[[Any], None], end: Any) -> None:
     try:
         method(end)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # in a plain function, so it is no cancellation of the run
         logger.exception("a trace raised at the end of its run")

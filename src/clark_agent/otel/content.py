@@ -16,7 +16,7 @@ import msgspec
 from clark_agent._text import well_formed
 from clark_agent.messages.wire import jsonable
 from clark_agent.otel import conventions as names
-from clark_agent.otel._guard import report
+from clark_agent.otel._guard import PASSING, report
 from clark_agent.stream import StreamRequest
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
@@ -53,7 +53,9 @@ def _or_nothing(method: Callable[P, dict[str, str]]) -> Callable[P, dict[str, st
     def call(*args: P.args, **kwargs: P.kwargs) -> dict[str, str]:
         try:
             return method(*args, **kwargs)
-        except Exception:
+        except PASSING:
+            raise
+        except BaseException:
             report(method.__qualname__)
             return {}
 
@@ -120,7 +122,9 @@ class Content:
             return well_formed(text)
         try:
             redacted: Any = self._redact(text)
-        except Exception:
+        except PASSING:
+            raise
+        except BaseException:
             report("redact")
             return NOT_REDACTED
         return well_formed(redacted) if isinstance(redacted, str) else NOT_REDACTED

@@ -90,6 +90,8 @@ IS_INTERRUPTED: Final = "clark_agent.is_interrupted"
 """The answer was not read to its end: the user steered, or time ran out."""
 IS_SUSPENDED: Final = "clark_agent.is_suspended"
 """The call waits for a decision; of a turn: one of its calls."""
+PLUGIN: Final = "clark_agent.plugin"
+"""Of a model call beside the turn, for example for a summary: the plugin that asked."""
 LINK: Final = "clark_agent.link"
 """An attribute of links: ``first`` or ``previous`` process that worked on the run."""
 
@@ -131,6 +133,7 @@ SUSPENDED_DURATION: Final = "clark_agent.run.suspended.duration"
 # --- values ---------------------------------------------------------------------------------------
 
 UNKNOWN: Final = "unknown"
+OTHER: Final = "other"
 PROVIDERS: Final = {
     "azure": "azure.ai.openai",
     "bedrock": "aws.bedrock",

@@ -26,9 +26,9 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from clark_agent._text import well_formed
+from clark_agent._text import message_of, well_formed
 from clark_agent.effects import Effects
-from clark_agent.errors import ConfigError, RunLetGo, failure_of
+from clark_agent.errors import ConfigError, LoopError, RunLetGo, failure_of
 from clark_agent.events import (
     AgentEvent,
     ConsultationStart,
@@ -39,7 +39,7 @@ from clark_agent.events import (
     TurnStart,
 )
 from clark_agent.otel import conventions as names
-from clark_agent.otel._guard import guarded
+from clark_agent.otel._guard import guarded, report
 from clark_agent.otel.calls import TracedEffects
 from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
@@ -157,9 +157,7 @@ class RunSpans(RunTrace):
     @guarded
     def ended(self, result: RunResult) -> None:
         """Close the run."""
-        found: dict[str, Any] = {names.RUN_OUTCOME: str(result.outcome)}
-        if (cost := self._tree_cost(result)) is not None:
-            found[names.RUN_TREE_COST] = cost
+        found = {names.RUN_OUTCOME: str(result.outcome), **self._tree_cost(result)}
         self._end(found, None, result.messages)
 
     @guarded
@@ -167,9 +165,13 @@ class RunSpans(RunTrace):
         """Close the run, with its error."""
         failure = failure_of(error) or error
         if isinstance(failure, RunLetGo):
-            self._end({names.RUN_OUTCOME: "let_go"}, None, failure.messages)
-            return
-        self._end({names.RUN_OUTCOME: "failed"}, failure, getattr(failure, "messages", ()))
+            found = {names.RUN_OUTCOME: "let_go", **self._tree_cost(failure)}
+            self._end(found, None, failure.messages)
+        elif isinstance(failure, LoopError):
+            found = {names.RUN_OUTCOME: "failed", **self._tree_cost(failure)}
+            self._end(found, failure, failure.messages)
+        else:
+            self._end({names.RUN_OUTCOME: "failed"}, failure, ())
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -265,9 +267,13 @@ class RunSpans(RunTrace):
         self._cost = None if cost is None or self._cost is None else self._cost + cost
         return cost
 
-    @guarded
-    def _tree_cost(self, result: RunResult) -> float | None:
-        return result.tree_cost
+    def _tree_cost(self, end: RunResult | LoopError) -> dict[str, Any]:
+        try:
+            cost = end.tree_cost
+        except Exception:
+            report("tree_cost")
+            cost = None
+        return {} if cost is None else {names.RUN_TREE_COST: cost}
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -292,7 +298,7 @@ class RunSpans(RunTrace):
             if self.tracing.content is not None:
                 span.set_attributes(self.tracing.content.of_run(messages))
         if error is not None:
-            self.mark_failed(span, type(error).__qualname__, str(error))
+            self.mark_failed(span, type(error).__qualname__, message_of(error))
         if self.tracing.metrics is not None:
             kind = None if error is None else type(error).__qualname__
             self.tracing.metrics.run_ended(self._run_labels(), seconds, kind)
