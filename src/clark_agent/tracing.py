@@ -52,6 +52,9 @@ class TracedRun(Struct, frozen=True, kw_only=True, eq=False):
     """How many turns are over, if the run is resumed."""
     traces: tuple[Carrier, ...] = ()
     """What `RunTrace.carrier` was in the other processes that worked on the run, oldest first."""
+    has_model: bool = True
+    """False: the run makes one call for a client, such as that of an MCP server, and what stands
+    for its model is none. Only the tool is worth a trace."""
     suspended_ms: int | None = None
     """How long the run was suspended before it was resumed, if it was."""
 

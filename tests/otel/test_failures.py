@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.trace import StatusCode
 
@@ -231,3 +232,57 @@ async def test_a_keyboard_interrupt_passes(telemetry: Telemetry) -> None:
     telemetry.spans_to.add_span_processor(Raises(KeyboardInterrupt(), at="start"))
     with pytest.raises(KeyboardInterrupt):
         await Agent(ScriptedStream(["Done."]), plugins=[telemetry.tracing()]).run("Go.")
+
+
+async def test_a_span_that_a_processor_refuses_is_still_in_the_trace(telemetry: Telemetry) -> None:
+    telemetry.spans_to.add_span_processor(Raises(ValueError("no"), at="start", of="invoke"))
+    agent = Agent(ScriptedStream(["Done."]), name="a", plugins=[telemetry.tracing()])
+    await agent.run("Go.")
+    assert telemetry.tree() == ["invoke_agent a", ".turn", "..chat"]
+    metrics = telemetry.metrics()
+    assert metrics["gen_ai.invoke_agent.duration"][0].count == 1
+    assert metrics["gen_ai.client.operation.duration"][0].count == 1
+
+
+class Refuses(trace.Tracer):
+    """Has no span of some names."""
+
+    def __init__(self, real: trace.Tracer, of: str) -> None:
+        self._real, self._of = real, of
+
+    def start_span(self, name: str, *args: Any, **kwargs: Any) -> trace.Span:
+        if name.startswith(self._of):
+            raise ValueError("no")
+        return self._real.start_span(name, *args, **kwargs)
+
+    def start_as_current_span(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("of", "tree"),
+    [
+        ("invoke", ["request", ".turn", "..chat", "..execute_tool look", ".turn", "..chat"]),
+        ("turn", ["request", ".invoke_agent", "..chat", "..execute_tool look", "..chat"]),
+        ("chat", ["request", ".invoke_agent", "..turn", "...execute_tool look", "..turn"]),
+        ("execute", ["request", ".invoke_agent", "..turn", "...chat", "..turn", "...chat"]),
+    ],
+)
+async def test_without_a_span_the_others_and_the_metrics_go_on(
+    telemetry: Telemetry, of: str, tree: list[str]
+) -> None:
+    @tool
+    def look() -> str:
+        """Look."""
+        return "seen"
+
+    tracing = telemetry.tracing()
+    tracing.tracer = Refuses(tracing.tracer, of)
+    agent = Agent(ScriptedStream([call("look"), "Done."]), tools=[look], plugins=[tracing])
+    with telemetry.spans_to.get_tracer("mine").start_as_current_span("request"):
+        await agent.run("Go.")
+    assert telemetry.tree() == tree
+    metrics = telemetry.metrics()
+    assert metrics["gen_ai.invoke_agent.duration"][0].count == 1
+    assert metrics["gen_ai.client.operation.duration"][0].count == 2
+    assert metrics["gen_ai.execute_tool.duration"][0].count == 1

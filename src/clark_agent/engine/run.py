@@ -245,6 +245,7 @@ class Run:
                 agent_name=config.agent_name,
                 conversation_id=config.conversation_id if given is None else given.conversation_id,
                 model=config.model_ref,
+                has_model=getattr(config.stream, "is_model", True) is not False,
                 prices=self.spending.bill().prices,
                 tool_call_id=self.lineage.call_id,
                 turns=0 if resumption is None else resumption.turns_before,

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
 from clark_agent._text import message_of, well_formed
 from clark_agent.cancellation import CancellationToken
@@ -22,6 +22,7 @@ from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext
 from clark_agent.otel.server import server_of
+from clark_agent.otel.starting import start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
@@ -74,6 +75,8 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
+        if not self._run.run.has_model:
+            return self._inner.ask_model(stream, request, signal)
         call = ModelCall(self._run, stream, request, signal)
         return self._traced(call, self._inner.ask_model, stream, request, signal)
 
@@ -163,10 +166,12 @@ class ToolSpan:
         attributes = {**self._labels}
         if tool.description:
             attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
-        span = self._span = run.tracing.tracer.start_span(
-            f"{names.EXECUTE_TOOL} {tool.name}", run.turn_context, attributes=attributes
+        self._span, self.context = span, _ = start_span(
+            run.tracing.tracer,
+            f"{names.EXECUTE_TOOL} {tool.name}",
+            run.turn_context,
+            attributes=attributes,
         )
-        self.context = set_span_in_context(span, run.turn_context)
         if run.tracing.content is not None and span.is_recording():
             span.set_attributes(run.call_id(names.TOOL_CALL_ID, ctx.tool_call_id))
             span.set_attributes(run.tracing.content.of_arguments(args))
@@ -292,13 +297,13 @@ class ModelCall:
         if self._beside is None:
             attributes[names.ATTEMPT] = run.begin_attempt()
         model = self._labels.get(names.REQUEST_MODEL)
-        span = self._span = run.tracing.tracer.start_span(
+        self._span, self.context = span, _ = start_span(
+            run.tracing.tracer,
             names.CHAT if model is None else f"{names.CHAT} {model}",
             run.turn_context,
             SpanKind.CLIENT,
             attributes,
         )
-        self.context = set_span_in_context(span, run.turn_context)
         if span.is_recording():
             span.set_attributes(_request_attributes(run, request))
             if run.tracing.content is not None:

@@ -7,7 +7,8 @@
           invoke_agent name  a child run
 
 The run's task has the span of the turn as the current one; a model call and a tool have their own.
-No attribute is computed for a span that is not sampled.
+No attribute is computed for a span that is not sampled. A run without a model has only the spans of
+its tools.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from opentelemetry.context import Context, attach, get_current, set_value
 from opentelemetry.trace import (
     INVALID_SPAN,
     Span,
-    SpanKind,
     Status,
     StatusCode,
-    set_span_in_context,
 )
 
 from clark_agent._text import message_of, well_formed
@@ -44,6 +43,7 @@ from clark_agent.otel.calls import TracedEffects
 from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
 from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
+from clark_agent.otel.starting import start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.result import RunResult
@@ -86,14 +86,16 @@ class RunSpans(RunTrace):
         base = resumed_context(get_current(), run.traces)
         base = set_value(RUN_KEY, self, base)
         name = self.agent_name
-        self.span: Span = tracing.tracer.start_span(
-            names.INVOKE_AGENT if name is None else f"{names.INVOKE_AGENT} {name}",
-            base,
-            SpanKind.INTERNAL,
-            self._first_attributes(),
-            links_to(run.traces),
-        )
-        self.context: Context = set_span_in_context(self.span, base)
+        self.span: Span = INVALID_SPAN
+        self.context: Context = base
+        if run.has_model:
+            self.span, self.context = start_span(
+                tracing.tracer,
+                names.INVOKE_AGENT if name is None else f"{names.INVOKE_AGENT} {name}",
+                base,
+                attributes=self._first_attributes(),
+                links=links_to(run.traces),
+            )
         self.turn_span: Span = INVALID_SPAN
         self.turn_context = self.context
         """The parent of what happens in the turn."""
@@ -182,10 +184,14 @@ class RunSpans(RunTrace):
         if self.attempts:  # the turn before it was not closed
             self._end_turn()
         self.attempts = self._calls = 0
-        self.turn_span = self.tracing.tracer.start_span(
-            names.TURN, self.context, attributes={names.TURN_NUMBER: self.turn}
+        if not self.run.has_model:
+            return
+        self.turn_span, self.turn_context = start_span(
+            self.tracing.tracer,
+            names.TURN,
+            self.context,
+            attributes={names.TURN_NUMBER: self.turn},
         )
-        self.turn_context = set_span_in_context(self.turn_span, self.context)
         attach(self.turn_context)  # kept by `InContext` until the next turn
 
     def _end_turn(self) -> None:
@@ -280,6 +286,8 @@ class RunSpans(RunTrace):
     def _end(self, found: dict[str, Any], error: BaseException | None, messages: Any) -> None:
         if self.turn_span is not INVALID_SPAN:
             self._end_turn()
+        if not self.run.has_model:
+            return
         span, seconds = self.span, perf_counter() - self._began
         if span.is_recording():
             if self.run_id:
