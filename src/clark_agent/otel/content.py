@@ -36,7 +36,8 @@ __all__ = ["Content", "Redact"]
 Redact = Callable[[str], str]
 """Returns the text without what must not be recorded.
 
-Contract: a plain function, called in the run's event loop for each text.
+Contract: a plain function, called in the run's event loop for each text, which therefore waits for
+it.
 """
 
 P = ParamSpec("P")
