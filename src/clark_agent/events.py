@@ -44,6 +44,7 @@ __all__ = [
     "MessageEnd",
     "MessageStart",
     "MessageUpdate",
+    "NotRun",
     "OutputTokensEscalation",
     "ProviderRequestPrepared",
     "RequestDelayed",
@@ -160,6 +161,28 @@ class ToolExecutionEnd(_Event, frozen=True, dict=True, tag="tool_execution_end")
         """The exception of the tool, if any. Not a field: not compared, recorded or replayed."""
         raised: Exception | None = self.__dict__.get("_exception")
         return raised
+
+    @property
+    def not_run(self) -> NotRun | None:
+        """Why the tool did not run in this process; None if it did. Not a field either."""
+        why: NotRun | None = self.__dict__.get("_not_run")
+        return why
+
+
+class NotRun(Struct, frozen=True):
+    """Why a call has a result although its tool did not run in this process."""
+
+    why: str
+    """``answered`` by a hook or a decision, ``suspended``, ``restored`` from the log of another
+    process; or, if the call was rejected, the reason: ``unknown_tool``, ``hidden``,
+    ``invalid_arguments``, ``blocked``, ``denied``, ``steered``, …"""
+    tool: str | None
+    """The name of the tool; None if there is none of that name."""
+
+
+def note_not_run(event: ToolExecutionEnd, why: NotRun) -> None:
+    """Set why the tool did not run."""
+    vars(event)["_not_run"] = why
 
 
 def note_exception(holder: Struct, error: Exception) -> None:

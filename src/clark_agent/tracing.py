@@ -52,6 +52,9 @@ class TracedRun(Struct, frozen=True, kw_only=True, eq=False):
     """How many turns are over, if the run is resumed."""
     traces: tuple[Carrier, ...] = ()
     """What `RunTrace.carrier` was in the other processes that worked on the run, oldest first."""
+    has_model: bool = True
+    """False: the run makes one call for a client, such as that of an MCP server, and what stands
+    for its model is none. Only the tool is worth a trace."""
     suspended_ms: int | None = None
     """How long the run was suspended before it was resumed, if it was."""
 
@@ -98,7 +101,9 @@ def start_trace(tracer: Tracer, run: TracedRun) -> RunTrace | None:
     """The trace of a run; None if the tracer raised."""
     try:
         return tracer.trace_run(run)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # in a plain function, so it is no cancellation of the run
         logger.exception("the tracer %r raised; the run is not traced", tracer)
         return None
 
@@ -117,5 +122,7 @@ async def follow(trace: RunTrace, work: Coroutine[Any, Any, RunResult]) -> RunRe
 def _report(method: Callable[[Any], None], end: Any) -> None:
     try:
         method(end)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # in a plain function, so it is no cancellation of the run
         logger.exception("a trace raised at the end of its run")

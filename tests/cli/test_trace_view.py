@@ -1,27 +1,34 @@
-"""The tree of spans fits into the terminal."""
+"""The tree of spans fits into the terminal, and cannot control it."""
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 
-from clark_agent.cli.trace_view import lines_within
-from clark_agent.run_log.span_tree import LoggedSpan
-from clark_agent.types import Usage
+from clark_agent import Agent, Price
+from clark_agent.cli.trace_view import show_trace
+from clark_agent.cli.view import PlainScreen
+from clark_agent.run_log import MemoryStore, RunLog
+from clark_agent.testing import ScriptedStream
 
-CHAT = LoggedSpan("chat gpt-5", 1000, 2500, Usage(1200, 80), 0.0023)
-ROOT = LoggedSpan("invoke_agent a", 1000, 3000, CHAT.usage, 0.0023, ["done"], [CHAT])
 
+@pytest.mark.parametrize("width", [200, 80, 60, 30])
+async def test_no_line_is_longer_than_the_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(ScriptedStream):
+        model = "m\x1b[2J\nnew line\x07"
 
-@pytest.mark.parametrize(
-    ("width", "expected"),
-    [
-        (200, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  ████████████████████████  done"),
-        (72, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  ████████████████  done"),
-        (64, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  ████████  done"),
-        (63, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  done"),
-    ],
-)
-def test_bars_shrink_in_a_narrow_terminal(width: int, expected: str) -> None:
-    first, second = lines_within(width, ROOT)
-    assert first == expected
-    assert max(len(first), len(second)) <= width
+    store = MemoryStore()
+    await Agent(Model(["Done."]), name="buyer", run_log=RunLog(store)).run("Go.")
+    (run,) = store.runs()
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = StringIO()
+    price = Price(input=1, output=1)
+    show_trace(PlainScreen(StringIO(), shown), store, run.run_id, price=price)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= width
+    assert all(line.isprintable() for line in lines)
+    assert ("m\\x1b[2J\\nnew line\\x07" in lines[2]) is (width >= 60)

@@ -9,6 +9,7 @@ third process. Then the parent is suspended. ``resume`` allows the call, and end
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -52,13 +53,16 @@ class AskFirst:
 
 
 async def main(what: str, endpoint: str, path: str) -> None:
+    instrument()
     if what == "serve":
         await serve_mcp([stock], name="shop")
         return
-    instrument()
     store = SqliteStore(path)
     server = McpServer(
-        "shop", command=sys.executable, args=["-m", "tests.otel.driver", "serve", endpoint]
+        "shop",
+        command=sys.executable,
+        args=["-m", "tests.otel.driver", "serve", endpoint],
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
     )
     async with McpTools(server) as tools:
         clerk = Agent(

@@ -53,6 +53,7 @@ def test_every_span_is_below_another_one_of_the_same_trace(
         "invoke_agent clerk",
         "execute_tool shop_stock",
         "tools/call stock",  # of the server's process
+        "execute_tool stock",
         "execute_tool order",  # of the process that resumed the run
     }
 
@@ -72,6 +73,10 @@ def test_every_span_is_below_another_one_of_the_same_trace(
         "turn",
         "invoke_agent buyer",
     ]
+    # What a server of tools runs has no model, and is not an agent.
+    assert above("execute_tool stock")[0] == "tools/call stock"
+    assert not [span.name for span in spans if "mcp" in span.name]
+    assert len([span for span in spans if span.name == "invoke_agent"]) == 0
     assert above("execute_tool order") == ["turn", "invoke_agent buyer", "invoke_agent buyer"]
 
 

@@ -36,6 +36,7 @@ from clark_agent import (
     AgentContext,
     AgentTool,
     CancellationToken,
+    ConfigError,
     LoopConfig,
     MaxTokensRecovery,
     RunAborted,
@@ -246,7 +247,8 @@ async def test_a_replay_is_not_traced_and_needs_no_tracer(telemetry: Telemetry) 
     (logged,) = store.runs()
     count = len(telemetry.spans)
     instrument(tracer_provider=telemetry.spans_to, meter_provider=telemetry.metrics_to)
-    for again in (agent.config, agent.config.replace(plugins=())):
+    untraced = [each for each in agent.config.plugins if not isinstance(each, Tracing)]
+    for again in (agent.config, agent.config.replace(plugins=untraced)):
         assert (await replay(store, logged.run_id, again)).is_identical
     assert len(telemetry.spans) == count == 6
 
@@ -336,7 +338,7 @@ async def test_a_call_that_does_not_run_is_an_event_of_its_turn(telemetry: Telem
     first = next(span for span in telemetry.spans if span.name == "turn")
     (event,) = first.events
     assert event.name == "clark_agent.tool_rejected"
-    assert (event.attributes or {})["gen_ai.tool.name"] == "missing"
+    assert (event.attributes or {})["gen_ai.tool.name"] == "unknown"
 
 
 async def test_the_events_of_a_traced_run_are_the_same(telemetry: Telemetry) -> None:
@@ -698,3 +700,46 @@ async def test_log_records_have_the_ids_of_their_run_and_turn(telemetry: Telemet
     assert inside.trace_id == f"{span.trace_id:032x}"
     assert inside.span_id == f"{span.span_id:016x}"
     assert threading.current_thread() is threading.main_thread()
+
+
+async def test_a_listener_of_an_event_is_in_the_run_and_turn_of_the_event(
+    telemetry: Telemetry,
+) -> None:
+    seen: list[tuple[str, str, int, str]] = []
+
+    class Listens:
+        def on_event(self, event: Any) -> None:
+            record: Any = logging.makeLogRecord({})
+            RunIds().filter(record)
+            seen.append((type(event).__name__, record.run_id, record.turn, now()))
+
+    agent = Agent(
+        ScriptedStream([call("find", secret="x"), "Done."]),
+        tools=[find],
+        plugins=[Listens(), telemetry.tracing()],
+    )
+    await agent.run("Go.", identity=RunIdentity.root("run-1"))
+    assert {run_id for _, run_id, _, _ in seen} == {"run-1"}
+    assert seen[0] == ("AgentStart", "run-1", 0, "invoke_agent")
+    turns = [entry[2:] for entry in seen if entry[0] == "TurnStart"]
+    assert turns == [(1, "turn"), (2, "turn")]
+
+
+def test_an_agent_has_one_tracer(telemetry: Telemetry) -> None:
+    with pytest.raises(ConfigError, match="one tracer, not 2: tracing, tracing"):
+        Agent(ScriptedStream(["Hi."]), plugins=[telemetry.tracing(), telemetry.tracing()])
+
+
+async def test_the_newest_call_of_instrument_counts(telemetry: Telemetry) -> None:
+    others = Telemetry()
+    instrument(tracer_provider=others.spans_to, meter_provider=others.metrics_to)
+    instrument(tracer_provider=telemetry.spans_to, meter_provider=telemetry.metrics_to)
+    await Agent(ScriptedStream(["One."])).run("Go.")
+    assert len(telemetry.spans) == 3
+    assert others.spans == []
+
+
+@pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])
+def test_headers_of_any_case_are_a_context(name: str) -> None:
+    found = get_current_span(context_of({name: f"00-{'a' * 32}-{'b' * 16}-01"}))
+    assert found.get_span_context().trace_id == int("a" * 32, 16)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clark_agent import (
     Agent,
@@ -150,6 +153,76 @@ def test_the_lines_are_aligned() -> None:
     assert tree_lines(root, bar=0)[1] == "└─ turn 1                 2.0 s"
 
 
+CHAT = LoggedSpan("chat gpt-5", 1000, 2500, Usage(1200, 80), 0.0023)
+ROOT = LoggedSpan("invoke_agent a", 1000, 3000, CHAT.usage, 0.0023, ["done"], [CHAT])
+
+
+@pytest.mark.parametrize(
+    ("width", "expected"),
+    [
+        (200, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  ████████████████████████  done"),
+        (72, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  ████████████████  done"),
+        (62, "invoke_agent a  2.0 s  1,200 in · 80 out  0.0023  ██████  done"),
+        (61, "invoke_agent a  2.0 s  1.2k/80  0.0023  ███████████████  done"),
+        (51, "agent a        2.0 s  1.2k/80  0.0023  ██████  done"),
+        (49, "agent a        2.0 s  1.2k/80  0.0023  done"),
+        (39, "agent a       2.0 s  1.2k/80  0.0023  …"),
+    ],
+)
+def test_in_a_narrow_terminal_it_is_shorter(width: int, expected: str) -> None:
+    first, second = tree_lines(ROOT, width=width)
+    assert first == expected
+    assert max(len(first), len(second)) <= width
+
+
+def nested(depth: int) -> LoggedSpan:
+    """A child run below a child run, and so on."""
+    span = LoggedSpan("execute_tool price", 0, 1, Usage(12_345_678, 150), 1.5, ["error"])
+    for n in range(depth):
+        span = LoggedSpan(f"invoke_agent {n}", 0, 3000, Usage(1, 1), 0.1, children=[span])
+    return span
+
+
+def test_the_bars_stay_in_80_columns() -> None:
+    for line in tree_lines(nested(6), width=80):
+        assert set(line) & set("▏▎▍▌▋▊▉█")
+
+
+texts = st.text(max_size=30)
+spans = st.recursive(
+    st.builds(
+        LoggedSpan,
+        texts,
+        st.integers(0, 9),
+        st.none() | st.integers(0, 10**9),
+        st.none() | st.builds(Usage, st.integers(0, 10**9), st.integers(0, 10**9)),
+        st.none() | st.floats(0, 1000),
+        st.lists(texts, max_size=2),
+    ),
+    lambda below: st.builds(
+        LoggedSpan, texts, st.integers(0, 9), children=st.lists(below, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(spans, st.integers(1, 120))
+def test_every_span_is_one_line_that_fits(root: LoggedSpan, width: int) -> None:
+    lines = tree_lines(root, width=width)
+    assert len(lines) == len(list(root.walk())) == len(tree_lines(root))
+    for line in (*lines, *tree_lines(root)):
+        assert line.isprintable()
+    for line in lines:
+        wide = sum(east_asian_width(c) in "WF" for c in line)
+        narrow = sum(not combining(c) for c in line if east_asian_width(c) not in "WF")
+        assert 2 * wide + narrow <= width
+
+
 def test_a_run_that_is_not_there() -> None:
     with pytest.raises(RunNotFound):
         span_tree(MemoryStore(), "none")
+
+
+def test_a_name_that_a_model_made_up_is_not_endless() -> None:
+    (line,) = tree_lines(LoggedSpan("execute_tool " + "x" * 1_000_000, 0, 1))
+    assert len(line) < 150

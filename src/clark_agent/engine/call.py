@@ -46,7 +46,7 @@ from clark_agent.errors import (
     ToolFatal,
     ToolSuspended,
 )
-from clark_agent.events import ToolExecutionEnd, note_exception
+from clark_agent.events import NotRun, ToolExecutionEnd, note_exception, note_not_run
 from clark_agent.intake import accept_result, is_plain_result
 from clark_agent.plugins.base import (
     AfterToolCallContext,
@@ -161,6 +161,8 @@ class Call(Struct, eq=False):
     """The position of the journal when the tool returned, if that does not follow from the rest."""
     is_announced: bool = False
     """Whether the journal has that the tool starts, and it has not started yet."""
+    has_begun: bool = False
+    """Whether the tool was started in this process."""
     has_run: bool = False
     """Whether the tool ran and returned the result, which hooks may have changed."""
     wait: Wait | None = None
@@ -330,6 +332,7 @@ async def run_call(run: Run, siblings: Siblings, call: Call, *, alone: bool = Fa
     cancelled: asyncio.CancelledError | None = None
     timeout = run.config.tool_timeout if tool.timeout is None else tool.timeout
     due = None if timeout is None else run.loop.time() + timeout  # the first step included
+    call.has_begun = True
     try:
         work: Any = run.effects.run_tool(tool, call.input, context)
         if type(work) is not CoroutineType:
@@ -583,6 +586,7 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
         call.answer(results.unchecked())
     result = call.result
     assert result is not None
+    not_run = None if call.has_begun else _not_run(call)
     if call.decisions and call.wait is None:
         call.given = call.given or result
         call.result = result = _with_decisions(result, call.decisions)
@@ -596,7 +600,46 @@ def close_call(run: Run, call: Call) -> ToolExecutionEnd:
     event = ToolExecutionEnd(tool_call.id, tool_call.name, result, result.is_error)
     if call.exception is not None:
         note_exception(event, call.exception)
+    if not_run is not None:
+        note_not_run(event, not_run)
     return event
+
+
+# What became of a call by the decisions that give it a result.
+_DECIDED = {
+    "answer": "answered",
+    "give_result": "answered",
+    "delivered": "answered",
+    "elapsed": "answered",
+    "block": "blocked",
+    "deny": "denied",
+    "expired": "expired",
+    "suspend": "cannot_wait",
+}
+
+
+def _not_run(call: Call) -> NotRun:
+    """Why the tool did not run: see `NotRun.why`."""
+    decided = [_DECIDED[d["decision"]] for d in call.decisions if d["decision"] in _DECIDED]
+    first = call.given or call.result
+    details = None if first is None else first.details
+    if call.wait is not None:
+        why = "suspended"
+    elif call.state is CallState.RECALLED or call.has_run:
+        why = "restored"
+    elif call.by_runtime is not None:
+        why = call.by_runtime.reason or call.by_runtime.kind
+    elif call.hook_raised is not None:
+        why = "hook_failed"
+    elif decided:
+        why = decided[-1]
+    elif call.tool is None:
+        why = "unknown_tool"
+    elif call.exception is not None or details == {"kind": "tool_argument_validation"}:
+        why = "invalid_arguments"
+    else:
+        why = "hidden"
+    return NotRun(why, None if call.tool is None else call.tool.name)
 
 
 def _with_decisions(result: ToolResult, decisions: list[dict[str, Any]]) -> ToolResult:

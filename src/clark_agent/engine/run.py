@@ -227,7 +227,8 @@ class Run:
         config, audience = self.config, self.config.audience
         publish = self.journal.publish
         if self.trace is not None:
-            observers = (*self.hooks.event_observer, observer_hook(self.trace))
+            # First, so that what the others do on an event is in the right span.
+            observers = (observer_hook(self.trace), *self.hooks.event_observer)
             audience = Audience(config.event_sink, observers, sink, publish)
         elif sink is not None or publish is not None or self.hooks is not config.hooks:
             audience = Audience(config.event_sink, self.hooks.event_observer, sink, publish)
@@ -245,6 +246,7 @@ class Run:
                 agent_name=config.agent_name,
                 conversation_id=config.conversation_id if given is None else given.conversation_id,
                 model=config.model_ref,
+                has_model=getattr(config.stream, "is_model", True) is not False,
                 prices=self.spending.bill().prices,
                 tool_call_id=self.lineage.call_id,
                 turns=0 if resumption is None else resumption.turns_before,

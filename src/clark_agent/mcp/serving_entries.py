@@ -240,6 +240,8 @@ class _OneCall:
     """A model that makes one call, and is done when it has the result."""
 
     model = "mcp"
+    is_model = False
+    """For a trace: there is nothing to see of it."""
 
     def __init__(self, call: ToolCall) -> None:
         self._call = call

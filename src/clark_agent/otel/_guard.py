@@ -7,13 +7,16 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-__all__ = ["guarded", "report"]
+__all__ = ["PASSING", "guarded", "report"]
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
+
+PASSING = (KeyboardInterrupt, SystemExit)
+"""What ends the process. A cancellation of the run cannot arrive in a plain function."""
 
 _reported: set[str] = set()
 
@@ -26,7 +29,11 @@ def guarded(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
             return method(self, *args, **kwargs)
-        except Exception:
+        except PASSING:
+            raise
+        except (
+            BaseException
+        ):  # a panic of an extension, a CancelledError of a future: not the run's
             report(name)
             return None
 

@@ -5,15 +5,16 @@ Whatever fails here, the effect itself happens, and its result or its exception 
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from inspect import isawaitable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, set_span_in_context
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
-from clark_agent._text import well_formed
+from clark_agent._text import message_of, well_formed
 from clark_agent.cancellation import CancellationToken
 from clark_agent.effects import Child, Effects
 from clark_agent.errors import RunLetGo, ToolSuspended
@@ -21,6 +22,7 @@ from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext
 from clark_agent.otel.server import server_of
+from clark_agent.otel.starting import start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
@@ -30,6 +32,7 @@ from clark_agent.stream import (
     Error,
     ResponseInfo,
     Start,
+    StreamErrorKind,
     StreamEvent,
     StreamFn,
     StreamRequest,
@@ -46,6 +49,19 @@ __all__ = ["TracedEffects"]
 AskModel = Callable[[StreamFn, StreamRequest, CancellationToken], AsyncIterable[StreamEvent]]
 
 _NOT_FAILED = (ToolSuspended, RunLetGo)
+TIMEOUT = "timeout"
+# How the loop takes answers that end with a failure which the transport does not report.
+_ANSWERS_FAILED = {
+    StopReason.ERROR: str(StreamErrorKind.TRANSIENT),
+    StopReason.ABORTED: str(StreamErrorKind.ABORTED),
+}
+# The reasons of our own transports: other ones may quote anything.
+_WAITING_FOR = {
+    *map(str, StreamErrorKind),
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrency",
+}
 
 
 class TracedEffects(Effects):
@@ -59,14 +75,16 @@ class TracedEffects(Effects):
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call the model, in a span that ends with its answer."""
-        call = ModelCall(self._run, stream, request)
+        if not self._run.run.has_model:
+            return self._inner.ask_model(stream, request, signal)
+        call = ModelCall(self._run, stream, request, signal)
         return self._traced(call, self._inner.ask_model, stream, request, signal)
 
     def consult_model(
         self, stream: StreamFn, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterable[StreamEvent]:
         """Call a model for a plugin, in a span of the same kind."""
-        call = ModelCall(self._run, stream, request, beside=ModelRef.of(None, stream))
+        call = ModelCall(self._run, stream, request, signal, beside=ModelRef.of(None, stream))
         return self._traced(call, self._inner.consult_model, stream, request, signal)
 
     def _traced(
@@ -127,10 +145,11 @@ async def _followed(work: Awaitable[ToolResult], call: ToolSpan) -> ToolResult:
 class ToolSpan:
     """The span of a tool call."""
 
-    __slots__ = ("_began", "_labels", "_run", "_span", "context")
+    __slots__ = ("_began", "_ctx", "_labels", "_run", "_span", "context")
 
     def __init__(self, run: RunSpans, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         self._run = run
+        self._ctx = ctx
         self._began = perf_counter()
         self._labels = {
             names.OPERATION_NAME: names.EXECUTE_TOOL,
@@ -144,14 +163,17 @@ class ToolSpan:
     @guarded
     def _start(self, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         run = self._run
-        attributes = {**self._labels, names.TOOL_CALL_ID: ctx.tool_call_id}
+        attributes = {**self._labels}
         if tool.description:
             attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
-        span = self._span = run.tracing.tracer.start_span(
-            f"{names.EXECUTE_TOOL} {tool.name}", run.turn_context, attributes=attributes
+        self._span, self.context = span, _ = start_span(
+            run.tracing.tracer,
+            f"{names.EXECUTE_TOOL} {tool.name}",
+            run.turn_context,
+            attributes=attributes,
         )
-        self.context = set_span_in_context(span, run.turn_context)
         if run.tracing.content is not None and span.is_recording():
+            span.set_attributes(run.call_id(names.TOOL_CALL_ID, ctx.tool_call_id))
             span.set_attributes(run.tracing.content.of_arguments(args))
 
     @guarded
@@ -174,7 +196,9 @@ class ToolSpan:
             self._end(None)
             return
         kind = type(error).__qualname__
-        self._run.mark_failed(self._span, kind, str(error))
+        if isinstance(error, CancelledError) and self._ctx.signal.reason == TIMEOUT:
+            kind = TIMEOUT
+        self._run.mark_failed(self._span, kind, message_of(error))
         self._end(kind)
 
     def _end(self, error: str | None) -> None:
@@ -207,7 +231,7 @@ class TracedStream:
         try:
             event = await InContext(self._iterator.__anext__(), call.context)
         except StopAsyncIteration:
-            call.stopped()
+            call.ended()
             raise
         except BaseException as error:
             call.raised(error)
@@ -228,21 +252,35 @@ class TracedStream:
 class ModelCall:
     """The span of a model call."""
 
-    __slots__ = ("_began", "_beside", "_is_over", "_labels", "_run", "_span", "chunks", "context")
+    __slots__ = (
+        "_began",
+        "_beside",
+        "_is_over",
+        "_labels",
+        "_run",
+        "_signal",
+        "_span",
+        "chunks",
+        "context",
+    )
 
     def __init__(
         self,
         run: RunSpans,
         stream: StreamFn,
         request: StreamRequest,
+        signal: CancellationToken,
         *,
         beside: ModelRef | None = None,
     ) -> None:
         self._run = run
+        self._signal = signal
         self._beside = beside
         """The model that a plugin asks beside the turn."""
         labels = run.labels if beside is None else run.labels_of(beside)
         self._labels: dict[str, str | int] = {**labels}
+        if beside is not None:
+            self._labels[names.PLUGIN] = run.asking
         self._began = perf_counter()
         self._is_over = False
         self._span: Span = INVALID_SPAN
@@ -259,36 +297,42 @@ class ModelCall:
         if self._beside is None:
             attributes[names.ATTEMPT] = run.begin_attempt()
         model = self._labels.get(names.REQUEST_MODEL)
-        span = self._span = run.tracing.tracer.start_span(
+        self._span, self.context = span, _ = start_span(
+            run.tracing.tracer,
             names.CHAT if model is None else f"{names.CHAT} {model}",
             run.turn_context,
             SpanKind.CLIENT,
             attributes,
         )
-        self.context = set_span_in_context(span, run.turn_context)
         if span.is_recording():
             span.set_attributes(_request_attributes(run, request))
             if run.tracing.content is not None:
                 span.set_attributes(run.tracing.content.of_request(request))
 
     @guarded
-    def note(self, event: StreamEvent) -> None:
-        """An event that is not a chunk."""
+    def note(self, event: Any) -> None:
+        """What is not a chunk: an event, or what a broken transport yields."""
         match event:
             case Start(response=ResponseInfo() as response):
                 self._responds(response)
             case Done(message):
                 self._answered(message)
             case Error(partial, kind, text):
-                self._run.mark_failed(self._span, str(kind), text)
-                self._end(str(kind), partial.usage, None)
+                usage: Any = getattr(partial, "usage", None)
+                usage = usage if isinstance(usage, Usage) else None
+                self._failed(_kind(kind), str(text), usage)
             case Waiting(seconds, reason):
-                noted: dict[str, Any] = {names.REASON: reason}
+                known = reason in _WAITING_FOR
+                noted: dict[str, Any] = {
+                    names.REASON: reason if known else self._run.said(str(reason), names.OTHER)
+                }
                 if seconds is not None:
                     noted[names.SECONDS] = seconds
                 self._span.add_event(names.REQUEST_DELAYED, noted)
-            case _:
+            case Start() | Chunk():
                 pass
+            case _:  # the loop says what is wrong with it
+                self.raised(TypeError("the transport yielded something else than an event"))
 
     def _responds(self, response: ResponseInfo) -> None:
         if response.id is not None:
@@ -297,24 +341,40 @@ class ModelCall:
             self._labels[names.RESPONSE_MODEL] = response.model
             self._span.set_attribute(names.RESPONSE_MODEL, response.model)
 
-    def _answered(self, message: AssistantMessage) -> None:
+    def _answered(self, message: Any) -> None:
+        if not isinstance(message, AssistantMessage):
+            self.raised(TypeError("Done has no message"))
+            return
         content = self._run.tracing.content
         if content is not None and self._span.is_recording():
             self._span.set_attributes(content.of_answer(message))
-        self._end(None, message.usage, message.stop_reason)
+        error = _ANSWERS_FAILED.get(message.stop_reason)
+        if error is not None:
+            self._run.mark_failed(self._span, error, message.error_message or "")
+        self._end(error, message.usage, message.stop_reason)
+
+    def _failed(self, kind: str, text: str, usage: Usage | None) -> None:
+        self._run.mark_failed(self._span, kind, text)
+        self._end(kind, usage, None)
 
     @guarded
     def raised(self, error: BaseException) -> None:
         """The transport has raised, or the run was cancelled."""
         if self._is_over:
             return
-        kind = type(error).__qualname__
-        self._run.mark_failed(self._span, kind, str(error))
-        self._end(kind, None, None)
+        self._failed(type(error).__qualname__, message_of(error), None)
+
+    @guarded
+    def ended(self) -> None:
+        """The transport has ended. Without an answer it has failed, unless the run is stopped."""
+        if self._is_over or self._signal.cancelled:
+            self.stopped()
+        else:
+            self._failed(str(StreamErrorKind.EMPTY), "the stream ended without an answer", None)
 
     @guarded
     def stopped(self) -> None:
-        """Nothing follows. Without an answer, reading was interrupted."""
+        """Nothing more is read. Without an answer, reading was interrupted."""
         if not self._is_over:
             self._span.set_attribute(names.IS_INTERRUPTED, True)
             self._end(None, None, None)
@@ -352,6 +412,13 @@ class ModelCall:
                 chunks=chunks,
             )
         span.end()
+
+
+def _kind(kind: Any) -> str:
+    try:
+        return str(StreamErrorKind(kind))
+    except ValueError:  # the loop takes it like this
+        return str(StreamErrorKind.FATAL)
 
 
 def _request_attributes(run: RunSpans, request: StreamRequest) -> dict[str, Any]:

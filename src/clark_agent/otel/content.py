@@ -16,7 +16,7 @@ import msgspec
 from clark_agent._text import well_formed
 from clark_agent.messages.wire import jsonable
 from clark_agent.otel import conventions as names
-from clark_agent.otel._guard import report
+from clark_agent.otel._guard import PASSING, report
 from clark_agent.stream import StreamRequest
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import (
@@ -36,12 +36,14 @@ __all__ = ["Content", "Redact"]
 Redact = Callable[[str], str]
 """Returns the text without what must not be recorded.
 
-Contract: a plain function, called in the run's event loop for each text.
+Contract: a plain function, called in the run's event loop for each text, which therefore waits for
+it.
 """
 
 P = ParamSpec("P")
 
 _MEDIA_TYPE = re.compile(r"data:([\w.+-]+/[\w.+-]+)[;,]", re.ASCII)
+_LONGEST_WORD = 100
 NOT_REDACTED = "[removed: redact failed]"
 
 
@@ -52,7 +54,9 @@ def _or_nothing(method: Callable[P, dict[str, str]]) -> Callable[P, dict[str, st
     def call(*args: P.args, **kwargs: P.kwargs) -> dict[str, str]:
         try:
             return method(*args, **kwargs)
-        except Exception:
+        except PASSING:
+            raise
+        except BaseException:
             report(method.__qualname__)
             return {}
 
@@ -119,10 +123,17 @@ class Content:
             return well_formed(text)
         try:
             redacted: Any = self._redact(text)
-        except Exception:
+        except PASSING:
+            raise
+        except BaseException:
             report("redact")
             return NOT_REDACTED
         return well_formed(redacted) if isinstance(redacted, str) else NOT_REDACTED
+
+    def word(self, text: str) -> str:
+        """A name or an id that the model chose: redacted, and not longer than a name."""
+        found = self.text(text)
+        return found if len(found) <= _LONGEST_WORD else f"{found[:_LONGEST_WORD]}…"
 
     def redacted(self, value: Any) -> Any:
         """JSON, with every string in it redacted."""
@@ -156,7 +167,7 @@ class Content:
             response = self._parts(message.content)
             part = {
                 "type": "tool_call_response",
-                "id": message.tool_call_id,
+                "id": self.text(message.tool_call_id),
                 "response": response,
             }
             return {"role": "tool", "parts": [part]}
@@ -186,8 +197,8 @@ class Content:
                 arguments = self.redacted(_builtins(block.arguments))
                 return {
                     "type": "tool_call",
-                    "id": block.id,
-                    "name": block.name,
+                    "id": self.text(block.id),
+                    "name": self.text(block.name),
                     "arguments": arguments,
                 }
             case ImageContent() | FileContent():

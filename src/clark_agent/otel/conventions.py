@@ -89,7 +89,9 @@ TIME_PER_OUTPUT_TOKEN: Final = "clark_agent.response.time_per_output_token"
 IS_INTERRUPTED: Final = "clark_agent.is_interrupted"
 """The answer was not read to its end: the user steered, or time ran out."""
 IS_SUSPENDED: Final = "clark_agent.is_suspended"
-"""The call waits for a decision."""
+"""The call waits for a decision; of a turn: one of its calls."""
+PLUGIN: Final = "clark_agent.plugin"
+"""Of a model call beside the turn, for example for a summary: the plugin that asked."""
 LINK: Final = "clark_agent.link"
 """An attribute of links: ``first`` or ``previous`` process that worked on the run."""
 
@@ -97,9 +99,22 @@ LINK: Final = "clark_agent.link"
 
 ANSWER_DISCARDED: Final = "clark_agent.answer_discarded"
 TOOL_REJECTED: Final = "clark_agent.tool_rejected"
+TOOL_ANSWERED: Final = "clark_agent.tool_answered"
+"""A hook or a decision gave the result instead of the tool."""
+TOOL_SUSPENDED: Final = "clark_agent.tool_suspended"
+"""The call waits, and its tool has not run."""
+TOOL_RESTORED: Final = "clark_agent.tool_restored"
+"""Another process has run the tool, and the result is in the log."""
 REQUEST_DELAYED: Final = "clark_agent.request_delayed"
 REASON: Final = "clark_agent.reason"
 SECONDS: Final = "clark_agent.seconds"
+
+NOT_RUN: Final = {
+    "answered": TOOL_ANSWERED,
+    "suspended": TOOL_SUSPENDED,
+    "restored": TOOL_RESTORED,
+}
+"""The events of calls that did not run here and were not rejected, by `NotRun.why`."""
 
 # --- metrics --------------------------------------------------------------------------------------
 
@@ -117,7 +132,8 @@ SUSPENDED_DURATION: Final = "clark_agent.run.suspended.duration"
 
 # --- values ---------------------------------------------------------------------------------------
 
-UNKNOWN_PROVIDER: Final = "unknown"
+UNKNOWN: Final = "unknown"
+OTHER: Final = "other"
 PROVIDERS: Final = {
     "azure": "azure.ai.openai",
     "bedrock": "aws.bedrock",

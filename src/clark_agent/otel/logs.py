@@ -20,7 +20,9 @@ RUN_KEY = create_key("clark-agent-run")
 class RunIds(logging.Filter):
     """Adds ``run_id``, ``conversation_id``, ``turn``, ``trace_id`` and ``span_id`` to each record.
 
-    Add it to a handler. Outside of a traced run the ids are empty strings, and ``turn`` is 0::
+    Add it to a handler. Outside of a traced run the ids are empty strings, and ``turn`` is 0.
+    Before its first turn, as in the event `AgentStart`, a run has the ``run_id`` that its host
+    gave, or none::
 
         handler.addFilter(RunIds())
         handler.setFormatter(logging.Formatter("%(run_id)s/%(turn)d %(trace_id)s %(message)s"))

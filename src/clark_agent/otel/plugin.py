@@ -30,7 +30,8 @@ class Tracing:
     Args:
         content: Record prompts, answers, arguments and results too, and the texts of errors. The
             messages of each request are recorded as a whole, which takes time and space.
-        redact: Called with each recorded text; returns what to record instead.
+        redact: Called with each recorded text, in the run's event loop; returns what to record
+            instead.
         metrics: Record metrics.
         agent_name: The name in the span of a run whose agent has none.
         tracer_provider: Makes the spans. The global provider by default.
@@ -90,7 +91,8 @@ def instrument(
     meter_provider: MeterProvider | None = None,
 ) -> Tracing:
     """Trace all runs of this process that start from now on, except those of agents that have a
-    `Tracing` of their own. The arguments are those of `Tracing`.
+    `Tracing` of their own. The arguments are those of `Tracing`. If it is called again, the newest
+    call counts.
     """
     tracing = Tracing(
         content=content,

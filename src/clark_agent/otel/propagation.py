@@ -27,8 +27,10 @@ def carrier_of(context: Context | None = None) -> dict[str, str]:
 
 
 def context_of(carrier: Mapping[str, str]) -> Context:
-    """The context of a span in another process: attach it, and runs continue its trace."""
-    return _W3C.extract(carrier, Context())
+    """The context of a span in another process: attach it, and runs continue its trace. The names
+    of the headers may have any case.
+    """
+    return _W3C.extract({name.lower(): value for name, value in carrier.items()}, Context())
 
 
 def resumed_context(current: Context, traces: Sequence[Mapping[str, str]]) -> Context:

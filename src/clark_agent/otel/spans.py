@@ -7,7 +7,8 @@
           invoke_agent name  a child run
 
 The run's task has the span of the turn as the current one; a model call and a tool have their own.
-No attribute is computed for a span that is not sampled.
+No attribute is computed for a span that is not sampled. A run without a model has only the spans of
+its tools.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from opentelemetry.context import Context, attach, get_current, set_value
 from opentelemetry.trace import (
     INVALID_SPAN,
     Span,
-    SpanKind,
     Status,
     StatusCode,
-    set_span_in_context,
 )
 
-from clark_agent._text import well_formed
+from clark_agent._text import message_of, well_formed
 from clark_agent.effects import Effects
-from clark_agent.errors import ConfigError, RunLetGo, failure_of
+from clark_agent.errors import ConfigError, LoopError, RunLetGo, failure_of
 from clark_agent.events import (
     AgentEvent,
+    ConsultationStart,
     MessageDiscarded,
+    NotRun,
     ToolExecutionEnd,
-    ToolExecutionStart,
     TurnEnd,
     TurnStart,
 )
 from clark_agent.otel import conventions as names
-from clark_agent.otel._guard import guarded
+from clark_agent.otel._guard import guarded, report
 from clark_agent.otel.calls import TracedEffects
 from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
 from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
+from clark_agent.otel.starting import start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.result import RunResult
@@ -58,7 +59,7 @@ __all__ = ["RunSpans"]
 class RunSpans(RunTrace):
     """The trace of one run."""
 
-    observes = (TurnStart, TurnEnd, MessageDiscarded, ToolExecutionStart, ToolExecutionEnd)
+    observes = (TurnStart, TurnEnd, MessageDiscarded, ToolExecutionEnd, ConsultationStart)
 
     def __init__(self, tracing: Tracing, run: TracedRun) -> None:
         self.tracing = tracing
@@ -79,19 +80,22 @@ class RunSpans(RunTrace):
         self._usage = Usage()
         self._cost: float | None = 0.0
         self._retries = self._discarded = self.attempts = self._calls = 0
-        self._running: set[str] = set()
+        self.asking = ""
+        """The plugin that was the last to ask a model."""
 
         base = resumed_context(get_current(), run.traces)
         base = set_value(RUN_KEY, self, base)
         name = self.agent_name
-        self.span: Span = tracing.tracer.start_span(
-            names.INVOKE_AGENT if name is None else f"{names.INVOKE_AGENT} {name}",
-            base,
-            SpanKind.INTERNAL,
-            self._first_attributes(),
-            links_to(run.traces),
-        )
-        self.context: Context = set_span_in_context(self.span, base)
+        self.span: Span = INVALID_SPAN
+        self.context: Context = base
+        if run.has_model:
+            self.span, self.context = start_span(
+                tracing.tracer,
+                names.INVOKE_AGENT if name is None else f"{names.INVOKE_AGENT} {name}",
+                base,
+                attributes=self._first_attributes(),
+                links=links_to(run.traces),
+            )
         self.turn_span: Span = INVALID_SPAN
         self.turn_context = self.context
         """The parent of what happens in the turn."""
@@ -109,7 +113,6 @@ class RunSpans(RunTrace):
             names.AGENT_NAME: self.agent_name,
             names.REQUEST_MODEL: self.model,
             names.CONVERSATION_ID: self.conversation_id,
-            names.RUN_TOOL_CALL_ID: run.tool_call_id,
         }
         found.update((name, value) for name, value in optional.items() if value)
         if run.traces:
@@ -144,24 +147,19 @@ class RunSpans(RunTrace):
                 self._end_turn()
             case MessageDiscarded(reason):
                 self._discard(reason)
-            case ToolExecutionStart(tool_call_id=call_id):
-                self._running.add(call_id)
+            case ToolExecutionEnd(not_run=None):
                 self._calls += 1
-            case ToolExecutionEnd(tool_call_id=call_id):
-                if call_id in self._running:
-                    self._running.discard(call_id)
-                elif self.turn_span.is_recording():
-                    noted = {names.TOOL_NAME: event.tool_name, names.TOOL_CALL_ID: call_id}
-                    self.turn_span.add_event(names.TOOL_REJECTED, noted)
+            case ToolExecutionEnd(tool_call_id=call_id, tool_name=name, not_run=NotRun() as found):
+                self._did_not_run(found, name, call_id)
+            case ConsultationStart(plugin=plugin):
+                self.asking = plugin
             case _:
                 pass
 
     @guarded
     def ended(self, result: RunResult) -> None:
         """Close the run."""
-        found: dict[str, Any] = {names.RUN_OUTCOME: str(result.outcome)}
-        if (cost := self._tree_cost(result)) is not None:
-            found[names.RUN_TREE_COST] = cost
+        found = {names.RUN_OUTCOME: str(result.outcome), **self._tree_cost(result)}
         self._end(found, None, result.messages)
 
     @guarded
@@ -169,9 +167,13 @@ class RunSpans(RunTrace):
         """Close the run, with its error."""
         failure = failure_of(error) or error
         if isinstance(failure, RunLetGo):
-            self._end({names.RUN_OUTCOME: "let_go"}, None, failure.messages)
-            return
-        self._end({names.RUN_OUTCOME: "failed"}, failure, getattr(failure, "messages", ()))
+            found = {names.RUN_OUTCOME: "let_go", **self._tree_cost(failure)}
+            self._end(found, None, failure.messages)
+        elif isinstance(failure, LoopError):
+            found = {names.RUN_OUTCOME: "failed", **self._tree_cost(failure)}
+            self._end(found, failure, failure.messages)
+        else:
+            self._end({names.RUN_OUTCOME: "failed"}, failure, ())
 
     # --- turns ----------------------------------------------------------------------------------
 
@@ -182,10 +184,14 @@ class RunSpans(RunTrace):
         if self.attempts:  # the turn before it was not closed
             self._end_turn()
         self.attempts = self._calls = 0
-        self.turn_span = self.tracing.tracer.start_span(
-            names.TURN, self.context, attributes={names.TURN_NUMBER: self.turn}
+        if not self.run.has_model:
+            return
+        self.turn_span, self.turn_context = start_span(
+            self.tracing.tracer,
+            names.TURN,
+            self.context,
+            attributes={names.TURN_NUMBER: self.turn},
         )
-        self.turn_context = set_span_in_context(self.turn_span, self.context)
         attach(self.turn_context)  # kept by `InContext` until the next turn
 
     def _end_turn(self) -> None:
@@ -204,6 +210,29 @@ class RunSpans(RunTrace):
             self.turn_span.add_event(names.ANSWER_DISCARDED, {names.REASON: reason})
         if self.tracing.metrics is not None:
             self.tracing.metrics.discarded(self.labels)
+
+    def _did_not_run(self, found: NotRun, wanted: str, call_id: str) -> None:
+        span = self.turn_span
+        if not span.is_recording():
+            return
+        noted = self.call_id(names.TOOL_CALL_ID, call_id)
+        noted[names.TOOL_NAME] = found.tool or self.said(wanted, names.UNKNOWN)
+        name = names.NOT_RUN.get(found.why, names.TOOL_REJECTED)
+        if name == names.TOOL_REJECTED:
+            noted[names.REASON] = found.why
+        elif name == names.TOOL_SUSPENDED:
+            span.set_attribute(names.IS_SUSPENDED, True)
+        span.add_event(name, noted)
+
+    def said(self, text: str, instead: str) -> str:
+        """A word that may be the model's, so it is content; ``instead``, if that is off."""
+        content = self.tracing.content
+        return instead if content is None else content.word(text)
+
+    def call_id(self, name: str, call_id: str | None) -> dict[str, str]:
+        """The attribute for the id of a call, if content is on: models can choose it."""
+        content = self.tracing.content
+        return {} if content is None or call_id is None else {name: content.word(call_id)}
 
     def begin_attempt(self) -> int:
         """Count a call to the model; return its number in the turn."""
@@ -244,15 +273,21 @@ class RunSpans(RunTrace):
         self._cost = None if cost is None or self._cost is None else self._cost + cost
         return cost
 
-    @guarded
-    def _tree_cost(self, result: RunResult) -> float | None:
-        return result.tree_cost
+    def _tree_cost(self, end: RunResult | LoopError) -> dict[str, Any]:
+        try:
+            cost = end.tree_cost
+        except Exception:
+            report("tree_cost")
+            cost = None
+        return {} if cost is None else {names.RUN_TREE_COST: cost}
 
     # --- the end --------------------------------------------------------------------------------
 
     def _end(self, found: dict[str, Any], error: BaseException | None, messages: Any) -> None:
         if self.turn_span is not INVALID_SPAN:
             self._end_turn()
+        if not self.run.has_model:
+            return
         span, seconds = self.span, perf_counter() - self._began
         if span.is_recording():
             if self.run_id:
@@ -266,11 +301,12 @@ class RunSpans(RunTrace):
             }
             if self._cost is not None and self._price is not None:
                 found[names.COST] = self._cost
+            found |= self.call_id(names.RUN_TOOL_CALL_ID, self.run.tool_call_id)
             span.set_attributes(found)
             if self.tracing.content is not None:
                 span.set_attributes(self.tracing.content.of_run(messages))
         if error is not None:
-            self.mark_failed(span, type(error).__qualname__, str(error))
+            self.mark_failed(span, type(error).__qualname__, message_of(error))
         if self.tracing.metrics is not None:
             kind = None if error is None else type(error).__qualname__
             self.tracing.metrics.run_ended(self._run_labels(), seconds, kind)
@@ -298,7 +334,7 @@ def _labels(provider: str, model: str | None) -> dict[str, str]:
 
 
 def _provider(model: ModelRef) -> str:
-    provider = (model.provider or names.UNKNOWN_PROVIDER).lower()
+    provider = (model.provider or names.UNKNOWN).lower()
     return names.PROVIDERS.get(provider, provider)
 
 

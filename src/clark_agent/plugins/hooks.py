@@ -141,7 +141,7 @@ class Hooks(Struct, frozen=True):
     follow_up: tuple[Hook, ...] = ()
     tool_gate: tuple[GateHook, ...] = ()
     tracer: Any = None
-    """The first plugin with ``trace_run``."""
+    """The plugin with ``trace_run``."""
     large_results: LargeResults | None = None
     """The last plugin that keeps large results."""
 
@@ -151,6 +151,9 @@ class Hooks(Struct, frozen=True):
         plugins = tuple(plugins)
         for plugin in plugins:
             _check(plugin)
+        tracers = [plugin_name(plugin) for plugin in plugins if hasattr(plugin, "trace_run")]
+        if len(tracers) > 1:
+            raise ConfigError(f"an agent has one tracer, not {len(tracers)}: {', '.join(tracers)}")
         return cls._bind(plugins)
 
     @classmethod

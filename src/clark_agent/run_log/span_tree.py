@@ -11,6 +11,8 @@ draws it as text, with a bar for the time of each span::
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum, auto
+from unicodedata import combining, east_asian_width
 
 from msgspec import Struct, field
 
@@ -41,6 +43,12 @@ __all__ = ["BAR", "LoggedSpan", "span_tree", "tree_lines"]
 
 BAR = 24
 """How wide bars are, if there is room."""
+_SHORTEST_BAR = 6
+_SHORTEST_NAME = 12
+_LONGEST_NAME = 100
+_NOTES = 10
+"""How much room notes have at least."""
+_GAP = "  "
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -252,26 +260,118 @@ def _known_price(model: ModelRef) -> Price | None:
 # --- drawing --------------------------------------------------------------------------------------
 
 
-def tree_lines(root: LoggedSpan, *, bar: int = BAR) -> list[str]:
-    """The tree as lines of text: names, times, tokens, costs, and bars of ``bar`` characters."""
+def tree_lines(root: LoggedSpan, *, bar: int = BAR, width: int | None = None) -> list[str]:
+    """The tree as lines of text: names, times, tokens, costs, bars of at most ``bar`` characters.
+
+    With a ``width``, no line is longer: bars become shorter, then tokens and names are written in
+    brief (``1.2k/80`` are those in and out); then there are no bars, and what is too long is cut.
+    Control characters are escaped.
+    """
     rows = list(_rows(root, "", ""))
-    ends = [span.ended_at or span.began_at for span in root.walk()]
-    start, end = root.began_at, max(ends)
-    cells = [
-        (f"{stem}{span.name}", _seconds(span), _tokens(span.usage), _money(span.cost))
-        for stem, span in rows
-    ]
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    lines = []
-    for (name, seconds, tokens, cost), (_, span) in zip(cells, rows, strict=True):
-        columns = [name.ljust(widths[0]), seconds.rjust(widths[1]), tokens.rjust(widths[2])]
-        if widths[3]:
-            columns.append(cost.rjust(widths[3]))
-        if bar:
-            columns.append(_bar(span, start, end, bar))
-        columns.append(", ".join(span.notes))
-        lines.append("  ".join(columns).rstrip())
-    return lines
+    plain = _Table(rows, _Brief.NOTHING)
+    if width is None:
+        return plain.lines(bar)
+    for table in (plain, _Table(rows, _Brief.TOKENS), _Table(rows, _Brief.NAMES)):
+        room = width - table.width - len(_GAP)
+        if bar <= room or room >= _SHORTEST_BAR:
+            return [_cut(line, width) for line in table.lines(min(bar, room))]
+    table.cut_names(table.width - width)
+    return [_cut(line, width) for line in table.lines(0)]
+
+
+class _Brief(IntEnum):
+    """What is written in brief."""
+
+    NOTHING = auto()
+    TOKENS = auto()
+    NAMES = auto()
+    """Names and tokens."""
+
+
+class _Table:
+    """The cells of all lines."""
+
+    def __init__(self, rows: Sequence[tuple[str, LoggedSpan]], brief: _Brief) -> None:
+        self._spans = [span for _, span in rows]
+        self._names = [
+            stem + _name(_short(span.name) if brief is _Brief.NAMES else span.name)
+            for stem, span in rows
+        ]
+        self._numbers = [
+            (_seconds(s), _tokens(s.usage, brief=brief is not _Brief.NOTHING), _money(s.cost))
+            for s in self._spans
+        ]
+        self._notes = [_escaped(", ".join(span.notes)) for span in self._spans]
+        self._name_width = max(map(_columns, self._names))
+        self._widths = [max(map(len, column)) for column in zip(*self._numbers, strict=True)]
+        if not self._widths[-1]:  # no cost
+            self._widths.pop()
+
+    @property
+    def width(self) -> int:
+        """How wide the lines are without bars, with the first words of the notes."""
+        notes = min(max(map(_columns, self._notes)), _NOTES)
+        widths = [self._name_width, *self._widths, *([notes] if notes else [])]
+        return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+    def cut_names(self, excess: int) -> None:
+        """Make the names shorter, but not so short that nothing can be read."""
+        self._name_width = max(_SHORTEST_NAME, self._name_width - max(0, excess))
+        self._names = [_cut(name, self._name_width) for name in self._names]
+
+    def lines(self, bar: int) -> list[str]:
+        """The lines, with bars of this length; 0 for none."""
+        start = self._spans[0].began_at
+        end = max(span.ended_at or span.began_at for span in self._spans)
+        lines = []
+        for name, numbers, span, notes in zip(
+            self._names, self._numbers, self._spans, self._notes, strict=True
+        ):
+            columns = [name + " " * (self._name_width - _columns(name))]
+            columns += [
+                cell.rjust(width) for cell, width in zip(numbers, self._widths, strict=False)
+            ]
+            if bar > 0:
+                columns.append(_bar(span, start, end, bar))
+            columns.append(notes)
+            lines.append(_GAP.join(columns).rstrip())
+        return lines
+
+
+_SHORT = {"invoke_agent": "agent", "execute_tool": "tool"}
+
+
+def _short(name: str) -> str:
+    operation, _, rest = name.partition(" ")
+    return f"{_SHORT.get(operation, operation)} {rest}".rstrip()
+
+
+def _name(name: str) -> str:
+    """A name, which may be one that the model made up."""
+    return _cut(_escaped(name[: _LONGEST_NAME + 1]), _LONGEST_NAME)
+
+
+def _escaped(text: str) -> str:
+    """The text on one line, as a terminal can show it."""
+    if text.isprintable():
+        return text
+    return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum([2 if east_asian_width(c) in "WF" else not combining(c) for c in text])
+
+
+def _cut(text: str, width: int) -> str:
+    if _columns(text) <= width:
+        return text
+    text = text[:width]
+    while text and _columns(text) >= width:
+        text = text[:-1]
+    return f"{text}…"
 
 
 def _rows(span: LoggedSpan, stem: str, below: str) -> Iterator[tuple[str, LoggedSpan]]:
@@ -296,11 +396,22 @@ def _seconds(span: LoggedSpan) -> str:
     return f"{milliseconds / 60_000:.0f} min"
 
 
-def _tokens(usage: Usage | None) -> str:
+def _tokens(usage: Usage | None, *, brief: bool) -> str:
     if usage is None:
         return ""
     given = usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
+    if brief:
+        return f"{_thousands(given)}/{_thousands(usage.output_tokens)}"
     return f"{given:,} in · {usage.output_tokens:,} out"
+
+
+def _thousands(tokens: int) -> str:
+    for unit, size in (("M", 1_000_000), ("k", 1000)):
+        if tokens >= size:
+            return (
+                f"{tokens / size:.1f}{unit}" if tokens < 100 * size else f"{tokens // size}{unit}"
+            )
+    return str(tokens)
 
 
 def _money(cost: float | None) -> str:
