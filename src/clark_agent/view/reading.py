@@ -214,7 +214,7 @@ class Reading:
     def _view(self, summary: RunSummary, index: LogIndex) -> RunView:
         catalog, run_id, began = self.catalog, summary.run_id, index.began
         row, ending = self._row(summary, index), index.ending
-        usage, price = index.usage, index.price
+        usage = index.usage
         children = catalog.children(run_id)
         tree = ending.tree_usage if isinstance(ending, (RunEnded, RunFailed)) else None
         if tree is None:
@@ -230,9 +230,9 @@ class Reading:
             tool_calls=index.tool_calls,
             worked_ms=index.worked_ms,
             tokens=tokens_of(usage),
-            cost=None if price is None else price.of(usage),
+            cost=index.cost,
             tree_tokens=tokens_of(tree),
-            tree_cost=self._tree_cost(run_id, usage),
+            tree_cost=self._tree_cost(run_id, usage, index.cost),
             children=tuple(self._children(run_id)),
             waiting=tuple(self._waiting(index)),
             damage=self._damage(index.problem),
@@ -247,7 +247,7 @@ class Reading:
         row = self.catalog.row(summary)
         if not index.is_complete:
             return row
-        ending, price = index.ending, index.price
+        ending = index.ending
         return replace(
             row,
             status=(ending and outcome_of(ending)) or RUNNING,
@@ -256,23 +256,22 @@ class Reading:
             records=index.records,
             turns=index.turns,
             tokens=tokens_of(index.usage),
-            cost=None if price is None else price.of(index.usage),
+            cost=index.cost,
         )
 
-    def _tree_cost(self, run_id: str, usage: Usage) -> float | None:
+    def _tree_cost(self, run_id: str, usage: Usage, own: float | None) -> float | None:
         """Return the cost of a run and those below it; None if one has a price that is unknown."""
-        cost = 0.0
-        if usage != Usage():
-            price = known_price(self.catalog.head(run_id).model, self._prices)
-            if price is None:
-                return None
-            cost = price.of(usage)
+        if usage == Usage():
+            own = 0.0
         for child in self.catalog.children(run_id):
-            below = self._tree_cost(child, self.catalog.own_usage(child))
-            if below is None:
+            used = self.catalog.own_usage(child)
+            price = known_price(self.catalog.head(child).model, self._prices)
+            cost = None if price is None else price.of(used)
+            below = self._tree_cost(child, used, cost)
+            if own is None or below is None:
                 return None
-            cost += below
-        return cost
+            own += below
+        return own
 
     def _indexed(self, index: LogIndex) -> Indexed:
         size = index.size

@@ -81,6 +81,7 @@ __all__ = [
     "Cancelled",
     "Cause",
     "ChildRun",
+    "Consultation",
     "ContextChange",
     "ContextChanged",
     "Damage",
@@ -105,6 +106,7 @@ __all__ = [
     "ItemPage",
     "MessageView",
     "OtherBlock",
+    "OtherRecord",
     "Piece",
     "PrefixBreak",
     "PrefixView",
@@ -385,6 +387,27 @@ class Answer(_Item, frozen=True, kw_only=True, tag="answer"):
     sources: tuple[Source, ...]
 
 
+class Consultation(_Item, frozen=True, kw_only=True, tag="consulted"):
+    """A plugin asked a model beside the turn. The question is not in the log."""
+
+    plugin: str
+    model: str | None
+    """Its name, if it is not the model of the run."""
+    messages: int
+    """How many messages the request had."""
+    blocks: tuple[Block, ...]
+    """The answer. If it failed, what was received."""
+    stop_reason: str
+    tokens: Tokens | None
+    cost: float | None
+    """In US dollars; None if the price is not known."""
+    ms: int
+    """How long it took."""
+    error: str | None
+    """How it failed."""
+    error_text: Text | None
+
+
 class ToolStart(_Item, frozen=True, kw_only=True, tag="tool_started"):
     """A tool is about to run."""
 
@@ -533,6 +556,15 @@ class Failed(_Item, frozen=True, kw_only=True, tag="failed"):
     tree_tokens: Tokens
 
 
+class OtherRecord(_Item, frozen=True, kw_only=True, tag="other"):
+    """A record that has no item of its own."""
+
+    name: str
+    """Its kind."""
+    data: Text
+    """JSON."""
+
+
 Item: TypeAlias = (
     Began
     | Added
@@ -542,6 +574,7 @@ Item: TypeAlias = (
     | ToolsChange
     | RequestSent
     | Answer
+    | Consultation
     | ToolStart
     | ToolWithdraw
     | ToolProgressed
@@ -554,6 +587,7 @@ Item: TypeAlias = (
     | Resumed
     | Ended
     | Failed
+    | OtherRecord
 )
 """One record of a log."""
 
@@ -605,6 +639,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     tokens: Tokens | None
     """None until the run ends, unless the log was read."""
     cost: float | None
+    """In US dollars. In a list, other models that plugins asked count as the model of the run."""
     parent_run_id: str | None
     depth: int
     conversation_id: str | None

@@ -26,6 +26,7 @@ from clark_agent.run_log.records import (
     BatchEnded,
     CallSuspended,
     CancelReceived,
+    Consulted,
     ContextEdited,
     MessagesAdded,
     Record,
@@ -135,9 +136,11 @@ def one_line(text: str, most: int) -> str:
 
 
 def part_at(value: Any, path: str) -> Any:
-    """Return what is at a path in an entry, or in anything that is JSON. Raises `LookupError`."""
+    """Return what is at a path in an entry, or in anything that is JSON; all of it for an empty
+    path. Raises `LookupError`.
+    """
     found = msgspec.to_builtins(value)
-    for step in path.split("."):
+    for step in path.split(".") if path else ():
         if isinstance(found, (list, tuple)):
             if not step.isdecimal() or int(step) >= len(found):
                 raise LookupError(path)
@@ -357,6 +360,8 @@ class Timeline:
         self.turn = 0
         self.attempt = 1
         self.asked_at: int | None = None
+        self.last_at = 0
+        """The time of the newest record."""
         self.calls: dict[int, _Running] = {}
         """The calls of the newest answer, by position."""
         self._positions: dict[str, int] = {}
@@ -370,7 +375,7 @@ class Timeline:
         other = Timeline(self._parts, prices=self._prices)
         other.price, other.turn, other.attempt = self.price, self.turn, self.attempt
         other.asked_at, other._suspended_at = self.asked_at, self._suspended_at
-        other._is_over = self._is_over
+        other._is_over, other.last_at = self._is_over, self.last_at
         other.calls, other._positions = dict(self.calls), dict(self._positions)
         return other
 
@@ -378,14 +383,24 @@ class Timeline:
         """Return the name of the tool of a call."""
         return given or (self.calls[position].name if position in self.calls else "?")
 
+    def price_of(self, model: ModelRef | None) -> Price | None:
+        """Return the price of a model; None is the model of the run."""
+        return self.price if model is None else known_price(model, self._prices)
+
     def note(self, record: Record) -> int | None:
         """Keep what later items need. Return how long the step took that the record ends."""
+        before, self.last_at = self.last_at, record.at
         match record.entry:
             case RunBegan() as began:
                 self.price = known_price(began.model_ref, self._prices)
             case Asked(turn=turn, attempt=attempt):
                 self.turn, self.attempt, self.asked_at = turn, attempt, record.at
                 self._is_over = False
+            case Consulted(turn=turn):
+                self._begin(turn)
+                return max(0, record.at - before)
+            case MessagesAdded(turn=int() as turn):
+                self._begin(turn)
             case Answered() as answered:
                 if answered.discarded is None:
                     calls = enumerate(answered.message.tool_calls)
@@ -413,6 +428,11 @@ class Timeline:
             case _:
                 pass
         return None
+
+    def _begin(self, turn: int) -> None:
+        """Begin a turn with what plugins do before its first request."""
+        if turn > self.turn:
+            self.turn, self.attempt, self.asked_at, self._is_over = turn, 1, None, False
 
     def turn_of(self, record: Record) -> int:
         """Return the turn of a record that was just noted."""
@@ -456,6 +476,8 @@ class Timeline:
                 return shapes.RequestSent(**place, attempt=attempt, messages=messages)
             case Answered() as answered:
                 return self._answer(answered, ms, place)
+            case Consulted() as consulted:
+                return self._consultation(consulted, ms or 0, place)
             case _:
                 return self._of_a_call(record, ms, place)
 
@@ -528,7 +550,9 @@ class Timeline:
                     tree_tokens=tokens_of(failed.tree_usage),
                 )
             case entry:
-                raise AssertionError(f"{type(entry).__name__} has no item")
+                plain: dict[str, Any] = msgspec.to_builtins(entry)
+                data = parts.json(plain, seq, "")
+                return shapes.OtherRecord(**place, name=str(plain["kind"]), data=data)
 
     def _began(self, began: RunBegan, place: dict[str, Any]) -> Item:
         seq, parts = place["seq"], self._parts
@@ -584,6 +608,26 @@ class Timeline:
             error=answered.error,
             error_text=answered.error_text or raised or message.error_message,
             sources=tuple(map(_source, message.annotations)),
+        )
+
+    def _consultation(
+        self, consulted: Consulted, ms: int, place: dict[str, Any]
+    ) -> shapes.Consultation:
+        message, model, seq = consulted.message, consulted.model, place["seq"]
+        usage, price = message.usage, self.price_of(model)
+        text = consulted.error_text
+        return shapes.Consultation(
+            **place,
+            plugin=consulted.plugin,
+            model=None if model is None else model_name(model) or model.provider or "another model",
+            messages=consulted.messages,
+            blocks=self._parts.blocks(message.content, seq, "message.content"),
+            stop_reason=str(message.stop_reason),
+            tokens=None if usage is None else tokens_of(usage),
+            cost=None if usage is None or price is None else price.of(usage),
+            ms=ms,
+            error=consulted.error,
+            error_text=None if text is None else self._parts.text(text, seq, "error_text"),
         )
 
     def _tool_result(self, ended: ToolEnded, ms: int | None, place: dict[str, Any]) -> Item:
