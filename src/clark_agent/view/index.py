@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from clark_agent.errors import LogDamaged
+from clark_agent.plugins.compaction import mark_of
 from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log.pages import START, LogPlace, read_page
 from clark_agent.run_log.reader import error_of
@@ -27,6 +28,7 @@ from clark_agent.run_log.records import (
     CallSuspended,
     Consulted,
     ContextEdited,
+    MessagesAdded,
     Record,
     RequestDecided,
     RunBegan,
@@ -113,6 +115,7 @@ class _Turn(Struct):
     discarded: int = 0
     attempts: int = 0
     edited_by: list[str] = field(default_factory=list)
+    is_compacted: bool = False
 
 
 class Waits(Struct, frozen=True):
@@ -258,6 +261,8 @@ class LogIndex:
                 self._answered(answered, ms, turn)
             case Consulted() as consulted:
                 self._consulted(consulted, spent, turn)
+            case MessagesAdded(messages=messages):
+                turn.is_compacted |= any(mark_of(message) is not None for message in messages)
             case ContextEdited(plugin=plugin):
                 if plugin not in turn.edited_by:
                     turn.edited_by.append(plugin)
@@ -347,6 +352,7 @@ class LogIndex:
             discarded=turn.discarded,
             edited_by=tuple(turn.edited_by),
             has_children=False,
+            is_compacted=turn.is_compacted,
         )
 
     def _turn(self, number: int) -> _Turn | None:

@@ -81,6 +81,7 @@ __all__ = [
     "Cancelled",
     "Cause",
     "ChildRun",
+    "CompactionBlock",
     "Consultation",
     "ContextChange",
     "ContextChanged",
@@ -234,7 +235,25 @@ class OtherBlock(Struct, frozen=True, tag_field="kind", tag="other"):
     """JSON."""
 
 
-Block: TypeAlias = TextBlock | ImageBlock | FileBlock | CallBlock | OtherBlock
+class CompactionBlock(Struct, frozen=True, tag_field="kind", tag="compaction"):
+    """Turns of the conversation that the model does not get any more, and what it gets instead."""
+
+    first_turn: int
+    last_turn: int
+    """Counted over the conversation; 0 if only earlier summaries were replaced."""
+    messages: int
+    tokens_before: int
+    tokens_after: int
+    """About the size of the next request, without and with it."""
+    has_summary: bool
+    """False: there is no summary, and the messages are only left out."""
+    merges: bool
+    """Whether it takes the place of earlier summaries too."""
+    text: Text
+    """What the model gets in their place."""
+
+
+Block: TypeAlias = TextBlock | ImageBlock | FileBlock | CallBlock | OtherBlock | CompactionBlock
 
 
 class Source(Struct, frozen=True):
@@ -315,6 +334,8 @@ class Added(_Item, frozen=True, kw_only=True, tag="added"):
     """
     steering: tuple[int, ...]
     """The numbers of the accepted messages that these deliver; see `Steered`."""
+    plugin: str | None
+    """The plugin that added them before the request, if one did."""
 
 
 class Steered(_Item, frozen=True, kw_only=True, tag="steered"):
@@ -763,6 +784,8 @@ class TurnRow(Struct, frozen=True):
     edited_by: tuple[str, ...]
     """Plugins that changed its request."""
     has_children: bool
+    is_compacted: bool
+    """Whether a compaction replaced older turns before its request."""
 
 
 class TurnList(Struct, frozen=True):

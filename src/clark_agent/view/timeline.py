@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from clark_agent.errors import ConfigError
 from clark_agent.messages.wire import encode_json
+from clark_agent.plugins.compaction import Mark, mark_of
 from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.run_log.fold import BROKEN_OFF
 from clark_agent.run_log.records import (
@@ -187,6 +188,9 @@ class Parts:
                     name=message.tool_name,
                     is_error=message.is_error,
                 )
+            case CustomMessage() if (mark := mark_of(message)) is not None:
+                compaction = self._compaction(mark, at, f"{path}.payload.text")
+                return replace(view, blocks=(compaction,), name=message.kind)
             case CustomMessage():
                 data = self.json(message.payload, at, f"{path}.payload")
                 block = shapes.OtherBlock(message.kind, data)
@@ -261,6 +265,18 @@ class Parts:
         if self._inline:
             return shapes.ImageBlock(declared, alt, None, None, source, None)
         return shapes.ImageBlock(declared, alt, at, f"{path}.source", None, None)
+
+    def _compaction(self, mark: Mark, at: int | None, path: str) -> shapes.CompactionBlock:
+        return shapes.CompactionBlock(
+            first_turn=mark.first_turn,
+            last_turn=mark.last_turn,
+            messages=mark.messages,
+            tokens_before=mark.tokens_before,
+            tokens_after=mark.tokens_after,
+            has_summary=mark.has_summary,
+            merges=mark.merges,
+            text=self.text(mark.text, at, path),
+        )
 
     # --- results and requests -------------------------------------------------------------------
 
@@ -457,6 +473,7 @@ class Timeline:
                     messages=parts.messages(added.messages, seq, "messages"),
                     purposes=added.purposes,
                     steering=added.steering,
+                    plugin=added.plugin,
                 )
             case SteeringAccepted() as accepted:
                 return shapes.Steered(

@@ -102,6 +102,8 @@ export function blockView(runId, block, as = "markdown") {
       return file(block);
     case "call":
       return callLine(runId, block);
+    case "compaction":
+      return compaction(runId, block);
     default:
       return other(runId, block);
   }
@@ -148,6 +150,21 @@ function other(runId, block) {
       class: "thought",
     },
   );
+}
+
+function compaction(runId, block) {
+  const props = { class: "compaction" };
+  return details([compactionLine(block)], () => textView(runId, block.text, "markdown"), props);
+}
+
+function compactionLine(block) {
+  const { first_turn: first, last_turn: last, tokens_before: before } = block;
+  let what = first === last ? `turn ${number(first)}` : `turns ${number(first)} to ${number(last)}`;
+  if (!last) what = "earlier summaries";
+  const became = block.has_summary ? "became a summary" : "left out, without a summary";
+  const merged = block.merges && last ? ", in place of earlier ones" : "";
+  const sizes = before ? `, ${number(before)} → ${number(block.tokens_after)} tokens` : "";
+  return `Compaction: ${what} ${became}${merged}${sizes}`;
 }
 
 /** The arguments of a call: a table if they are an object, or else the text. */
@@ -218,6 +235,7 @@ function plainBlock(block) {
   if (block.kind === "text") return block.text.text;
   if (block.kind === "call") return `${block.name} ${block.arguments.text}`;
   if (block.kind === "image") return `[image: ${block.alt ?? block.media_type ?? ""}]`;
+  if (block.kind === "compaction") return `${compactionLine(block)}\n${block.text.text}`;
   if (block.kind === "file") return `[file: ${block.name ?? ""}]`;
   return `[${block.name}] ${block.data.text}`;
 }

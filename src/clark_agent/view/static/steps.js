@@ -93,8 +93,11 @@ const PURPOSES = {
 };
 
 function addedView(runId, item, message, at) {
+  if (message.blocks[0]?.kind === "compaction")
+    return h("div.step", null, messageBody(runId, message));
   const purpose = item.purposes[at];
-  const why = purpose ? (PURPOSES[purpose] ?? purpose) : null;
+  const by = item.plugin ? `by ${item.plugin}` : null;
+  const why = [purpose && (PURPOSES[purpose] ?? purpose), by].filter(Boolean).join(" · ");
   const kind = message.role === "user" ? "steering" : "note";
   return step(kind, roleName(message), why, messageBody(runId, message));
 }
