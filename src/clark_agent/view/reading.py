@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._kept_text import KeptText
 from clark_agent._version import __version__
 from clark_agent.clock import now_ms
 from clark_agent.errors import ClarkAgentError, DecodeError, RunNotFound
@@ -26,9 +27,10 @@ from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log import waiting_for
 from clark_agent.run_log._reading import in_background, is_remote
 from clark_agent.run_log.follow import LiveDelta
+from clark_agent.run_log.kept import pieces_of
 from clark_agent.run_log.pages import LogPlace, tail_from
 from clark_agent.run_log.reader import outcome_of
-from clark_agent.run_log.records import Record, RunEnded, RunFailed
+from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded
 from clark_agent.run_log.store import RunStore, RunSummary, RunTail
 from clark_agent.stream import ReasoningChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from clark_agent.types import Usage
@@ -40,6 +42,7 @@ from clark_agent.view.requests import MOST_READ, SentRequest, TooLarge, request_
 from clark_agent.view.shapes import ChildRun, Damage, Delta, Failure, Indexed, RunRow, RunView
 from clark_agent.view.timeline import (
     IMAGE_TYPES,
+    KEPT,
     Parts,
     Timeline,
     json_text,
@@ -380,6 +383,10 @@ class Reading:
         """Return more of a text."""
 
         def read() -> shapes.Piece:
+            if path == KEPT:
+                whole = self._kept(run_id, at)
+                part = whole.part(start, start + length)
+                return shapes.Piece(part, start, whole.characters)
             value = self._part(run_id, at, path)
             text = value if isinstance(value, str) else json_text(value)
             return shapes.Piece(text[start : start + length], start, len(text))
@@ -403,6 +410,18 @@ class Reading:
                 raise MissingPart("the image is damaged") from None
 
         return await asyncio.to_thread(read)
+
+    def _kept(self, run_id: str, at: int) -> KeptText:
+        """Return the text of a result that the store keeps aside. Raises `MissingPart`."""
+        self._summary(run_id)
+        record = self._index(run_id).record(at)
+        entry = None if record is None else record.entry
+        if not isinstance(entry, ToolEnded) or entry.kept is None:
+            raise MissingPart(f"record {at} has no result that is kept aside")
+        try:
+            return KeptText(pieces_of(self._store, run_id, entry.kept.name))
+        except LookupError:
+            raise MissingPart("the store does not have this result any more") from None
 
     def _part(self, run_id: str, at: int, path: str) -> Any:
         """Return what is at an address in a run. Raises `MissingPart`."""

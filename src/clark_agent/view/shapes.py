@@ -105,6 +105,7 @@ __all__ = [
     "Indexed",
     "Item",
     "ItemPage",
+    "Kept",
     "MessageView",
     "OtherBlock",
     "OtherRecord",
@@ -267,6 +268,17 @@ class Source(Struct, frozen=True):
     quote: str | None
 
 
+class Kept(Struct, frozen=True):
+    """A result that was too large for the model, which got a part of it."""
+
+    text: Text | None
+    """All of its text: ``piece`` reads it from the store, if that still has it. In an exported file
+    it has the beginning. None if its text was not too large.
+    """
+    data: int
+    """How many images and files were left out."""
+
+
 class Result(Struct, frozen=True):
     """The result of a call."""
 
@@ -279,6 +291,8 @@ class Result(Struct, frozen=True):
     details: Text | None
     """Data for the host, as JSON."""
     terminate: bool
+    kept: Kept | None = None
+    """What the store keeps aside of it, if the model got only a part."""
 
 
 class MessageView(Struct, frozen=True):

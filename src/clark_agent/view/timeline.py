@@ -9,7 +9,7 @@ its entry. `part_at` finds what is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -47,6 +47,7 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.store import LoadedRun
 from clark_agent.tools.base import ToolResult
+from clark_agent.tools.kept import KeptResult
 from clark_agent.types import (
     AgentMessage,
     Annotation,
@@ -70,6 +71,7 @@ from clark_agent.waiting import WaitingRequest
 
 __all__ = [
     "IMAGE_TYPES",
+    "KEPT",
     "Parts",
     "Timeline",
     "items_of",
@@ -84,6 +86,8 @@ __all__ = [
 _CUT = 4000
 """How many characters of a text are shown."""
 _MOST_INSERTED = 20
+KEPT = "kept"
+"""The path of the text of a result that is kept aside."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The images that a page shows. Others, such as SVG, may contain programs."""
 _Content: TypeAlias = (
@@ -159,12 +163,20 @@ def part_at(value: Any, path: str) -> Any:
 class Parts:
     """Makes the parts of items: texts, blocks, messages."""
 
-    def __init__(self, most: int | None = _CUT, *, inline: bool = False) -> None:
+    def __init__(
+        self,
+        most: int | None = _CUT,
+        *,
+        inline: bool = False,
+        read_kept: Callable[[str, int], str] | None = None,
+    ) -> None:
         """Create it: texts are cut after ``most`` characters; ``inline`` puts images into the
-        items.
+        items. ``read_kept`` returns the beginning of a result that is kept aside, by its name and
+        up to a number of characters, to have it in the items.
         """
         self._most = most
         self._inline = inline
+        self._read_kept = read_kept
 
     def text(self, text: str, at: int | None, path: str) -> Text:
         """A text, or its beginning."""
@@ -292,6 +304,15 @@ class Parts:
             details=None if details is None else self.json(details, at, f"{path}.details"),
             terminate=result.terminate,
         )
+
+    def kept(self, kept: KeptResult, at: int) -> shapes.Kept:
+        """What is kept aside of a result."""
+        if not kept.texts:
+            return shapes.Kept(None, len(kept.data))
+        text = ""
+        if self._read_kept is not None and self._most is not None:
+            text = self._read_kept(kept.name, self._most)
+        return shapes.Kept(Text(text, sum(kept.texts), at, KEPT), len(kept.data))
 
     def decisions(
         self, decisions: Iterable[dict[str, Any]], at: int
@@ -649,6 +670,12 @@ class Timeline:
 
     def _tool_result(self, ended: ToolEnded, ms: int | None, place: dict[str, Any]) -> Item:
         seq, parts, made = place["seq"], self._parts, ended.by_runtime
+        result, kept = parts.result(ended.result, seq, "result"), ended.kept
+        given = None if ended.given is None else parts.result(ended.given, seq, "given")
+        if kept is not None:
+            result = replace(result, kept=parts.kept(kept, seq))
+            if given is not None and kept.is_given:  # the record has its content once
+                given = replace(given, blocks=result.blocks, kept=result.kept)
         raised = None
         if ended.raised is not None:
             raised = f"{ended.raised}: {ended.raised_text or ''}".removesuffix(": ")
@@ -659,8 +686,8 @@ class Timeline:
             position=ended.position,
             call_id=ended.tool_call_id,
             name=self.name_of(ended.position, ended.tool_name),
-            result=parts.result(ended.result, seq, "result"),
-            given=None if ended.given is None else parts.result(ended.given, seq, "given"),
+            result=result,
+            given=given,
             decisions=parts.decisions(ended.decisions, seq),
             by_runtime=None if made is None else ": ".join(filter(None, [made.kind, made.reason])),
             raised=raised,

@@ -2,7 +2,7 @@
 
 import { api } from "./api.js";
 import { isDiff, unifiedDiff } from "./differences.js";
-import { announce, details, h, isEmbeddedImage, outLink } from "./dom.js";
+import { announce, details, fill, h, isEmbeddedImage, outLink } from "./dom.js";
 import { number, plural, size } from "./format.js";
 import { markdown } from "./markdown.js";
 
@@ -27,7 +27,10 @@ function drawText(place, whole, kind, isOpen) {
   const drawn = drawKind(shown, kind);
   const lines = shown.split("\n", (TALL[kind] ?? 0) + 1).length;
   const isTall = !isOpen && kind in TALL && (lines > TALL[kind] || shown.length > LONG[kind]);
-  place.replaceChildren(isTall || left > 0 ? cut(place, whole, kind, drawn, left, isTall) : drawn);
+  const hasMore = shown.length < whole.text.length || (left > 0 && !api.isStatic);
+  place.replaceChildren(
+    isTall || left > 0 ? cut(place, whole, kind, drawn, left, { isTall, hasMore }) : drawn,
+  );
 }
 
 function beginning(text, most) {
@@ -51,14 +54,14 @@ function drawKind(text, kind) {
   return h("pre.printed", { dir: "auto" }, text);
 }
 
-function cut(place, whole, kind, drawn, left, isTall) {
+function cut(place, whole, kind, drawn, left, { isTall, hasMore }) {
   const box = h("div.clip", { class: isTall ? "is-cut" : "" }, h("div.clipped", null, drawn));
   const hint = left > PIECE ? `Show more of ${number(whole.length)} characters` : "Show all";
   const more = h("button.link", { type: "button", onclick: () => open() }, hint);
   async function open() {
     more.disabled = true;
     try {
-      if (whole.at !== null && whole.at !== undefined) await load(whole);
+      if (!api.isStatic && whole.at !== null && whole.at !== undefined) await load(whole);
       drawText(place, whole, kind, true);
       (place.querySelector("button") ?? place).focus();
     } catch (error) {
@@ -66,9 +69,8 @@ function cut(place, whole, kind, drawn, left, isTall) {
       more.disabled = false;
     }
   }
-  const isMissing = api.isStatic && left > 0 && whole.text.length <= SHOWN;
-  if (!isMissing || isTall) box.append(more);
-  if (isMissing)
+  if (hasMore || isTall) box.append(more);
+  if (left > 0 && !hasMore)
     box.append(h("p.muted", null, `${number(left)} more characters are not in this file.`));
   return box;
 }
@@ -248,6 +250,7 @@ export function resultView(runId, result, label = "Result") {
     result.narration ? h("p", null, firstLine(result.narration, 600)) : null,
     isOneDiff ? textView(runId, result.diff, "diff") : null,
     body,
+    result.kept ? keptView(runId, result.kept) : null,
     result.details ? moreDetails(runId, result.details) : null,
     result.terminate ? h("p.muted", null, "This result votes to end the run.") : null,
   ];
@@ -258,6 +261,27 @@ export function resultView(runId, result, label = "Result") {
     h("p.label", null, result.is_error ? "Error" : label),
     parts,
   );
+}
+
+// What was too large for the model: it got what is above.
+function keptView(runId, { text, data }) {
+  const left = data ? h("p.muted", null, `${data === 1 ? "An image or file was" : `${number(data)} images and files were`} left out.`) : null;
+  if (text === null) return left;
+  const words = `The model got a part of this result. All of it: ${plural(text.length, "character")}`;
+  const props = { class: "quiet-details kept" };
+  return [left, details([words], () => keptText(runId, text), props)];
+}
+
+function keptText(runId, text) {
+  if (text.text) return textView(runId, text);
+  if (api.isStatic) return h("p.muted", null, "It is not in this file.");
+  const place = h("div", { "aria-busy": "true" }, h("p.muted", null, "Loading …"));
+  api
+    .piece(runId, text, 0, PIECE)
+    .then((piece) => fill(place, textView(runId, { ...text, text: piece.text })))
+    .catch((error) => fill(place, h("p.form-error", null, error.message)))
+    .finally(() => place.removeAttribute("aria-busy"));
+  return place;
 }
 
 function moreDetails(runId, text) {
