@@ -40,14 +40,16 @@ async def test_every_record_has_an_item_and_totals_are_right(name: str) -> None:
     for loaded in runs:
         items = items_of(loaded)
         assert [item.seq for item in items] == [record.seq for record in loaded.records]
+        assert not any(isinstance(item, shapes.OtherRecord) for item in items)
+        assert [item.turn for item in items] == sorted([item.turn for item in items])
         msgspec.json.decode(msgspec.json.encode(items), type=list[shapes.Item])
         folded = fold(loaded)
         index = LogIndex(store, loaded.run_id)
         assert not index.advance()
         assert index.is_complete
-        assert index.usage == folded.usage
-        assert index.turns == folded.asked or index.turns == folded.asked + 1
         tree = usage_tree(store, loaded.run_id)
+        assert index.usage == tree.usage == sum(folded.aside.values(), folded.usage)
+        assert index.turns == folded.asked or index.turns == folded.asked + 1
         assert index.model_calls == tree.model_calls
         assert index.worked_ms == folded.worked_ms
         assert type(index.ending) is type(folded.ending)
@@ -56,7 +58,7 @@ async def test_every_record_has_an_item_and_totals_are_right(name: str) -> None:
             assert {r.request_id for r in open_now} == {r.request_id for r in folded.open_requests}
         rows = index.turn_rows(1, 1000)
         total = sum([_usage(row.tokens) for row in rows], Usage())
-        assert total == folded.usage
+        assert total == tree.usage
 
 
 def _usage(tokens: shapes.Tokens) -> Usage:

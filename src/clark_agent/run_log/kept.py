@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from clark_agent._kept_text import KeptText
+from clark_agent._kept_text import KeptText, Pieces, ReadPieces
 from clark_agent.errors import RunStoreError
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
 
-__all__ = ["kept_result"]
+__all__ = ["kept_result", "pieces_of"]
 
 
 def kept_result(store: RunStore | RunLog, result_id: str) -> str:
@@ -19,9 +18,22 @@ def kept_result(store: RunStore | RunLog, result_id: str) -> str:
     With ``-`` and the index of a block behind the id, the ``data:`` URL of an image or a file that
     was left out. Raises `RunStoreError` if the store has no such result.
     """
-    keeps: Any = store_of(store)
     run_id, _, name = result_id.rpartition("/")
-    if not hasattr(keeps, "kept") or not keeps.kept(run_id, name, 0, 1):
-        raise RunStoreError(f"the store has no large result {result_id!r}", run_id)
-    text = KeptText(partial(keeps.kept, run_id, name))
+    try:
+        text = KeptText(pieces_of(store_of(store), run_id, name))
+    except LookupError:
+        raise RunStoreError(f"the store has no large result {result_id!r}", run_id) from None
     return text.part(0, text.characters)
+
+
+def pieces_of(store: RunStore, run_id: str, name: str) -> ReadPieces:
+    """Return how to read the pieces of a large result, which raises `LookupError` for none."""
+    keeps: Any = store
+
+    def read(start: int, stop: int) -> Pieces:
+        found: Pieces = keeps.kept(run_id, name, start, stop) if hasattr(keeps, "kept") else ()
+        if not found:
+            raise LookupError(name)
+        return found
+
+    return read

@@ -17,10 +17,12 @@ from typing import TextIO
 
 import msgspec
 
+from clark_agent._kept_text import KeptText
 from clark_agent._text import well_formed
 from clark_agent._version import __version__
 from clark_agent.clock import now_ms
 from clark_agent.errors import DecodeError
+from clark_agent.run_log.kept import pieces_of
 from clark_agent.run_log.pages import START
 from clark_agent.run_log.store import RunStore
 from clark_agent.view.index import LogIndex
@@ -60,6 +62,7 @@ class _Export:
 
     def __init__(self, store: RunStore, most: int) -> None:
         self.reading = Reading(store)
+        self._store = store
         self.omitted: list[str] = []
         self._left = most
         self._turn = 0
@@ -105,7 +108,15 @@ class _Export:
     def _items(self, index: LogIndex) -> Iterator[str]:
         """The items with whole texts and images, as many as fit, and the turns."""
         most = self._left - self._left // _KEPT
-        timeline, comma, self._turn = Timeline(Parts(_LONGEST_TEXT, inline=True)), "", 0
+
+        def read_kept(name: str, most: int) -> str:
+            try:
+                return KeptText(pieces_of(self._store, index.run_id, name)).part(0, most)
+            except LookupError:  # the store has it no more
+                return ""
+
+        parts = Parts(_LONGEST_TEXT, inline=True, read_kept=read_kept)
+        timeline, comma, self._turn = Timeline(parts), "", 0
         yield '"items":['
         with suppress(DecodeError):  # the head says where the log is damaged
             for record in index.records_from(START, index.last_seq):

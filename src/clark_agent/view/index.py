@@ -11,13 +11,14 @@ Threads may use an index at once: a lock guards it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from threading import Lock
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from clark_agent.errors import LogDamaged
+from clark_agent.plugins.compaction import mark_of
 from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log.pages import START, LogPlace, read_page
 from clark_agent.run_log.reader import error_of
@@ -25,7 +26,9 @@ from clark_agent.run_log.records import (
     Answered,
     Asked,
     CallSuspended,
+    Consulted,
     ContextEdited,
+    MessagesAdded,
     Record,
     RequestDecided,
     RunBegan,
@@ -61,6 +64,42 @@ class _Mark(Struct, frozen=True):
     """How many bytes come before it."""
 
 
+class Spent(Struct):
+    """Tokens by model."""
+
+    own: Usage = Usage()
+    """Those of the model of the run."""
+    aside: dict[ModelRef, Usage] = {}
+    """Those of other models that plugins asked."""
+
+    def add(self, usage: Usage | None, model: ModelRef | None = None) -> None:
+        """Count an answer; ``model`` is None for the model of the run."""
+        if usage is None:
+            return
+        if model is None:
+            self.own += usage
+        else:
+            self.aside[model] = self.aside.get(model, Usage()) + usage
+
+    @property
+    def usage(self) -> Usage:
+        """All of them."""
+        return sum(self.aside.values(), self.own)
+
+    def cost(self, price_of: Callable[[ModelRef | None], Price | None]) -> float | None:
+        """Return the cost; None if a price is not known."""
+        price = price_of(None)
+        if price is None:
+            return None
+        cost = price.of(self.own)
+        for model, usage in self.aside.items():
+            price = price_of(model)
+            if price is None:
+                return None
+            cost += price.of(usage)
+        return cost
+
+
 class _Turn(Struct):
     """What is added up for a turn."""
 
@@ -68,7 +107,7 @@ class _Turn(Struct):
     seq: int
     began_at: int
     ms: int | None = None
-    usage: Usage = Usage()
+    spent: Spent = field(default_factory=Spent)
     model_ms: int = 0
     tools: list[str] = field(default_factory=list)
     calls: int = 0
@@ -76,6 +115,7 @@ class _Turn(Struct):
     discarded: int = 0
     attempts: int = 0
     edited_by: list[str] = field(default_factory=list)
+    is_compacted: bool = False
 
 
 class Waits(Struct, frozen=True):
@@ -128,7 +168,7 @@ class LogIndex:
         self.is_complete = False
         """Whether everything was read that there was."""
         self.problem: LogProblem | None = None
-        self.usage = Usage()
+        self.spent = Spent()
         self.model_calls = self.tool_calls = self.worked_ms = 0
         self.ending: RunEnded | RunFailed | RunSuspended | None = None
         self.waits: dict[int, Waits] = {}
@@ -141,9 +181,14 @@ class LogIndex:
         return self._end.seq
 
     @property
-    def price(self) -> Price | None:
-        """That of the model."""
-        return self._timeline.price
+    def usage(self) -> Usage:
+        """All tokens of the run."""
+        return self.spent.usage
+
+    @property
+    def cost(self) -> float | None:
+        """What they cost; None if a price is not known."""
+        return self.spent.cost(self._timeline.price_of)
 
     def advance(self, most: int = 1 << 22) -> bool:
         """Read on, at most about so many bytes. Return whether there is more.
@@ -214,6 +259,10 @@ class LogIndex:
                 turn.attempts += 1
             case Answered() as answered:
                 self._answered(answered, ms, turn)
+            case Consulted() as consulted:
+                self._consulted(consulted, spent, turn)
+            case MessagesAdded(messages=messages):
+                turn.is_compacted |= any(mark_of(message) is not None for message in messages)
             case ContextEdited(plugin=plugin):
                 if plugin not in turn.edited_by:
                     turn.edited_by.append(plugin)
@@ -252,9 +301,8 @@ class LogIndex:
 
     def _answered(self, answered: Answered, ms: int | None, turn: _Turn) -> None:
         self.model_calls += 1
-        usage = answered.message.usage or Usage()
-        self.usage += usage
-        turn.usage += usage
+        for spent in (self.spent, turn.spent):
+            spent.add(answered.message.usage)
         turn.model_ms += ms or 0
         if answered.discarded is not None:
             turn.discarded += 1
@@ -264,6 +312,15 @@ class LogIndex:
         turn.calls += len(calls)
         names = dict.fromkeys([call.name for call in calls if call.name not in turn.tools])
         turn.tools += [*names][: _MOST_NAMES - len(turn.tools)]
+
+    def _consulted(self, consulted: Consulted, ms: int, turn: _Turn) -> None:
+        self.model_calls += 1
+        for spent in (self.spent, turn.spent):
+            spent.add(consulted.message.usage, consulted.model)
+        turn.model_ms += ms
+        if turn.ms is None:  # it begins the turn
+            turn.began_at -= ms
+            turn.ms = ms
 
     @property
     def turns(self) -> int:
@@ -286,8 +343,8 @@ class LogIndex:
             seq=turn.seq,
             began_at=turn.began_at,
             ms=turn.ms,
-            tokens=tokens_of(turn.usage),
-            cost=None if self.price is None else self.price.of(turn.usage),
+            tokens=tokens_of(turn.spent.usage),
+            cost=turn.spent.cost(self._timeline.price_of),
             model_ms=turn.model_ms,
             tools=tuple(turn.tools),
             calls=turn.calls,
@@ -295,6 +352,7 @@ class LogIndex:
             discarded=turn.discarded,
             edited_by=tuple(turn.edited_by),
             has_children=False,
+            is_compacted=turn.is_compacted,
         )
 
     def _turn(self, number: int) -> _Turn | None:

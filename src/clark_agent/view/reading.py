@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from clark_agent._kept_text import KeptText
 from clark_agent._version import __version__
 from clark_agent.clock import now_ms
 from clark_agent.errors import ClarkAgentError, DecodeError, RunNotFound
@@ -26,9 +27,10 @@ from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log import waiting_for
 from clark_agent.run_log._reading import in_background, is_remote
 from clark_agent.run_log.follow import LiveDelta
+from clark_agent.run_log.kept import pieces_of
 from clark_agent.run_log.pages import LogPlace, tail_from
 from clark_agent.run_log.reader import outcome_of
-from clark_agent.run_log.records import Record, RunEnded, RunFailed
+from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded
 from clark_agent.run_log.store import RunStore, RunSummary, RunTail
 from clark_agent.stream import ReasoningChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from clark_agent.types import Usage
@@ -40,6 +42,7 @@ from clark_agent.view.requests import MOST_READ, SentRequest, TooLarge, request_
 from clark_agent.view.shapes import ChildRun, Damage, Delta, Failure, Indexed, RunRow, RunView
 from clark_agent.view.timeline import (
     IMAGE_TYPES,
+    KEPT,
     Parts,
     Timeline,
     json_text,
@@ -214,7 +217,7 @@ class Reading:
     def _view(self, summary: RunSummary, index: LogIndex) -> RunView:
         catalog, run_id, began = self.catalog, summary.run_id, index.began
         row, ending = self._row(summary, index), index.ending
-        usage, price = index.usage, index.price
+        usage = index.usage
         children = catalog.children(run_id)
         tree = ending.tree_usage if isinstance(ending, (RunEnded, RunFailed)) else None
         if tree is None:
@@ -230,9 +233,9 @@ class Reading:
             tool_calls=index.tool_calls,
             worked_ms=index.worked_ms,
             tokens=tokens_of(usage),
-            cost=None if price is None else price.of(usage),
+            cost=index.cost,
             tree_tokens=tokens_of(tree),
-            tree_cost=self._tree_cost(run_id, usage),
+            tree_cost=self._tree_cost(run_id, usage, index.cost),
             children=tuple(self._children(run_id)),
             waiting=tuple(self._waiting(index)),
             damage=self._damage(index.problem),
@@ -247,7 +250,7 @@ class Reading:
         row = self.catalog.row(summary)
         if not index.is_complete:
             return row
-        ending, price = index.ending, index.price
+        ending = index.ending
         return replace(
             row,
             status=(ending and outcome_of(ending)) or RUNNING,
@@ -256,23 +259,22 @@ class Reading:
             records=index.records,
             turns=index.turns,
             tokens=tokens_of(index.usage),
-            cost=None if price is None else price.of(index.usage),
+            cost=index.cost,
         )
 
-    def _tree_cost(self, run_id: str, usage: Usage) -> float | None:
+    def _tree_cost(self, run_id: str, usage: Usage, own: float | None) -> float | None:
         """Return the cost of a run and those below it; None if one has a price that is unknown."""
-        cost = 0.0
-        if usage != Usage():
-            price = known_price(self.catalog.head(run_id).model, self._prices)
-            if price is None:
-                return None
-            cost = price.of(usage)
+        if usage == Usage():
+            own = 0.0
         for child in self.catalog.children(run_id):
-            below = self._tree_cost(child, self.catalog.own_usage(child))
-            if below is None:
+            used = self.catalog.own_usage(child)
+            price = known_price(self.catalog.head(child).model, self._prices)
+            cost = None if price is None else price.of(used)
+            below = self._tree_cost(child, used, cost)
+            if own is None or below is None:
                 return None
-            cost += below
-        return cost
+            own += below
+        return own
 
     def _indexed(self, index: LogIndex) -> Indexed:
         size = index.size
@@ -381,6 +383,10 @@ class Reading:
         """Return more of a text."""
 
         def read() -> shapes.Piece:
+            if path == KEPT:
+                whole = self._kept(run_id, at)
+                part = whole.part(start, start + length)
+                return shapes.Piece(part, start, whole.characters)
             value = self._part(run_id, at, path)
             text = value if isinstance(value, str) else json_text(value)
             return shapes.Piece(text[start : start + length], start, len(text))
@@ -404,6 +410,18 @@ class Reading:
                 raise MissingPart("the image is damaged") from None
 
         return await asyncio.to_thread(read)
+
+    def _kept(self, run_id: str, at: int) -> KeptText:
+        """Return the text of a result that the store keeps aside. Raises `MissingPart`."""
+        self._summary(run_id)
+        record = self._index(run_id).record(at)
+        entry = None if record is None else record.entry
+        if not isinstance(entry, ToolEnded) or entry.kept is None:
+            raise MissingPart(f"record {at} has no result that is kept aside")
+        try:
+            return KeptText(pieces_of(self._store, run_id, entry.kept.name))
+        except LookupError:
+            raise MissingPart("the store does not have this result any more") from None
 
     def _part(self, run_id: str, at: int, path: str) -> Any:
         """Return what is at an address in a run. Raises `MissingPart`."""

@@ -81,6 +81,8 @@ __all__ = [
     "Cancelled",
     "Cause",
     "ChildRun",
+    "CompactionBlock",
+    "Consultation",
     "ContextChange",
     "ContextChanged",
     "Damage",
@@ -103,8 +105,10 @@ __all__ = [
     "Indexed",
     "Item",
     "ItemPage",
+    "Kept",
     "MessageView",
     "OtherBlock",
+    "OtherRecord",
     "Piece",
     "PrefixBreak",
     "PrefixView",
@@ -232,7 +236,25 @@ class OtherBlock(Struct, frozen=True, tag_field="kind", tag="other"):
     """JSON."""
 
 
-Block: TypeAlias = TextBlock | ImageBlock | FileBlock | CallBlock | OtherBlock
+class CompactionBlock(Struct, frozen=True, tag_field="kind", tag="compaction"):
+    """Turns of the conversation that the model does not get any more, and what it gets instead."""
+
+    first_turn: int
+    last_turn: int
+    """Counted over the conversation; 0 if only earlier summaries were replaced."""
+    messages: int
+    tokens_before: int
+    tokens_after: int
+    """About the size of the next request, without and with it."""
+    has_summary: bool
+    """False: there is no summary, and the messages are only left out."""
+    merges: bool
+    """Whether it takes the place of earlier summaries too."""
+    text: Text
+    """What the model gets in their place."""
+
+
+Block: TypeAlias = TextBlock | ImageBlock | FileBlock | CallBlock | OtherBlock | CompactionBlock
 
 
 class Source(Struct, frozen=True):
@@ -244,6 +266,17 @@ class Source(Struct, frozen=True):
     title: str | None
     url: str | None
     quote: str | None
+
+
+class Kept(Struct, frozen=True):
+    """A result that was too large for the model, which got a part of it."""
+
+    text: Text | None
+    """All of its text: ``piece`` reads it from the store, if that still has it. In an exported file
+    it has the beginning. None if its text was not too large.
+    """
+    data: int
+    """How many images and files were left out."""
 
 
 class Result(Struct, frozen=True):
@@ -258,6 +291,8 @@ class Result(Struct, frozen=True):
     details: Text | None
     """Data for the host, as JSON."""
     terminate: bool
+    kept: Kept | None = None
+    """What the store keeps aside of it, if the model got only a part."""
 
 
 class MessageView(Struct, frozen=True):
@@ -313,6 +348,8 @@ class Added(_Item, frozen=True, kw_only=True, tag="added"):
     """
     steering: tuple[int, ...]
     """The numbers of the accepted messages that these deliver; see `Steered`."""
+    plugin: str | None
+    """The plugin that added them before the request, if one did."""
 
 
 class Steered(_Item, frozen=True, kw_only=True, tag="steered"):
@@ -383,6 +420,27 @@ class Answer(_Item, frozen=True, kw_only=True, tag="answer"):
     error: str | None
     error_text: str | None
     sources: tuple[Source, ...]
+
+
+class Consultation(_Item, frozen=True, kw_only=True, tag="consulted"):
+    """A plugin asked a model beside the turn. The question is not in the log."""
+
+    plugin: str
+    model: str | None
+    """Its name, if it is not the model of the run."""
+    messages: int
+    """How many messages the request had."""
+    blocks: tuple[Block, ...]
+    """The answer. If it failed, what was received."""
+    stop_reason: str
+    tokens: Tokens | None
+    cost: float | None
+    """In US dollars; None if the price is not known."""
+    ms: int
+    """How long it took."""
+    error: str | None
+    """How it failed."""
+    error_text: Text | None
 
 
 class ToolStart(_Item, frozen=True, kw_only=True, tag="tool_started"):
@@ -533,6 +591,15 @@ class Failed(_Item, frozen=True, kw_only=True, tag="failed"):
     tree_tokens: Tokens
 
 
+class OtherRecord(_Item, frozen=True, kw_only=True, tag="other"):
+    """A record that has no item of its own."""
+
+    name: str
+    """Its kind."""
+    data: Text
+    """JSON."""
+
+
 Item: TypeAlias = (
     Began
     | Added
@@ -542,6 +609,7 @@ Item: TypeAlias = (
     | ToolsChange
     | RequestSent
     | Answer
+    | Consultation
     | ToolStart
     | ToolWithdraw
     | ToolProgressed
@@ -554,6 +622,7 @@ Item: TypeAlias = (
     | Resumed
     | Ended
     | Failed
+    | OtherRecord
 )
 """One record of a log."""
 
@@ -605,6 +674,7 @@ class RunRow(Struct, frozen=True, kw_only=True):
     tokens: Tokens | None
     """None until the run ends, unless the log was read."""
     cost: float | None
+    """In US dollars. In a list, other models that plugins asked count as the model of the run."""
     parent_run_id: str | None
     depth: int
     conversation_id: str | None
@@ -728,6 +798,8 @@ class TurnRow(Struct, frozen=True):
     edited_by: tuple[str, ...]
     """Plugins that changed its request."""
     has_children: bool
+    is_compacted: bool
+    """Whether a compaction replaced older turns before its request."""
 
 
 class TurnList(Struct, frozen=True):

@@ -9,7 +9,7 @@ its entry. `part_at` finds what is there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from clark_agent.errors import ConfigError
 from clark_agent.messages.wire import encode_json
+from clark_agent.plugins.compaction import Mark, mark_of
 from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.run_log.fold import BROKEN_OFF
 from clark_agent.run_log.records import (
@@ -26,6 +27,7 @@ from clark_agent.run_log.records import (
     BatchEnded,
     CallSuspended,
     CancelReceived,
+    Consulted,
     ContextEdited,
     MessagesAdded,
     Record,
@@ -45,6 +47,7 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.store import LoadedRun
 from clark_agent.tools.base import ToolResult
+from clark_agent.tools.kept import KeptResult
 from clark_agent.types import (
     AgentMessage,
     Annotation,
@@ -68,6 +71,7 @@ from clark_agent.waiting import WaitingRequest
 
 __all__ = [
     "IMAGE_TYPES",
+    "KEPT",
     "Parts",
     "Timeline",
     "items_of",
@@ -82,6 +86,8 @@ __all__ = [
 _CUT = 4000
 """How many characters of a text are shown."""
 _MOST_INSERTED = 20
+KEPT = "kept"
+"""The path of the text of a result that is kept aside."""
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 """The images that a page shows. Others, such as SVG, may contain programs."""
 _Content: TypeAlias = (
@@ -135,9 +141,11 @@ def one_line(text: str, most: int) -> str:
 
 
 def part_at(value: Any, path: str) -> Any:
-    """Return what is at a path in an entry, or in anything that is JSON. Raises `LookupError`."""
+    """Return what is at a path in an entry, or in anything that is JSON; all of it for an empty
+    path. Raises `LookupError`.
+    """
     found = msgspec.to_builtins(value)
-    for step in path.split("."):
+    for step in path.split(".") if path else ():
         if isinstance(found, (list, tuple)):
             if not step.isdecimal() or int(step) >= len(found):
                 raise LookupError(path)
@@ -155,12 +163,20 @@ def part_at(value: Any, path: str) -> Any:
 class Parts:
     """Makes the parts of items: texts, blocks, messages."""
 
-    def __init__(self, most: int | None = _CUT, *, inline: bool = False) -> None:
+    def __init__(
+        self,
+        most: int | None = _CUT,
+        *,
+        inline: bool = False,
+        read_kept: Callable[[str, int], str] | None = None,
+    ) -> None:
         """Create it: texts are cut after ``most`` characters; ``inline`` puts images into the
-        items.
+        items. ``read_kept`` returns the beginning of a result that is kept aside, by its name and
+        up to a number of characters, to have it in the items.
         """
         self._most = most
         self._inline = inline
+        self._read_kept = read_kept
 
     def text(self, text: str, at: int | None, path: str) -> Text:
         """A text, or its beginning."""
@@ -184,6 +200,9 @@ class Parts:
                     name=message.tool_name,
                     is_error=message.is_error,
                 )
+            case CustomMessage() if (mark := mark_of(message)) is not None:
+                compaction = self._compaction(mark, at, f"{path}.payload.text")
+                return replace(view, blocks=(compaction,), name=message.kind)
             case CustomMessage():
                 data = self.json(message.payload, at, f"{path}.payload")
                 block = shapes.OtherBlock(message.kind, data)
@@ -259,6 +278,18 @@ class Parts:
             return shapes.ImageBlock(declared, alt, None, None, source, None)
         return shapes.ImageBlock(declared, alt, at, f"{path}.source", None, None)
 
+    def _compaction(self, mark: Mark, at: int | None, path: str) -> shapes.CompactionBlock:
+        return shapes.CompactionBlock(
+            first_turn=mark.first_turn,
+            last_turn=mark.last_turn,
+            messages=mark.messages,
+            tokens_before=mark.tokens_before,
+            tokens_after=mark.tokens_after,
+            has_summary=mark.has_summary,
+            merges=mark.merges,
+            text=self.text(mark.text, at, path),
+        )
+
     # --- results and requests -------------------------------------------------------------------
 
     def result(self, result: ToolResult, at: int, path: str) -> shapes.Result:
@@ -273,6 +304,15 @@ class Parts:
             details=None if details is None else self.json(details, at, f"{path}.details"),
             terminate=result.terminate,
         )
+
+    def kept(self, kept: KeptResult, at: int) -> shapes.Kept:
+        """What is kept aside of a result."""
+        if not kept.texts:
+            return shapes.Kept(None, len(kept.data))
+        text = ""
+        if self._read_kept is not None and self._most is not None:
+            text = self._read_kept(kept.name, self._most)
+        return shapes.Kept(Text(text, sum(kept.texts), at, KEPT), len(kept.data))
 
     def decisions(
         self, decisions: Iterable[dict[str, Any]], at: int
@@ -357,6 +397,8 @@ class Timeline:
         self.turn = 0
         self.attempt = 1
         self.asked_at: int | None = None
+        self.last_at = 0
+        """The time of the newest record."""
         self.calls: dict[int, _Running] = {}
         """The calls of the newest answer, by position."""
         self._positions: dict[str, int] = {}
@@ -370,7 +412,7 @@ class Timeline:
         other = Timeline(self._parts, prices=self._prices)
         other.price, other.turn, other.attempt = self.price, self.turn, self.attempt
         other.asked_at, other._suspended_at = self.asked_at, self._suspended_at
-        other._is_over = self._is_over
+        other._is_over, other.last_at = self._is_over, self.last_at
         other.calls, other._positions = dict(self.calls), dict(self._positions)
         return other
 
@@ -378,14 +420,24 @@ class Timeline:
         """Return the name of the tool of a call."""
         return given or (self.calls[position].name if position in self.calls else "?")
 
+    def price_of(self, model: ModelRef | None) -> Price | None:
+        """Return the price of a model; None is the model of the run."""
+        return self.price if model is None else known_price(model, self._prices)
+
     def note(self, record: Record) -> int | None:
         """Keep what later items need. Return how long the step took that the record ends."""
+        before, self.last_at = self.last_at, record.at
         match record.entry:
             case RunBegan() as began:
                 self.price = known_price(began.model_ref, self._prices)
             case Asked(turn=turn, attempt=attempt):
                 self.turn, self.attempt, self.asked_at = turn, attempt, record.at
                 self._is_over = False
+            case Consulted(turn=turn):
+                self._begin(turn)
+                return max(0, record.at - before)
+            case MessagesAdded(turn=int() as turn):
+                self._begin(turn)
             case Answered() as answered:
                 if answered.discarded is None:
                     calls = enumerate(answered.message.tool_calls)
@@ -414,6 +466,11 @@ class Timeline:
                 pass
         return None
 
+    def _begin(self, turn: int) -> None:
+        """Begin a turn with what plugins do before its first request."""
+        if turn > self.turn:
+            self.turn, self.attempt, self.asked_at, self._is_over = turn, 1, None, False
+
     def turn_of(self, record: Record) -> int:
         """Return the turn of a record that was just noted."""
         match record.entry:
@@ -437,6 +494,7 @@ class Timeline:
                     messages=parts.messages(added.messages, seq, "messages"),
                     purposes=added.purposes,
                     steering=added.steering,
+                    plugin=added.plugin,
                 )
             case SteeringAccepted() as accepted:
                 return shapes.Steered(
@@ -456,6 +514,8 @@ class Timeline:
                 return shapes.RequestSent(**place, attempt=attempt, messages=messages)
             case Answered() as answered:
                 return self._answer(answered, ms, place)
+            case Consulted() as consulted:
+                return self._consultation(consulted, ms or 0, place)
             case _:
                 return self._of_a_call(record, ms, place)
 
@@ -528,7 +588,9 @@ class Timeline:
                     tree_tokens=tokens_of(failed.tree_usage),
                 )
             case entry:
-                raise AssertionError(f"{type(entry).__name__} has no item")
+                plain: dict[str, Any] = msgspec.to_builtins(entry)
+                data = parts.json(plain, seq, "")
+                return shapes.OtherRecord(**place, name=str(plain["kind"]), data=data)
 
     def _began(self, began: RunBegan, place: dict[str, Any]) -> Item:
         seq, parts = place["seq"], self._parts
@@ -586,8 +648,34 @@ class Timeline:
             sources=tuple(map(_source, message.annotations)),
         )
 
+    def _consultation(
+        self, consulted: Consulted, ms: int, place: dict[str, Any]
+    ) -> shapes.Consultation:
+        message, model, seq = consulted.message, consulted.model, place["seq"]
+        usage, price = message.usage, self.price_of(model)
+        text = consulted.error_text
+        return shapes.Consultation(
+            **place,
+            plugin=consulted.plugin,
+            model=None if model is None else model_name(model) or model.provider or "another model",
+            messages=consulted.messages,
+            blocks=self._parts.blocks(message.content, seq, "message.content"),
+            stop_reason=str(message.stop_reason),
+            tokens=None if usage is None else tokens_of(usage),
+            cost=None if usage is None or price is None else price.of(usage),
+            ms=ms,
+            error=consulted.error,
+            error_text=None if text is None else self._parts.text(text, seq, "error_text"),
+        )
+
     def _tool_result(self, ended: ToolEnded, ms: int | None, place: dict[str, Any]) -> Item:
         seq, parts, made = place["seq"], self._parts, ended.by_runtime
+        result, kept = parts.result(ended.result, seq, "result"), ended.kept
+        given = None if ended.given is None else parts.result(ended.given, seq, "given")
+        if kept is not None:
+            result = replace(result, kept=parts.kept(kept, seq))
+            if given is not None and kept.is_given:  # the record has its content once
+                given = replace(given, blocks=result.blocks, kept=result.kept)
         raised = None
         if ended.raised is not None:
             raised = f"{ended.raised}: {ended.raised_text or ''}".removesuffix(": ")
@@ -598,8 +686,8 @@ class Timeline:
             position=ended.position,
             call_id=ended.tool_call_id,
             name=self.name_of(ended.position, ended.tool_name),
-            result=parts.result(ended.result, seq, "result"),
-            given=None if ended.given is None else parts.result(ended.given, seq, "given"),
+            result=result,
+            given=given,
             decisions=parts.decisions(ended.decisions, seq),
             by_runtime=None if made is None else ": ".join(filter(None, [made.kind, made.reason])),
             raised=raised,

@@ -2,7 +2,7 @@
 
 import { api } from "./api.js";
 import { isDiff, unifiedDiff } from "./differences.js";
-import { announce, details, h, isEmbeddedImage, outLink } from "./dom.js";
+import { announce, details, fill, h, isEmbeddedImage, outLink } from "./dom.js";
 import { number, plural, size } from "./format.js";
 import { markdown } from "./markdown.js";
 
@@ -27,7 +27,10 @@ function drawText(place, whole, kind, isOpen) {
   const drawn = drawKind(shown, kind);
   const lines = shown.split("\n", (TALL[kind] ?? 0) + 1).length;
   const isTall = !isOpen && kind in TALL && (lines > TALL[kind] || shown.length > LONG[kind]);
-  place.replaceChildren(isTall || left > 0 ? cut(place, whole, kind, drawn, left, isTall) : drawn);
+  const hasMore = shown.length < whole.text.length || (left > 0 && !api.isStatic);
+  place.replaceChildren(
+    isTall || left > 0 ? cut(place, whole, kind, drawn, left, { isTall, hasMore }) : drawn,
+  );
 }
 
 function beginning(text, most) {
@@ -51,14 +54,14 @@ function drawKind(text, kind) {
   return h("pre.printed", { dir: "auto" }, text);
 }
 
-function cut(place, whole, kind, drawn, left, isTall) {
+function cut(place, whole, kind, drawn, left, { isTall, hasMore }) {
   const box = h("div.clip", { class: isTall ? "is-cut" : "" }, h("div.clipped", null, drawn));
   const hint = left > PIECE ? `Show more of ${number(whole.length)} characters` : "Show all";
   const more = h("button.link", { type: "button", onclick: () => open() }, hint);
   async function open() {
     more.disabled = true;
     try {
-      if (whole.at !== null && whole.at !== undefined) await load(whole);
+      if (!api.isStatic && whole.at !== null && whole.at !== undefined) await load(whole);
       drawText(place, whole, kind, true);
       (place.querySelector("button") ?? place).focus();
     } catch (error) {
@@ -66,9 +69,8 @@ function cut(place, whole, kind, drawn, left, isTall) {
       more.disabled = false;
     }
   }
-  const isMissing = api.isStatic && left > 0 && whole.text.length <= SHOWN;
-  if (!isMissing || isTall) box.append(more);
-  if (isMissing)
+  if (hasMore || isTall) box.append(more);
+  if (left > 0 && !hasMore)
     box.append(h("p.muted", null, `${number(left)} more characters are not in this file.`));
   return box;
 }
@@ -102,6 +104,8 @@ export function blockView(runId, block, as = "markdown") {
       return file(block);
     case "call":
       return callLine(runId, block);
+    case "compaction":
+      return compaction(runId, block);
     default:
       return other(runId, block);
   }
@@ -148,6 +152,21 @@ function other(runId, block) {
       class: "thought",
     },
   );
+}
+
+function compaction(runId, block) {
+  const props = { class: "compaction" };
+  return details([compactionLine(block)], () => textView(runId, block.text, "markdown"), props);
+}
+
+function compactionLine(block) {
+  const { first_turn: first, last_turn: last, tokens_before: before } = block;
+  let what = first === last ? `turn ${number(first)}` : `turns ${number(first)} to ${number(last)}`;
+  if (!last) what = "earlier summaries";
+  const became = block.has_summary ? "became a summary" : "left out, without a summary";
+  const merged = block.merges && last ? ", in place of earlier ones" : "";
+  const sizes = before ? `, ${number(before)} → ${number(block.tokens_after)} tokens` : "";
+  return `Compaction: ${what} ${became}${merged}${sizes}`;
 }
 
 /** The arguments of a call: a table if they are an object, or else the text. */
@@ -218,6 +237,7 @@ function plainBlock(block) {
   if (block.kind === "text") return block.text.text;
   if (block.kind === "call") return `${block.name} ${block.arguments.text}`;
   if (block.kind === "image") return `[image: ${block.alt ?? block.media_type ?? ""}]`;
+  if (block.kind === "compaction") return `${compactionLine(block)}\n${block.text.text}`;
   if (block.kind === "file") return `[file: ${block.name ?? ""}]`;
   return `[${block.name}] ${block.data.text}`;
 }
@@ -230,6 +250,7 @@ export function resultView(runId, result, label = "Result") {
     result.narration ? h("p", null, firstLine(result.narration, 600)) : null,
     isOneDiff ? textView(runId, result.diff, "diff") : null,
     body,
+    result.kept ? keptView(runId, result.kept) : null,
     result.details ? moreDetails(runId, result.details) : null,
     result.terminate ? h("p.muted", null, "This result votes to end the run.") : null,
   ];
@@ -240,6 +261,27 @@ export function resultView(runId, result, label = "Result") {
     h("p.label", null, result.is_error ? "Error" : label),
     parts,
   );
+}
+
+// What was too large for the model: it got what is above.
+function keptView(runId, { text, data }) {
+  const left = data ? h("p.muted", null, `${data === 1 ? "An image or file was" : `${number(data)} images and files were`} left out.`) : null;
+  if (text === null) return left;
+  const words = `The model got a part of this result. All of it: ${plural(text.length, "character")}`;
+  const props = { class: "quiet-details kept" };
+  return [left, details([words], () => keptText(runId, text), props)];
+}
+
+function keptText(runId, text) {
+  if (text.text) return textView(runId, text);
+  if (api.isStatic) return h("p.muted", null, "It is not in this file.");
+  const place = h("div", { "aria-busy": "true" }, h("p.muted", null, "Loading …"));
+  api
+    .piece(runId, text, 0, PIECE)
+    .then((piece) => fill(place, textView(runId, { ...text, text: piece.text })))
+    .catch((error) => fill(place, h("p.form-error", null, error.message)))
+    .finally(() => place.removeAttribute("aria-busy"));
+  return place;
 }
 
 function moreDetails(runId, text) {

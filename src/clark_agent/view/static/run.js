@@ -275,6 +275,7 @@ export class RunPage {
       turn.edited_by.length
         ? flag("accent", "✎", `request edited by ${turn.edited_by.join(", ")}`)
         : null,
+      turn.is_compacted ? flag("accent", "⊟", "older turns became a summary before this turn") : null,
       turn.has_children ? flag("", "⤷", "has child runs") : null,
     ]);
     const bar = h("span.bar-of-time", {

@@ -2,7 +2,7 @@
 
 import { decidedView } from "./call.js";
 import { details, h, outLink } from "./dom.js";
-import { duration, number, plural } from "./format.js";
+import { cost, duration, number, plural } from "./format.js";
 import { blockView, firstLine, messageBody, plainText, roleName, textView } from "./parts.js";
 
 function step(kind, who, note, ...content) {
@@ -35,6 +35,8 @@ export function stepView(runId, item, turn) {
       return item.attempt > 1 ? eventLine(`↻ asked again: attempt ${item.attempt}`) : null;
     case "answer":
       return answerView(runId, item, turn);
+    case "consulted":
+      return consultedView(runId, item);
     case "batch_ended":
       return null;
     case "cancelled":
@@ -91,8 +93,11 @@ const PURPOSES = {
 };
 
 function addedView(runId, item, message, at) {
+  if (message.blocks[0]?.kind === "compaction")
+    return h("div.step", null, messageBody(runId, message));
   const purpose = item.purposes[at];
-  const why = purpose ? (PURPOSES[purpose] ?? purpose) : null;
+  const by = item.plugin ? `by ${item.plugin}` : null;
+  const why = [purpose && (PURPOSES[purpose] ?? purpose), by].filter(Boolean).join(" · ");
   const kind = message.role === "user" ? "steering" : "note";
   return step(kind, roleName(message), why, messageBody(runId, message));
 }
@@ -170,6 +175,34 @@ function answerView(runId, item, turn) {
   return step(kind, "Assistant", notes, said, calls, failure, sourcesView(item.sources));
 }
 
+function consultedView(runId, item) {
+  const facts = [duration(item.ms)];
+  if (item.tokens) {
+    const { input, output, cache_read: cached, cache_write: written } = item.tokens;
+    facts.push(`${number(input + cached + written)} in`, `${number(output)} out`);
+  }
+  if (item.cost !== null) facts.push(cost(item.cost));
+  const notes = [h("span", null, facts.join(" · "))];
+  if (!["end_turn", "tool_use"].includes(item.stop_reason) && !item.error)
+    notes.push(h("span.chip.warn", null, item.stop_reason.replaceAll("_", " ")));
+  const who = `${item.plugin} asked ${item.model ?? "the model"}`;
+  const failure = item.error
+    ? h("div.failure", null, item.error, item.error_text && textView(runId, item.error_text, "plain"))
+    : null;
+  const said = item.blocks.map((block) => blockView(runId, block));
+  const answer = said.length
+    ? details(["Answer", h("span.muted", null, ` ${firstWords(item.blocks)}`)], () => said, {
+        class: "quiet-details",
+      })
+    : null;
+  return step("consulted", who, notes, answer, failure);
+}
+
+function firstWords(blocks) {
+  const text = blocks.find((block) => block.kind === "text" && block.channel === "text");
+  return text ? firstLine(text.text.text, 120) : "";
+}
+
 function sourcesView(sources) {
   if (!sources.length) return null;
   const lines = sources.map(({ title, url, quote }) => {
@@ -213,6 +246,10 @@ function failedView(runId, item) {
 function otherView(runId, item) {
   const name = item.name ?? "";
   const words = `${item.kind.replaceAll("_", " ")} ${name}`;
+  if (item.kind === "other") {
+    const build = () => textView(runId, item.data);
+    return h("div.step.event", null, details([`Record: ${name}`], build, { class: "quiet-details" }));
+  }
   if (item.kind !== "tool_result") return eventLine(words);
   const text = item.result.blocks.map((block) => blockView(runId, block, "code"));
   return step("note", `Result of ${name}`, null, text);

@@ -307,10 +307,11 @@ class Turn {
   }
 
   showFacts() {
-    const answers = this.items.filter((item) => item.kind === "answer");
+    const answers = this.items.filter(({ kind }) => kind === "answer" || kind === "consulted");
     const first = this.items[0];
-    const parts = [moment(first.at)];
-    const took = this.items.at(-1).at - first.at;
+    const began = first.at - (first.kind === "consulted" ? first.ms : 0);
+    const parts = [moment(began)];
+    const took = this.items.at(-1).at - began;
     if (this.number) parts.push(duration(took));
     const sums = { input: 0, output: 0, cached: 0, cost: 0 };
     let isPriced = answers.length > 0;
