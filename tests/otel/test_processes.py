@@ -104,3 +104,15 @@ def test_the_log_has_the_span_of_each_process(received: tuple[list[Any], Path]) 
     traces = [e.trace["traceparent"] for e in entries if isinstance(e, (RunBegan, RunResumed))]
     ids = {span.span_id.hex() for span in spans if span.name == "invoke_agent buyer"}
     assert {trace.split("-")[2] for trace in traces} == ids
+
+
+def test_the_prices_are_loaded_before_the_first_run() -> None:
+    script = (
+        "import sys; from clark_agent.otel import Tracing;"
+        "before = 'genai_prices' in sys.modules; Tracing();"
+        "print(before, 'genai_prices' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]
