@@ -333,7 +333,7 @@ class Adviser:
 
 
 LOG = "".join([f"{n:06} {'failed' if n == 9_000 else 'ok'} the order\n" for n in range(15_000)])
-"""What `read_log` returns: 315,004 characters."""
+"""What `read_log` returns: 300,004 characters."""
 SUMMARY = "## So far\n\nThe log has **one** failure, entry 9000. The pages 1 and 2 are fine."
 OTHER_MODEL = "gpt-5-mini"
 
