@@ -110,9 +110,11 @@ async def test_a_cost_is_unknown_if_one_price_is(kind: str, tmp_path: Path) -> N
     (model,) = {r.entry.model for r in records if isinstance(r.entry, Consulted) and r.entry.model}
     index = LogIndex(store, "audit", prices=PRICES)
     index.advance()
-    assert index.cost is not None
+    known = index.cost
+    assert known is not None
     index.spent.aside[msgspec.structs.replace(model, model="a model without a price")] = index.usage
-    assert index.cost is None
+    unknown = index.cost
+    assert unknown is None
     close(store)
 
 
