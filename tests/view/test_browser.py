@@ -255,7 +255,7 @@ async def test_what_the_model_saw_and_what_changed(browser: Any, tmp_path: Path)
         await expect(rows.first).to_contain_text(TASK)
         await panel.get_by_text("System prompt", exact=True).click()
         await expect(panel).to_contain_text("You mend the code of a shop.")
-        await panel.get_by_text("9 tools", exact=True).click()
+        await panel.get_by_text("10 tools", exact=True).click()
         await panel.get_by_text("run_tests", exact=True).last.click()
         await expect(panel).to_contain_text('"required"')
         await shot(page, "request", full_page=False)
@@ -326,6 +326,7 @@ async def test_a_log_of_200_megabytes_opens_like_a_small_one(browser: Any, tmp_p
         ScriptedStream([next_part], at_end="repeat"),
         tools=[read],
         max_iterations=1_200,
+        max_result_chars=None,
         grace_iterations=0,
         run_log=RunLog(store),
     )
