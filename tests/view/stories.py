@@ -30,13 +30,13 @@ from clark_agent import (
     UserMessage,
     tool,
 )
-from clark_agent.errors import LoopError
-from clark_agent.plugins import ToolResultBudget
-from clark_agent.plugins.base import BeforeToolDecision
+from clark_agent.errors import LoopError, StreamError
+from clark_agent.plugins import Compaction, ToolResultBudget
+from clark_agent.plugins.base import BeforeRequestContext, BeforeToolDecision
 from clark_agent.run_log import RunLog
 from clark_agent.run_log.store import RunStore
-from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamFn, StreamRequest, TextChunk
+from clark_agent.testing import FakeClock, ScriptedStream, call
 from clark_agent.toolkit import SUSPEND, ApprovalGate, Workspace, file_tools
 from clark_agent.types import (
     AgentMessage,
@@ -311,6 +311,79 @@ class LiveModel:
             text += part
             yield Chunk(TextChunk(part))
         yield Done(answer(text, *calls))
+
+
+class Adviser:
+    """A plugin that asks another model before the first two requests, and adds what it says."""
+
+    name = "adviser"
+
+    def __init__(self, model: StreamFn) -> None:
+        self.model = model
+
+    async def before_request(self, ctx: BeforeRequestContext) -> list[AgentMessage] | None:
+        if ctx.iteration > 1:
+            return None
+        try:
+            said = await ctx.ask_model("What is risky here?", stream=self.model)
+        except StreamError:
+            return None
+        advice: list[AgentMessage] = [UserMessage(f"Advice: {said.plain_text}")]
+        return [*advice, CustomMessage("advice", {"of": "another model"})]
+
+
+LOG = "".join([f"{n:06} {'failed' if n == 9_000 else 'ok'} the order\n" for n in range(15_000)])
+"""What `read_log` returns: 300,004 characters."""
+SUMMARY = "## So far\n\nThe log has **one** failure, entry 9000. The pages 1 and 2 are fine."
+OTHER_MODEL = "gpt-5-mini"
+
+
+class Audit:
+    """An agent whose run has a model that a plugin asks, a large result, and compactions."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.clock = FakeClock()
+        self.sent: list[Sequence[AgentMessage]] = []
+        """The messages of each request of a turn."""
+
+        @tool(reads_only=True)
+        def read_log() -> str:
+            """Read the log of the night."""
+            return LOG
+
+        @tool(reads_only=True)
+        def read_page(number: int) -> str:
+            """Read a page of the orders."""
+            return f"Page {number}. " + "An order of a kettle, paid and sent. " * 100
+
+        adviser: Any = ScriptedStream([self.advise, ConnectionError("no route to " + "x" * 9_000)])
+        adviser.model = OTHER_MODEL
+        self.agent = Agent(
+            ScriptedStream([self.say], at_end="repeat"),
+            tools=[read_log, read_page],
+            plugins=[Adviser(adviser), Compaction(8_000)],
+            model_id=MODEL,
+            clock=self.clock,
+            run_log=RunLog(store),
+            name="auditor",
+        )
+        calls = [call("read_log"), *[call("read_page", number=n) for n in range(1, 6)]]
+        self.steps = iter([*[answer("", each) for each in calls], answer("One order has failed.")])
+
+    def advise(self, request: StreamRequest) -> AssistantMessage:
+        self.clock.time_ms += 1_500
+        return answer("Look at the *night* first.", usage=(200, 10, 0))
+
+    def say(self, request: StreamRequest) -> AssistantMessage:
+        self.clock.time_ms += 400
+        given = sum([len(message.plain_text) for message in request.messages]) // 4
+        if "Write a summary" in request.messages[-1].plain_text:
+            return answer(SUMMARY, usage=(given, 60, 0))
+        self.sent.append(request.messages)
+        return replace(next(self.steps), usage=Usage(given, 40))
+
+    async def run(self, run_id: str = "audit") -> None:
+        await self.agent.run("Is every order paid?", identity=RunIdentity.root(run_id))
 
 
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"

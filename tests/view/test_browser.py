@@ -22,7 +22,9 @@ from tests.browsers import shot, started_browser
 from tests.view.site import TOKEN, Site, site
 from tests.view.stories import (
     EVIL,
+    LOG,
     TASK,
+    Audit,
     LiveModel,
     chart,
     refunding,
@@ -253,7 +255,7 @@ async def test_what_the_model_saw_and_what_changed(browser: Any, tmp_path: Path)
         await expect(rows.first).to_contain_text(TASK)
         await panel.get_by_text("System prompt", exact=True).click()
         await expect(panel).to_contain_text("You mend the code of a shop.")
-        await panel.get_by_text("9 tools", exact=True).click()
+        await panel.get_by_text("10 tools", exact=True).click()
         await panel.get_by_text("run_tests", exact=True).last.click()
         await expect(panel).to_contain_text('"required"')
         await shot(page, "request", full_page=False)
@@ -324,6 +326,7 @@ async def test_a_log_of_200_megabytes_opens_like_a_small_one(browser: Any, tmp_p
         ScriptedStream([next_part], at_end="repeat"),
         tools=[read],
         max_iterations=1_200,
+        max_result_chars=None,
         grace_iterations=0,
         run_log=RunLog(store),
     )
@@ -639,6 +642,73 @@ async def test_nothing_from_a_log_becomes_an_element(
             await expect(page.locator(".step.failed")).to_contain_text(EVIL)
             await check_innocent(page, 1, origin)
     store.close()
+
+
+# --- beside the turns -----------------------------------------------------------------------------
+
+
+async def check_audit(page: Any) -> None:
+    """What a page and a file show of models that plugins ask, and of compactions."""
+    asked = turn(page, 1).locator(".consulted")
+    await expect(asked).to_contain_text("adviser asked gpt-5-mini")
+    await expect(asked).to_contain_text("1.5 s · 200 in · 10 out")
+    await asked.get_by_text("Answer", exact=False).first.click()
+    await expect(asked.locator(".markdown em")).to_have_text("night")
+    await expect(turn(page, 1)).to_contain_text("Advice: Look at the")
+    failed = turn(page, 2).locator(".consulted .failure")
+    await expect(failed).to_contain_text("the transport raised ConnectionError: no route to")
+
+    compaction = page.locator("details.compaction").first
+    words = re.compile(r"Compaction: turns 1 to \d became a summary, [\d,]+ → [\d,]+ tokens")
+    await expect(compaction.locator("summary").first).to_have_text(words)
+    await expect(compaction).not_to_contain_text("The pages 1 and 2 are fine.")
+    await compaction.locator("summary").click()
+    await expect(compaction).to_contain_text("The pages 1 and 2 are fine.")
+    outline = page.get_by_role("navigation", name="Turns")
+    sign = outline.get_by_label("older turns became a summary before this turn").first
+    await expect(sign).to_have_text("⊟")
+
+
+async def test_what_is_beside_the_turns_is_shown(browser: Any, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    await Audit(store).run()
+    async with site(store) as served, opened(browser, served, "#/run/audit") as page:
+        await check_audit(page)
+
+        # The whole result, in pieces.
+        result = turn(page, 1).locator(".outcome")
+        whole = result.locator("details.kept")
+        words = f"The model got a part of this result. All of it: {len(LOG):,} characters"
+        await expect(whole.locator("summary")).to_have_text(words)
+        await whole.locator("summary").click()
+        await expect(whole).to_contain_text("000000 ok the order")
+        await expect(whole).not_to_contain_text("009000 failed")
+        await whole.get_by_role("button", name=f"Show more of {len(LOG):,} characters").click()
+        await expect(whole).to_contain_text("009000 failed")
+        await expect(whole).to_contain_text("014999 ok the order")
+        assert await whole.locator("pre").text_content() == LOG
+        assert sum("/piece" in url for url in page.requested) == 2
+        assert await result.get_by_text("before plugins changed it").count() == 0
+        await whole.locator("summary").click()
+        await shot(page, "aside")
+
+        # The request says who changed the prefix.
+        place = page.locator("section.turn", has=page.locator("details.compaction")).first
+        await place.get_by_role("button", name="What the model saw").click()
+        await expect(place.locator(".request")).to_contain_text("Changed by plugin compaction")
+        await shot(page, "aside-request")
+    path = tmp_path / "run.html"
+    with path.open("w", encoding="utf-8") as file:
+        assert write_run(store, "audit", file) == ()
+    store.close()
+    async with opened(browser, path) as page:
+        await check_audit(page)
+        whole = turn(page, 1).locator("details.kept")
+        await whole.locator("summary").click()
+        await whole.get_by_role("button", name="Show").click()
+        await expect(whole).to_contain_text("009000 failed")
+        await expect(whole).to_contain_text("more characters are not in this file.")
+        assert await whole.get_by_role("button").count() == 0
 
 
 # --- one file -------------------------------------------------------------------------------------

@@ -90,6 +90,7 @@ const PURPOSES = {
   budget: "little budget is left",
   nudge: "reminds the model of its tools",
   final_answer: "accepted as the answer",
+  before_request: "before the request",
 };
 
 function addedView(runId, item, message, at) {

@@ -314,11 +314,12 @@ class Turn {
     const took = this.items.at(-1).at - began;
     if (this.number) parts.push(duration(took));
     const sums = { input: 0, output: 0, cached: 0, cost: 0 };
-    let isPriced = answers.length > 0;
-    for (const { tokens, cost: price } of answers) {
-      sums.input += (tokens?.input ?? 0) + (tokens?.cache_read ?? 0) + (tokens?.cache_write ?? 0);
-      sums.cached += tokens?.cache_read ?? 0;
-      sums.output += tokens?.output ?? 0;
+    const paid = answers.filter(({ tokens }) => tokens !== null);
+    let isPriced = paid.length > 0;
+    for (const { tokens, cost: price } of paid) {
+      sums.input += tokens.input + tokens.cache_read + tokens.cache_write;
+      sums.cached += tokens.cache_read;
+      sums.output += tokens.output;
       if (price === null) isPriced = false;
       else sums.cost += price;
     }
