@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
-from clark_agent._kept_text import ReadPieces
+from clark_agent._kept_text import OpenKept
 from clark_agent._threads import call_in_loop, is_running
 from clark_agent._typing import DepsT_co, DepsT_contra
 from clark_agent.cancellation import CancellationToken
@@ -133,7 +133,7 @@ class ParentRun(Protocol):
         """Send the progress of the call to the listeners."""
         ...
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
         """How to read a large result that the run may read."""
         ...
 
@@ -167,7 +167,7 @@ class _NoRun:
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         return FINISHED if self._emit is None else self._emit(partial)
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
         raise ModelRetry(f"there is no result with the id {result_id!r}: no run is there")
 
 
@@ -289,8 +289,8 @@ class ToolContext(Generic[DepsT_co]):
         """The identity of the run. A run whose context has none is a fresh root."""
         return self._run.identify()
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
-        """How to read the pieces of a result that `clark_agent.plugins.LargeResults` has kept, and
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
+        """How to open a result that `clark_agent.plugins.LargeResults` has kept, and
         how many characters to show at once. Raises `ModelRetry` if the run may not.
         """
         return self._run.find_kept(result_id)
