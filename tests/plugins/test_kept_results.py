@@ -22,9 +22,12 @@ from clark_agent import (
     RunIdentity,
     ToolContext,
     ToolResult,
+    ToolResultBudget,
     ToolResultMessage,
     run,
+    tool,
 )
+from clark_agent.errors import ToolDefinitionError
 from clark_agent.plugins import LargeResults
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, RunStoreError, kept_result
 from clark_agent.testing import ScriptedStream, call, say
@@ -270,6 +273,37 @@ async def test_of_a_result_without_its_image_there_is_nothing_to_read() -> None:
     )
     assert read.is_error
     assert "only images or files were left out; they cannot be read" in read.plain_text
+
+
+@pytest.mark.parametrize("cap", [1, 150, 500])
+async def test_a_budget_for_old_results_leaves_the_note(cap: int) -> None:
+    seen: list[str] = []
+
+    def look(request: Any) -> Any:
+        old = next(m for m in request.messages if isinstance(m, ToolResultMessage))
+        seen.append(old.plain_text)
+        return say("done")
+
+    get = call("get")
+    config = LoopConfig(
+        stream=ScriptedStream([get, get, look]),
+        tools=[Returns(TEXT, "short")],
+        plugins=[LargeResults(), ToolResultBudget(cap)],
+    )
+    result = await run("Go on.", AgentContext("", identity=RunIdentity("r")), config)
+    whole = next(m for m in result.messages if isinstance(m, ToolResultMessage))
+    assert len(seen[0]) < max(cap, 350)
+    assert whole.details["kept_result"]["id"] in seen[0]
+
+
+@pytest.mark.parametrize("limit", [0, -1, "100", 1.5, True])
+def test_a_limit_of_a_tool_that_makes_no_sense_is_an_error(limit: Any) -> None:
+    with pytest.raises(ToolDefinitionError, match="max_result_chars of 'get' must be"):
+
+        @tool(max_result_chars=limit)
+        def get() -> str:
+            """Gets it."""
+            return ""
 
 
 # --- damage ---------------------------------------------------------------------------------------

@@ -499,6 +499,8 @@ async def test_it_works_beside_a_budget_for_old_results() -> None:
     )
     assert seen[0] == got.plain_text  # the newest batch as it is
     assert len(seen[1]) <= 1_000
+    (note,) = [part for part in got.plain_text.split("\n\n") if "left out here" in part]
+    assert note in seen[1]
 
 
 # --- where they are kept --------------------------------------------------------------------------

@@ -21,6 +21,7 @@ has this plugin, unless its ``max_result_chars`` is None.
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
@@ -35,9 +36,9 @@ from clark_agent.errors import ConfigError
 from clark_agent.plugins._read_result import read_result_tool
 from clark_agent.tools import NEVER_CLIP, AgentTool, ToolResult
 from clark_agent.tools.base import check_tool_name
-from clark_agent.types import TextContent, ToolResultBlock
+from clark_agent.types import TextContent, ToolResultBlock, ToolResultMessage
 
-__all__ = ["KEPT_IN_MEMORY", "MAX_RESULT_CHARS", "LargeResults", "Shortened"]
+__all__ = ["KEPT_IN_MEMORY", "MAX_RESULT_CHARS", "LargeResults", "Shortened", "note_in"]
 
 MAX_RESULT_CHARS = 50_000
 """How long a result may be before it is kept aside: about 12,000 tokens, a sixteenth of a window of
@@ -193,6 +194,14 @@ class LargeResults:
 
         assert self.folder is not None
         return partial(read_kept, self.folder, run_id, name, digest)
+
+
+def note_in(message: ToolResultMessage) -> str:
+    """The note in a result that was shortened; empty if there is none."""
+    if not isinstance(message.details, dict) or "kept_result" not in message.details:
+        return ""
+    found = re.search(r"\[Characters [\d,]+ to [^\[\]]+\]", message.plain_text)
+    return "" if found is None else found[0]
 
 
 def _in_characters(limit: int | Literal["never"]) -> float:

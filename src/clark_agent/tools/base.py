@@ -38,6 +38,7 @@ __all__ = [
     "ToolContext",
     "ToolHistoryPolicy",
     "ToolResult",
+    "check_max_result_chars",
     "check_tool_name",
     "is_tool_name",
 ]
@@ -508,6 +509,7 @@ class AgentTool(Generic[DepsT_contra]):
         schema = self._schema
         if schema is None:
             check_tool_name(self.name, type(self).__qualname__)
+            check_max_result_chars(self)
             schema = ToolSchema(self.name, self.description, self.parameters_schema)
             self._schema = schema
         return schema
@@ -519,6 +521,16 @@ class AgentTool(Generic[DepsT_contra]):
 def is_tool_name(name: str) -> bool:
     """Whether every provider accepts the name: 1 to 64 letters, digits, ``_`` and ``-``."""
     return 0 < len(name) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(name)
+
+
+def check_max_result_chars(tool: AgentTool) -> None:
+    """Raise unless it is a number of characters, `NEVER_CLIP` or None."""
+    limit: Any = tool.max_result_chars
+    if limit not in (None, NEVER_CLIP) and (type(limit) is not int or limit < 1):
+        raise ToolDefinitionError(
+            f"max_result_chars of {tool.name!r} must be a number of characters, NEVER_CLIP or "
+            f"None, not {limit!r}"
+        )
 
 
 def check_tool_name(name: object, owner: str) -> None:
