@@ -2,7 +2,8 @@
 
 `pack` returns the pieces: first a description, then the text, 32,768 characters in each piece, as
 UTF-8. `KeptText` reads them through a function that returns some of the pieces, from wherever they
-are kept.
+are kept. The description has the checksums of the pieces, and one of its own, so that damage to
+what is read is noticed.
 """
 
 from __future__ import annotations
@@ -11,19 +12,33 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
 
 from clark_agent._untrusted import is_marked
 
-__all__ = ["Found", "KeptText", "Pieces", "ReadPieces", "pack"]
+__all__ = [
+    "Found",
+    "KeptDamaged",
+    "KeptText",
+    "OpenKept",
+    "Pieces",
+    "ReadPieces",
+    "digest_of",
+    "pack",
+]
 
 _STEP = 1 << 15
 
 Pieces: TypeAlias = Sequence[bytes]
 ReadPieces: TypeAlias = Callable[[int, int], Pieces]
-"""Returns the pieces from one number up to, and not including, another. Raises `LookupError`."""
+"""Returns the pieces from one number up to, and not including, another; none if there are none."""
+
+
+class KeptDamaged(ValueError):
+    """A kept text, or a piece of it, is not what was kept."""
 
 
 class _Description(Struct, frozen=True, omit_defaults=True):
@@ -33,6 +48,10 @@ class _Description(Struct, frozen=True, omit_defaults=True):
     step: int
     breaks: tuple[int, ...]
     """How many line breaks there are before each piece, and in the end."""
+    sums: tuple[int, ...]
+    """The checksums of the pieces of the text."""
+    digest: str
+    """Of the whole text."""
     is_untrusted: bool = False
     """Whether a part of it is marked as untrusted."""
     media_type: str | None = None
@@ -52,24 +71,60 @@ class Found(Struct, frozen=True):
 def pack(text: str, *, media_type: str | None = None) -> list[bytes]:
     """The pieces of a text; ``media_type`` if it is a ``data:`` URL."""
     parts = [text[start : start + _STEP] for start in range(0, len(text), _STEP)]
+    pieces = [part.encode("utf-8", "surrogatepass") for part in parts]
     breaks = [0]
     for part in parts:
         breaks.append(breaks[-1] + part.count("\n"))
-    is_untrusted = media_type is None and is_marked(text)
-    described = _Description(len(text), _STEP, tuple(breaks), is_untrusted, media_type)
-    return [
-        msgspec.json.encode(described),
-        *[part.encode("utf-8", "surrogatepass") for part in parts],
-    ]
+    described = _Description(
+        characters=len(text),
+        step=_STEP,
+        breaks=tuple(breaks),
+        sums=tuple(map(crc32, pieces)),
+        digest=_digest(pieces),
+        is_untrusted=media_type is None and is_marked(text),
+        media_type=media_type,
+    )
+    data = msgspec.json.encode(described)
+    return [b"%08x " % crc32(data) + data, *pieces]
+
+
+def digest_of(pieces: Pieces) -> str:
+    """The digest of a text that was packed."""
+    return _described(pieces[0]).digest
+
+
+def _digest(pieces: Pieces) -> str:
+    from hashlib import blake2b  # only large results need it
+
+    digest = blake2b(digest_size=16)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _described(piece: bytes) -> _Description:
+    """What the first piece says. Raises `KeptDamaged`."""
+    data = piece[9:]
+    if piece[:9] != b"%08x " % crc32(data):
+        raise KeptDamaged("its description is damaged")
+    return msgspec.json.decode(data, type=_Description)
 
 
 class KeptText:
-    """Reads a text that was packed. Each method reads only the pieces that it needs."""
+    """Reads a text that was packed. Each method reads only the pieces that it needs.
+
+    Raises `LookupError` if there is none, and then `KeptDamaged` for pieces that are damaged or
+    missing.
+    """
 
     def __init__(self, read: ReadPieces) -> None:
         self._read = read
-        (first,) = read(0, 1)
-        self._description = described = msgspec.json.decode(first, type=_Description)
+        first = read(0, 1)
+        if not first:
+            raise LookupError("there is no such text")
+        self._description = described = _described(first[0])
+        self.digest = described.digest
+        """The digest of the whole text."""
         self.characters = described.characters
         """How many characters it has."""
         self.lines = described.breaks[-1] + 1
@@ -78,6 +133,8 @@ class KeptText:
         """Whether a part of it is marked as untrusted."""
         self.media_type = described.media_type
         """Of data that is no text for a model."""
+        self.searched = 0
+        """How far `find` has searched."""
         self._latest: tuple[int, str] = (-1, "")
 
     def part(self, start: int, stop: int) -> str:
@@ -118,7 +175,8 @@ class KeptText:
         """The places from a character on that have these words, whatever the case."""
         pattern = re.compile(re.escape(words), re.IGNORECASE)
         step, at = self._description.step, max(start, 0)
-        while at < self.characters and not is_cancelled():
+        self.searched = at
+        while at < self.characters and (at <= start or not is_cancelled()):
             stop = (at // step + 1) * step  # a place belongs to the piece in which it begins
             text = self.part(at, stop + len(words) - 1)
             next_at = stop
@@ -130,7 +188,7 @@ class KeptText:
                 excerpt = self.part(place - around, end + around)
                 yield Found(place, self.line_at(place), excerpt)
                 next_at = max(next_at, end)
-            at = next_at
+            at = self.searched = next_at
 
     def _piece(self, number: int) -> str:
         if self._latest[0] != number:
@@ -140,5 +198,11 @@ class KeptText:
     def _pieces(self, first: int, stop: int) -> list[str]:
         found = self._read(first + 1, stop + 1)
         if len(found) != stop - first:
-            raise LookupError("a part of the result is missing")
+            raise KeptDamaged("a part of it is missing")
+        if tuple(map(crc32, found)) != self._description.sums[first:stop]:
+            raise KeptDamaged("a part of it is damaged")
         return [piece.decode("utf-8", "surrogatepass") for piece in found]
+
+
+OpenKept: TypeAlias = Callable[[], KeptText]
+"""Finds a text, which may wait for a network. Raises `LookupError` or `KeptDamaged`."""

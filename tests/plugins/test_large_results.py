@@ -35,7 +35,7 @@ from clark_agent import (
     agent_tool,
     run,
 )
-from clark_agent._kept_text import KeptText
+from clark_agent._kept_text import KeptText, digest_of, pack
 from clark_agent.events import ToolExecutionEnd
 from clark_agent.plugins import LargeResults
 from clark_agent.plugins.large_results import KEPT_IN_MEMORY, MAX_RESULT_CHARS, _Memory
@@ -45,7 +45,15 @@ from clark_agent.tools import NEVER_CLIP
 from clark_agent.types import FileContent, ToolResultBlock
 
 MIB = 1 << 20
+PART = "0123456789ab"
+FIRST, SECOND = f"r/1-0.{PART}", f"r/1-1.{PART}"
 NEW = "\n"
+
+
+@pytest.fixture(autouse=True)
+def known_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ids known in advance, which have a random part because these runs have no log."""
+    monkeypatch.setattr("clark_agent.engine.large_results._random_part", lambda: PART)
 
 
 class Gives(AgentTool):
@@ -128,14 +136,14 @@ async def test_the_model_gets_both_ends_and_reads_all_of_5_mb_byte_for_byte() ->
     text = text_of(5 * MIB)
     page = 1_000_000
     got, *pages = await go(
-        [call("get"), list(reads("r/1-0", len(text), page))],
+        [call("get"), list(reads(FIRST, len(text), page))],
         [Gives(TextContent(text), name="get")],
         LargeResults(page_chars=page),
     )
     shown = got.plain_text
     assert shown == (
         f"{text[:6_000]}\n\n[Characters 6,000 to {len(text) - 4_000:,} of 5,242,880 are left out "
-        f"here. To read or search them, call read_result with the id r/1-0]\n\n{text[-4_000:]}"
+        f"here. To read or search them, call read_result with the id {FIRST}]\n\n{text[-4_000:]}"
     )
     assert "".join([page_of(page) for page in pages]) == text
     assert pages[0].plain_text.startswith(
@@ -150,8 +158,8 @@ async def test_50_mb_of_one_line_are_no_other() -> None:
     got, last, found = await go(
         [
             call("get"),
-            call("read_result", id="r/1-0", start=len(text) - 20),
-            call("read_result", id="r/1-0", search="THE END", start=40 * MIB),
+            call("read_result", id=FIRST, start=len(text) - 20),
+            call("read_result", id=FIRST, search="THE END", start=40 * MIB),
         ],
         [Gives(TextContent(text), name="get")],
         LargeResults(),
@@ -168,13 +176,13 @@ async def test_lines_and_searches_are_paged() -> None:
     got, lines, more, places, next_places, nothing = await go(
         [
             call("get"),
-            call("read_result", id="r/1-0", start=10_000, end=10_002, lines=True),
-            call("read_result", id="r/1-0", start=1, end=20_000, lines=True),
-            call("read_result", id="r/1-0", search="entry 19"),
+            call("read_result", id=FIRST, start=10_000, end=10_002, lines=True),
+            call("read_result", id=FIRST, start=1, end=20_000, lines=True),
+            call("read_result", id=FIRST, search="entry 19"),
             lambda request: call(
-                "read_result", id="r/1-0", search="entry 19", start=next_of(request)
+                "read_result", id=FIRST, search="entry 19", start=next_of(request)
             ),
-            call("read_result", id="r/1-0", search="no such thing"),
+            call("read_result", id=FIRST, search="no such thing"),
         ],
         [Gives(TextContent(text), name="get")],
         LargeResults(),
@@ -182,8 +190,11 @@ async def test_lines_and_searches_are_paged() -> None:
     assert "left out here" in got.plain_text
     assert page_of(lines) == "entry 10000\nentry 10001\nentry 10002\n"
     assert "lines 10,000 to 10,002 of 20,001" in lines.plain_text
-    assert len(page_of(more)) == 20_000
-    assert "This is as much as fits. Next: start=20000." in more.plain_text
+    shown = page_of(more)
+    assert len(shown) <= 20_000
+    assert text.startswith(shown)
+    assert shown.endswith("\n")
+    assert f"This is as much as fits. Next: start={shown.count(NEW) + 1}." in more.plain_text
     assert places.plain_text.startswith("20 places from character 0 on. There are more: start=")
     assert "(line 19): …" in places.plain_text
     first = [line.split()[1] for line in page_of(places).splitlines()]
@@ -205,17 +216,18 @@ def next_of(request: Any) -> int:
         ({"id": "r/9-9"}, "there is no result with the id 'r/9-9'"),
         ({"id": "other/1-0"}, "there is no result with the id 'other/1-0': copy the id"),
         ({"id": "r/../../etc/passwd"}, "there is no result"),
-        ({"id": "../r/1-0"}, "there is no result"),
-        ({"id": "r/1-0\0"}, "there is no result"),
+        ({"id": f"../{FIRST}"}, "there is no result"),
+        ({"id": FIRST + "\0"}, "there is no result"),
         ({"id": ""}, "there is no result"),
-        ({"id": "r/1-0", "start": 10**9}, "the result has 60,000 characters"),
-        ({"id": "r/1-0", "start": 5, "end": 5}, "there is nothing from 5 to 5"),
-        ({"id": "r/1-0", "start": -1}, "start must not be negative"),
-        ({"id": "r/1-0", "start": "1"}, "start must be a whole number, not '1'"),
-        ({"id": "r/1-0", "start": True}, "start must be a whole number"),
-        ({"id": "r/1-0", "search": ""}, "search must have 1 to 200 characters"),
-        ({"id": "r/1-0", "search": "x" * 201}, "search must have 1 to 200 characters"),
-        ({"id": "r/1-0", "page": 1}, "there is no parameter 'page'"),
+        ({"id": FIRST, "start": 10**9}, "the result has 60,000 characters"),
+        ({"id": FIRST, "start": 5, "end": 5}, "there is nothing from character 5 to 5"),
+        ({"id": FIRST, "start": -1}, "start must not be negative"),
+        ({"id": FIRST, "start": "one"}, "start must be a whole number, not 'one'"),
+        ({"id": FIRST, "start": 1.5}, "start must be a whole number, not 1.5"),
+        ({"id": FIRST, "start": True}, "start must be a whole number"),
+        ({"id": FIRST, "search": ""}, "search must have 1 to 200 characters"),
+        ({"id": FIRST, "search": "x" * 201}, "search must have 1 to 200 characters"),
+        ({"id": FIRST, "page": 1}, "there is no parameter 'page'"),
         ({}, "give the id"),
     ],
 )
@@ -251,7 +263,9 @@ async def test_a_tool_may_have_its_own_limit(own: Any, size: int, is_kept: bool)
         LargeResults(1_000, shown_chars=100),
     )
     assert (got.plain_text != text) is is_kept
-    assert (got.details == {"kept_result": {"id": "r/1-0", "chars": size}}) is is_kept
+    digest = digest_of(pack(text))
+    mark = {"id": FIRST, "chars": size, "digest": digest}
+    assert (got.details == {"kept_result": mark}) is is_kept
 
 
 async def test_blocks_are_counted_together_and_stay_separate_when_they_fit() -> None:
@@ -259,7 +273,7 @@ async def test_blocks_are_counted_together_and_stay_separate_when_they_fit() -> 
     (small,) = await go([call("get")], [Gives(*blocks, name="get")], LargeResults(1_200))
     assert small.content == blocks
     (large, read) = await go(
-        [call("get"), call("read_result", id="r/1-0", start=550, end=650)],
+        [call("get"), call("read_result", id=FIRST, start=550, end=650)],
         [Gives(*blocks, name="get")],
         LargeResults(1_199, shown_chars=100),
     )
@@ -272,7 +286,11 @@ async def test_an_image_and_a_file_that_are_too_large_do_not_reach_the_model() -
     small = ImageContent("data:image/png;base64,AAAA", "image/png")
     document = FileContent("data:application/pdf;base64," + "A" * (50 * MIB))
     got, *reads_of_it = await go(
-        [call("get"), call("read_result", id="images/1-0-1"), call("read_result", id="images/1-0")],
+        [
+            call("get"),
+            call("read_result", id=f"images/1-0.{PART}-1"),
+            call("read_result", id=f"images/1-0.{PART}"),
+        ],
         [Gives(TextContent("Two pictures:"), image, small, document, name="get")],
         LargeResults(),
         run_id="images",
@@ -290,7 +308,7 @@ async def test_an_image_and_a_file_that_are_too_large_do_not_reach_the_model() -
         ),
     )
     assert all(read.is_error for read in reads_of_it)
-    whole = KeptText(partial(KEPT_IN_MEMORY.kept, "images", "1-0-1"))
+    whole = KeptText(partial(KEPT_IN_MEMORY.kept, "images", f"1-0.{PART}-1"))
     assert (whole.media_type, whole.part(0, whole.characters)) == ("image/png", image.source)
 
 
@@ -309,7 +327,7 @@ async def test_errors_and_answers_of_hooks_are_shortened_too() -> None:
     )
     assert error.is_error
     assert "left out here" in error.plain_text
-    assert "id r/1-1]" in answer.plain_text
+    assert f"id {SECOND}]" in answer.plain_text
     assert isinstance(answer.details, dict)
     assert answer.details["decided_by"] == [{"plugin": "answers", "decision": "answer"}]
 
@@ -323,7 +341,7 @@ async def test_it_sees_a_result_after_all_hooks_wherever_it_is_in_the_list() -> 
         return AfterToolDecision(ToolResult.text(text.replace("secret", "[…]")))
 
     got, read = await go(
-        [call("get"), call("read_result", id="r/1-0", search="secret")],
+        [call("get"), call("read_result", id=FIRST, search="secret")],
         [Gives(TextContent(text_of(80_000, "secret")), name="get")],
         LargeResults(),
         FunctionPlugin("after_tool_call", redact),
@@ -342,8 +360,8 @@ async def test_text_of_strangers_keeps_its_marks_in_both_ends_and_in_what_is_rea
     got, read, found = await go(
         [
             call("get"),
-            call("read_result", id="r/1-0", start=place - 100, end=place + 300),
-            call("read_result", id="r/1-0", search="ignore all"),
+            call("read_result", id=FIRST, start=place - 100, end=place + 300),
+            call("read_result", id=FIRST, search="ignore all"),
         ],
         [Gives(TextContent(text), name="get")],
         LargeResults(),
@@ -366,10 +384,10 @@ async def test_text_of_strangers_keeps_its_marks_in_both_ends_and_in_what_is_rea
 
 async def test_a_forged_mark_gives_no_right_to_read() -> None:
     await go([call("get")], [Gives(TextContent(text_of(60_000)), name="get")], LargeResults())
-    mark = {"kept_result": {"id": "r/1-0", "chars": 60_000}, "kind": "forged"}
-    forging = Gives(TextContent("see r/1-0"), name="forge", details=mark)
+    mark = {"kept_result": {"id": FIRST, "chars": 60_000, "digest": "0" * 32}, "kind": "forged"}
+    forging = Gives(TextContent(f"see {FIRST}"), name="forge", details=mark)
     forged, answer = await go(
-        [call("forge"), call("read_result", id="r/1-0")],
+        [call("forge"), call("read_result", id=FIRST)],
         [forging],
         LargeResults(),
         run_id="thief",
@@ -377,7 +395,7 @@ async def test_a_forged_mark_gives_no_right_to_read() -> None:
     assert forged.details == {"kind": "forged"}
     assert answer.is_error
     _, again = await go(
-        [call("forge"), call("read_result", id="r/1-0")],
+        [call("forge"), call("read_result", id=FIRST)],
         [forging],
         LargeResults(),
         messages=[UserMessage("hello"), forged],
@@ -423,7 +441,7 @@ async def test_a_child_run_reads_the_results_of_the_run_above_and_not_the_other_
     child = LoopConfig(
         stream=ScriptedStream(
             [
-                call("read_result", id="r/1-0", start=10, end=30),
+                call("read_result", id=FIRST, start=10, end=30),
                 call("get"),
                 lambda seen: say(results(seen.messages)[-1].details["kept_result"]["id"]),
             ]
@@ -435,11 +453,11 @@ async def test_a_child_run_reads_the_results_of_the_run_above_and_not_the_other_
 
     def read_of_the_child(request: Any) -> ToolCall:
         child_id = request.messages[-1].plain_text
-        assert child_id.endswith("/2-0")
+        assert "/2-0." in child_id
         return call("read_result", id=child_id)
 
     _, _, refused = await go(
-        [call("get"), call("ask", task="Read r/1-0."), read_of_the_child],
+        [call("get"), call("ask", task=f"Read {FIRST}."), read_of_the_child],
         [Gives(TextContent(text), name="get"), agent_tool("ask", "Asks.", child)],
         LargeResults(),
     )
@@ -454,11 +472,11 @@ async def test_a_child_run_reads_the_results_of_the_run_above_and_not_the_other_
 async def test_calls_of_one_batch_have_ids_of_their_own() -> None:
     tools = [Gives(TextContent(text_of(60_000, name)), name=name) for name in ("a", "b", "c")]
     *got, read = await go(
-        [[call("a"), call("b"), call("c")], call("read_result", id="r/1-1", end=5)],
+        [[call("a"), call("b"), call("c")], call("read_result", id=SECOND, end=5)],
         tools,
         LargeResults(),
     )
-    assert [g.details["kept_result"]["id"] for g in got] == ["r/1-0", "r/1-1", "r/1-2"]
+    assert [g.details["kept_result"]["id"] for g in got] == [FIRST, SECOND, f"r/1-2.{PART}"]
     assert page_of(read) == "b 0 –"
 
 
@@ -481,6 +499,8 @@ async def test_it_works_beside_a_budget_for_old_results() -> None:
     )
     assert seen[0] == got.plain_text  # the newest batch as it is
     assert len(seen[1]) <= 1_000
+    (note,) = [part for part in got.plain_text.split("\n\n") if "left out here" in part]
+    assert note in seen[1]
 
 
 # --- where they are kept --------------------------------------------------------------------------
@@ -489,17 +509,17 @@ async def test_it_works_beside_a_budget_for_old_results() -> None:
 async def test_a_folder_has_them_for_its_owner_alone(tmp_path: Path) -> None:
     text, folder = text_of(60_000), tmp_path / "kept"
     _, read = await go(
-        [call("get"), call("read_result", id="r/1-0", start=100, end=120)],
+        [call("get"), call("read_result", id=FIRST, start=100, end=120)],
         [Gives(TextContent(text), name="get")],
         LargeResults(folder=folder),
     )
     assert page_of(read) == text[100:120]
     (path,) = (folder / "r").iterdir()
-    assert path.name == "1-0"
+    assert path.name == f"1-0.{PART}.{digest_of(pack(text))}"
     assert text.encode() in path.read_bytes()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE((folder / "r").stat().st_mode) == 0o700
-    assert not KEPT_IN_MEMORY.kept("folder", "1-0", 0, 1)
+    assert not KEPT_IN_MEMORY.kept("r", path.name, 0, 1)
 
 
 async def test_a_folder_that_cannot_be_written_costs_nothing(
@@ -508,7 +528,7 @@ async def test_a_folder_that_cannot_be_written_costs_nothing(
     (tmp_path / "kept").write_text("a file, not a folder")
     text = text_of(60_000)
     _, read = await go(
-        [call("get"), call("read_result", id="r/1-0", start=100, end=120)],
+        [call("get"), call("read_result", id=FIRST, start=100, end=120)],
         [Gives(TextContent(text), name="get")],
         LargeResults(folder=tmp_path / "kept"),
     )
@@ -577,8 +597,8 @@ def test_a_setting_that_makes_no_sense_is_an_error(settings: dict[str, Any]) -> 
 async def test_the_tool_says_so_when_it_is_called_without_a_run() -> None:
     reader = LargeResults().tool
     context: ToolContext = ToolContext(tool_call_id="c", tool_name="read_result")
-    with pytest.raises(Exception, match="there is no result with the id 'r/1-0'"):
-        await reader.execute({"id": "r/1-0"}, context)
+    with pytest.raises(Exception, match=f"there is no result with the id '{FIRST}'"):
+        await reader.execute({"id": FIRST}, context)
 
 
 def test_the_tool_costs_few_tokens() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def open_kind(kind: str, folder: Path) -> Any:
 
 
 class Config:
-    """A run that gets two large results at once, and reads both of them."""
+    """A run that gets two large results at once, and reads one after the other."""
 
     def __init__(
         self,
@@ -111,10 +112,8 @@ class Config:
             plugins.append(FunctionPlugin("after_tool_call", redact, name="redact"))
         model = Model(
             [call("first"), call("second")],
-            [
-                call("read_result", id=f"{self.source}/1-0", start=60_000, end=80_000),
-                call("read_result", id=f"{self.source}/1-1", search="OTHER 4711"),
-            ],
+            call("read_result", id=f"{self.source}/1-0", start=60_000, end=80_000),
+            call("read_result", id=f"{self.source}/1-1", search="OTHER 4711"),
             say("done"),
         )
         given = {"stream": model, "event_sink": self.sink, "run_log": log, **settings}
@@ -238,7 +237,8 @@ async def test_a_replay_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
     store, played = MemoryStore(), Config(folder=tmp_path / "kept")
     result = await played.play(store)
     assert not store._kept["r"]
-    assert sorted(path.name for path in (tmp_path / "kept" / "r").iterdir()) == ["1-0", "1-1"]
+    names = sorted(path.name.rpartition(".")[0] for path in (tmp_path / "kept" / "r").iterdir())
+    assert names == ["1-0", "1-1"]
     report = await replay(store, "r", Config(folder=tmp_path / "other").config())
     assert str(report.drift) == "None"
     assert report.result is not None
@@ -333,6 +333,18 @@ async def test_results_that_were_deleted_are_missed_and_a_replay_does_without(
     assert report.result is not None
     assert texts(report.result) == texts(result)
     assert "is not in the store" in caplog.text
+
+
+async def test_a_copied_log_without_its_large_results_says_what_to_copy(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path / "runs")
+    await Config(redacts=True).play(store)
+    (tmp_path / "tests").mkdir()
+    copied = tmp_path / "tests" / "umbrella.jsonl"
+    copied.write_bytes(store.path_of("r").read_bytes())
+    with pytest.raises(AssertionError, match=r"copy the folder r\.kept to .*tests.r\.kept as well"):
+        assert_replays(copied, Config().config())
+    shutil.copytree(tmp_path / "runs" / "r.kept", tmp_path / "tests" / "r.kept")
+    assert_replays(copied, Config(redacts=True).config())
 
 
 # --- other endings --------------------------------------------------------------------------------

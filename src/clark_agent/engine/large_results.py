@@ -7,12 +7,15 @@ where the run keeps things, and decides which results a run may read.
 from __future__ import annotations
 
 import logging
+import os
 import re
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from clark_agent._kept_text import Pieces, ReadPieces
+from clark_agent._kept_text import KeptDamaged, KeptText, OpenKept, Pieces, ReadPieces, digest_of
 from clark_agent.errors import ModelRetry
 from clark_agent.plugins.large_results import KEPT_IN_MEMORY, LargeResults
 from clark_agent.tools import ToolResult
@@ -28,7 +31,9 @@ __all__ = ["find_kept", "shortened"]
 logger = logging.getLogger(__name__)
 
 _MARK = "kept_result"
-_NAME = r"\d+-\d+"
+_NO_TEXT = ""
+_NAME = r"\d+-\d+(?:\.[0-9a-f]{12})?"
+_LONGEST_ID = 300
 
 
 def shortened(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> ToolResult:
@@ -46,9 +51,12 @@ def shortened(run: Run, plugin: LargeResults, call: Call, result: ToolResult) ->
 
 def _shorten(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> ToolResult:
     name = f"{run.turns}-{call.position}"
+    if run.journals is None:  # then another run may have the same run id
+        name += f".{_random_part()}"
     result_id = f"{run.identify().run_id}/{name}"
     short = plugin.shorten(result, call.tool, result_id)
-    _known(run).add(result_id)
+    digest = _NO_TEXT if short.text is None else digest_of(short.text)
+    _known(run)[result_id] = digest
     in_log = True
     if short.text is not None:
         in_log = _keep(run, plugin, name, short.text)
@@ -66,9 +74,13 @@ def _shorten(run: Run, plugin: LargeResults, call: Call, result: ToolResult) -> 
     call.given = call.given or result
     details = result.details
     if details is None or isinstance(details, dict):
-        mark = {"id": result_id, "chars": len(result.plain_text)}
+        mark = {"id": result_id, "chars": len(result.plain_text), "digest": digest}
         details = {**(details or {}), _MARK: mark}
     return replace(result, content=short.content, details=details)
+
+
+def _random_part() -> str:
+    return os.urandom(6).hex()
 
 
 def _keep(run: Run, plugin: LargeResults, name: str, pieces: Pieces) -> bool:
@@ -103,57 +115,96 @@ def _without_foreign_mark(run: Run, result: ToolResult) -> ToolResult:
 # --- reading ----------------------------------------------------------------------------------
 
 
-def find_kept(run: Run, result_id: str) -> tuple[ReadPieces, int]:
-    """How to read the pieces of a kept result, and how many characters to show at once.
+def find_kept(run: Run, result_id: str) -> tuple[OpenKept, int]:
+    """How to open a kept result, and how many characters to show at once.
 
     Raises `ModelRetry` unless the run may read it.
     """
     run_id, _, name = result_id.rpartition("/")
     plugin = run.hooks.large_results
-    if plugin is None or not re.fullmatch(_NAME, name) or not _may_read(run, run_id, result_id):
+    is_id = len(result_id) <= _LONGEST_ID and re.fullmatch(_NAME, name) is not None
+    if plugin is None or not is_id or not _may_read(run, run_id, result_id):
+        shown = result_id if len(result_id) <= _LONGEST_ID else f"{result_id[:_LONGEST_ID]}…"
         raise ModelRetry(
-            f"there is no result with the id {result_id!r}: copy the id from a shortened result"
+            f"there is no result with the id {shown!r}: copy the id from a shortened result"
         )
+    digest = _digest_of(run, result_id)
+    if digest == _NO_TEXT:
+        raise ModelRetry(
+            f"of the result {result_id}, only images or files were left out; they cannot be read"
+        )
+    return partial(_open, run, plugin, result_id, digest), plugin.page_chars
+
+
+def _open(run: Run, plugin: LargeResults, result_id: str, digest: str | None) -> KeptText:
+    """The text with this digest, wherever it is. Raises `LookupError` or `KeptDamaged`."""
+    damaged: KeptDamaged | None = None
+    for read in _sources(run, plugin, result_id, digest):
+        try:
+            text = KeptText(read)
+        except LookupError:
+            continue
+        except KeptDamaged as error:
+            damaged = error
+            continue
+        if digest is None or text.digest == digest:
+            return text
+    raise damaged or LookupError(result_id)
+
+
+def _sources(
+    run: Run, plugin: LargeResults, result_id: str, digest: str | None
+) -> Iterator[ReadPieces]:
+    run_id, _, name = result_id.rpartition("/")
+    if plugin.folder is not None:
+        yield plugin.kept_in_folder(run_id, name, digest)
     store: Any = getattr(run.journals, "store", None)
-
-    def read(start: int, stop: int) -> Pieces:
-        found = plugin.kept(run_id, name, start, stop) if plugin.folder is not None else ()
-        if not found and hasattr(store, "kept"):
-            found = store.kept(run_id, name, start, stop)
-        found = found or plugin.kept(run_id, name, start, stop)
-        if not found:
-            raise LookupError(result_id)
-        return found
-
-    return read, plugin.page_chars
+    if hasattr(store, "kept"):
+        yield partial(store.kept, run_id, name)
+    yield partial(KEPT_IN_MEMORY.kept, run_id, name)
 
 
 def _may_read(run: Run, run_id: str, result_id: str) -> bool:
     """Whether it is a result of this run, of a run above it, or of one that either continues."""
+    return any(
+        result_id in _known(at)
+        or (at.lineage.resumption is not None and at.identify().run_id == run_id)
+        for at in _upwards(run)
+    )
+
+
+def _digest_of(run: Run, result_id: str) -> str | None:
+    """The digest of its text, if that is known."""
+    return next((_known(at)[result_id] for at in _upwards(run) if result_id in _known(at)), None)
+
+
+def _upwards(run: Run) -> Iterator[Run]:
     at: Run | None = run
     while at is not None:
-        is_resumed = at.lineage.resumption is not None and at.identify().run_id == run_id
-        if is_resumed or result_id in _known(at):
-            return True
+        yield at
         at = at.lineage.parent
-    return False
 
 
-def _known(run: Run) -> set[str]:
-    """The ids of the results that the run has kept, and of those in the messages that it began
-    with.
+def _known(run: Run) -> dict[str, str]:
+    """The digests of the results that the run has kept, and of those in the messages that it began
+    with, by their ids.
+
+    A tool may have made a mark in the messages. It cannot have the digest of a text that it has
+    not seen, so it gives no right to read another one.
     """
     if run.kept is None:
-        marks = [_mark_of(message) for message in run.messages]
-        run.kept = {mark for mark in marks if mark is not None}
+        run.kept = {}
+        for message in run.messages:
+            if (mark := _mark_of(message)) is not None:
+                run.kept.setdefault(*mark)  # a later one may be forged
     return run.kept
 
 
-def _mark_of(message: object) -> str | None:
+def _mark_of(message: object) -> tuple[str, str] | None:
     if not isinstance(message, ToolResultMessage) or not isinstance(message.details, dict):
         return None
     match message.details.get(_MARK):
-        case {"id": str(result_id)}:
-            return result_id
+        case {"id": str(result_id), "digest": str(digest)}:
+            return result_id, digest
         case _:
             return None

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from clark_agent._kept_text import ReadPieces
+from clark_agent._kept_text import OpenKept
 from clark_agent._text import message_of, well_formed
 from clark_agent.audience import Audience
 from clark_agent.cancellation import CancellationToken
@@ -131,8 +131,8 @@ class Run:
         self.deps = deps
         """What the host gives to tools and hooks. Not recorded."""
         self.hooks = config.hooks.for_run()
-        self.kept: set[str] | None = None
-        """The ids of the large results that it may read, once there is one."""
+        self.kept: dict[str, str] | None = None
+        """The digests of the large results that it may read, by id, once there is one."""
         self.registry = config.registry
         """The tools of this turn."""
         self.sourced: object = None
@@ -276,8 +276,8 @@ class Run:
         await self.emitter.emit(ToolExecutionUpdate(ctx.tool_call_id, ctx.tool_name, partial))
         await self.pace.pause_if_due()
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
-        """How to read a large result. Raises `ModelRetry` unless the run may."""
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
+        """How to open a large result. Raises `ModelRetry` unless the run may."""
         return find_kept(self, result_id)
 
     # --- what needs several parts ---------------------------------------------------------------

@@ -11,30 +11,34 @@ has this plugin, unless its ``max_result_chars`` is None.
   with a store that keeps no results, it is in the memory of the process. With ``folder``, it is in
   files there.
 - The id follows from the call: run, turn and position. A run that is resumed or replayed has the
-  same ids and the same texts.
-- A model can read the results of its own run, of the runs above it, and those whose id is in the
-  messages that the run began with. Ids in the text of a result or a message give it no right.
+  same ids and the same texts. Without a log, a random part makes it unique, because two runs may
+  have the same run id.
+- A model can read the results of its own run, of the runs above it, and those in the messages that
+  the run began with, if their ``details`` have the digest of the text: whoever has it had the text.
+  Ids in the text of a result or a message, or in the ``details`` of a tool, give no right.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from clark_agent._kept_text import Pieces, pack
+from clark_agent._kept_text import Pieces, ReadPieces, pack
 from clark_agent._untrusted import head_of, tail_of
 from clark_agent.errors import ConfigError
 from clark_agent.plugins._read_result import read_result_tool
 from clark_agent.tools import NEVER_CLIP, AgentTool, ToolResult
 from clark_agent.tools.base import check_tool_name
-from clark_agent.types import TextContent, ToolResultBlock
+from clark_agent.types import TextContent, ToolResultBlock, ToolResultMessage
 
-__all__ = ["KEPT_IN_MEMORY", "MAX_RESULT_CHARS", "LargeResults", "Shortened"]
+__all__ = ["KEPT_IN_MEMORY", "MAX_RESULT_CHARS", "LargeResults", "Shortened", "note_in"]
 
 MAX_RESULT_CHARS = 50_000
 """How long a result may be before it is kept aside: about 12,000 tokens, a sixteenth of a window of
@@ -184,15 +188,20 @@ class LargeResults:
 
             write_kept(self.folder, run_id, name, pieces)
 
-    def kept(self, run_id: str, name: str, start: int, stop: int) -> Pieces:
-        """Return pieces from there; nothing if there are none of that name."""
-        if self.folder is not None:
-            from clark_agent._kept_files import read_kept  # only a folder needs it
+    def kept_in_folder(self, run_id: str, name: str, digest: str | None) -> ReadPieces:
+        """How to read pieces from the folder, which the plugin must have."""
+        from clark_agent._kept_files import read_kept  # only a folder needs it
 
-            found = read_kept(self.folder, run_id, name, start, stop)
-            if found:
-                return found
-        return KEPT_IN_MEMORY.kept(run_id, name, start, stop)
+        assert self.folder is not None
+        return partial(read_kept, self.folder, run_id, name, digest)
+
+
+def note_in(message: ToolResultMessage) -> str:
+    """The note in a result that was shortened; empty if there is none."""
+    if not isinstance(message.details, dict) or "kept_result" not in message.details:
+        return ""
+    found = re.search(r"\[Characters [\d,]+ to [^\[\]]+\]", message.plain_text)
+    return "" if found is None else found[0]
 
 
 def _in_characters(limit: int | Literal["never"]) -> float:

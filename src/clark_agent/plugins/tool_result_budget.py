@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from clark_agent.errors import ConfigError
 from clark_agent.messages.transcript import MessageLog, MessageView, view_of
 from clark_agent.plugins.base import TransformContext
+from clark_agent.plugins.large_results import note_in
 from clark_agent.tools import NEVER_CLIP, AgentTool
 from clark_agent.types import AgentMessage, AssistantMessage, TextContent, ToolResultMessage
 
@@ -20,7 +21,8 @@ class ToolResultBudget:
 
     A tool may set its own cap, or "never clip", with ``max_result_chars``. Results of the newest
     batch are never clipped, because the model has not seen them yet. Older ones keep their head and
-    tail around a marker. A turn costs only its new messages.
+    tail around a marker, and the note of `clark_agent.plugins.LargeResults`, whatever their cap. A
+    turn costs only its new messages.
     """
 
     name = "tool_result_budget"
@@ -75,6 +77,9 @@ class ToolResultBudget:
         if cap == NEVER_CLIP or len(text) <= cap:
             return message
         clipped = clip(text, cap)
+        note = note_in(message)
+        if note not in clipped:  # it has the id with which the model can read the rest
+            clipped = f"{clip(text, max(cap - len(note), 0))}{note}"
         if len(clipped) >= len(text):
             return message
         blocks = [block for block in message.content if not isinstance(block, TextContent)]

@@ -29,7 +29,7 @@ from clark_agent.run_log.diff import Difference, first_difference
 from clark_agent.run_log.fold import fold
 from clark_agent.run_log.jsonl import JsonlStore, read_log
 from clark_agent.run_log.memory import MemoryStore
-from clark_agent.run_log.records import Record, RunEnded, RunFailed
+from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.run_log.writer import RunLog, store_of
 
@@ -131,11 +131,12 @@ def assert_replays(
     """For tests: fail with the first difference unless the run in a log file replays identically.
 
     The file was written by a `JsonlStore`, but may have any name; child runs are loaded from the
-    same folder. Not async, so that any test can use it, even an async one.
+    same folder, and so are large results, which are in a folder of the run's name with the ending
+    ``.kept``. Not async, so that any test can use it, even an async one.
     """
     store = _FileStore(Path(path))
     report = _run_anywhere(lambda: replay(store, store.run_id, config, deps=deps))
-    assert report.is_identical, str(report)
+    assert report.is_identical, f"{report}{store.missing()}"
     return report
 
 
@@ -151,6 +152,21 @@ class _FileStore(JsonlStore):
             text = f"{path} is not the log of a run: {error.reason}"
             raise DecodeError(text, path="line 1") from None
         self._file = read_log(self.run_id, data)
+
+    def missing(self) -> str:
+        """A hint about the large results that the log refers to, and that are not there."""
+        ended = [each.entry for each in self._file.records if isinstance(each.entry, ToolEnded)]
+        names = [
+            entry.kept.name
+            for entry in ended
+            if entry.kept is not None
+            and entry.kept.texts
+            and not self.kept(self.run_id, entry.kept.name, 0, 1)
+        ]
+        if not names:
+            return ""
+        folder = self.path_of(self.run_id).with_suffix(".kept")
+        return f"; large results are missing: copy the folder {folder.name} to {folder} as well"
 
     def load(self, run_id: str) -> LoadedRun:
         return self._file if run_id == self.run_id else super().load(run_id)

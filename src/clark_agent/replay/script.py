@@ -22,6 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
+from clark_agent._kept_text import KeptDamaged
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.effects import Child, Effects
@@ -667,8 +668,11 @@ class Script(Effects):
         store: Any = self._store
         try:
             return kept.fill_in(given, lambda name: partial(store.kept, self.run_id, name))
-        except (LookupError, AttributeError, ValueError):
+        except (LookupError, AttributeError):
             logger.warning("the result %s/%s is not in the store", self.run_id, kept.name)
+            return ended.result
+        except KeptDamaged as error:
+            logger.warning("the result %s/%s cannot be read: %s", self.run_id, kept.name, error)
             return ended.result
 
     def _by_runtime(self, ended: ToolEnded) -> CallAnswered:

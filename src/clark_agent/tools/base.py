@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clark_agent._finished import FINISHED
-from clark_agent._kept_text import ReadPieces
+from clark_agent._kept_text import OpenKept
 from clark_agent._threads import call_in_loop, is_running
 from clark_agent._typing import DepsT_co, DepsT_contra
 from clark_agent.cancellation import CancellationToken
@@ -38,6 +38,7 @@ __all__ = [
     "ToolContext",
     "ToolHistoryPolicy",
     "ToolResult",
+    "check_max_result_chars",
     "check_tool_name",
     "is_tool_name",
 ]
@@ -133,7 +134,7 @@ class ParentRun(Protocol):
         """Send the progress of the call to the listeners."""
         ...
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
         """How to read a large result that the run may read."""
         ...
 
@@ -167,7 +168,7 @@ class _NoRun:
     def report(self, ctx: ToolContext, partial: ToolResult) -> Awaitable[None]:
         return FINISHED if self._emit is None else self._emit(partial)
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
         raise ModelRetry(f"there is no result with the id {result_id!r}: no run is there")
 
 
@@ -289,8 +290,8 @@ class ToolContext(Generic[DepsT_co]):
         """The identity of the run. A run whose context has none is a fresh root."""
         return self._run.identify()
 
-    def find_kept(self, result_id: str) -> tuple[ReadPieces, int]:
-        """How to read the pieces of a result that `clark_agent.plugins.LargeResults` has kept, and
+    def find_kept(self, result_id: str) -> tuple[OpenKept, int]:
+        """How to open a result that `clark_agent.plugins.LargeResults` has kept, and
         how many characters to show at once. Raises `ModelRetry` if the run may not.
         """
         return self._run.find_kept(result_id)
@@ -508,6 +509,7 @@ class AgentTool(Generic[DepsT_contra]):
         schema = self._schema
         if schema is None:
             check_tool_name(self.name, type(self).__qualname__)
+            check_max_result_chars(self)
             schema = ToolSchema(self.name, self.description, self.parameters_schema)
             self._schema = schema
         return schema
@@ -519,6 +521,16 @@ class AgentTool(Generic[DepsT_contra]):
 def is_tool_name(name: str) -> bool:
     """Whether every provider accepts the name: 1 to 64 letters, digits, ``_`` and ``-``."""
     return 0 < len(name) <= _NAME_LENGTH and _NAME_CHARACTERS.issuperset(name)
+
+
+def check_max_result_chars(tool: AgentTool) -> None:
+    """Raise unless it is a number of characters, `NEVER_CLIP` or None."""
+    limit: Any = tool.max_result_chars
+    if limit not in (None, NEVER_CLIP) and (type(limit) is not int or limit < 1):
+        raise ToolDefinitionError(
+            f"max_result_chars of {tool.name!r} must be a number of characters, NEVER_CLIP or "
+            f"None, not {limit!r}"
+        )
 
 
 def check_tool_name(name: object, owner: str) -> None:

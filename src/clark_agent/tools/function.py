@@ -50,6 +50,7 @@ from clark_agent.tools.base import (
     ToolContext,
     ToolHistoryPolicy,
     ToolResult,
+    check_max_result_chars,
     check_tool_name,
 )
 from clark_agent.tools.docstrings import Documentation, parse_docstring
@@ -262,6 +263,7 @@ def tool(
         )
         for flag, value in flags.items():
             setattr(made, flag, _looks_up(value) if flag == "did_it_happen" else value)
+        check_max_result_chars(made)
         return made
 
     bare = function is not None

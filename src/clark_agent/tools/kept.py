@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from clark_agent._kept_text import KeptText, ReadPieces
+from clark_agent._kept_text import KeptDamaged, KeptText, ReadPieces
 from clark_agent.tools.base import ToolResult
 from clark_agent.types import TextContent, ToolResultBlock
 
@@ -51,7 +51,9 @@ class KeptResult(Struct, frozen=True, omit_defaults=True):
         )
 
     def fill_in(self, result: ToolResult, read: Callable[[str], ReadPieces]) -> ToolResult:
-        """The result as it was. ``read`` returns the pieces of a name. Raises `LookupError`."""
+        """The result as it was. ``read`` returns the pieces of a name. Raises `LookupError`
+        or `KeptDamaged`.
+        """
         whole, at = "", 0
         if self.texts:
             whole = _all_of(read(self.name))
@@ -65,6 +67,8 @@ class KeptResult(Struct, frozen=True, omit_defaults=True):
                 content.append(self._emptied(index, block, _all_of(read(f"{self.name}-{index}"))))
             else:
                 content.append(block)
+        if self.digest_of(tuple(content)) != self.digest:
+            raise KeptDamaged("it is not what the record says")
         return replace(result, content=tuple(content))
 
     def _emptied(self, index: int, block: ToolResultBlock, kept: str) -> ToolResultBlock:
