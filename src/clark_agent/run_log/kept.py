@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from clark_agent._kept_text import KeptDamaged, KeptText, Pieces, ReadPieces
@@ -30,13 +31,10 @@ def kept_result(store: RunStore | RunLog, result_id: str) -> str:
 
 
 def pieces_of(store: RunStore, run_id: str, name: str) -> ReadPieces:
-    """Return how to read the pieces of a large result, which raises `LookupError` for none."""
+    """Return how to read the pieces of a large result. A store that keeps none has none."""
     keeps: Any = store
+    return partial(keeps.kept, run_id, name) if hasattr(keeps, "kept") else _none
 
-    def read(start: int, stop: int) -> Pieces:
-        found: Pieces = keeps.kept(run_id, name, start, stop) if hasattr(keeps, "kept") else ()
-        if not found:
-            raise LookupError(name)
-        return found
 
-    return read
+def _none(start: int, stop: int) -> Pieces:
+    return ()
