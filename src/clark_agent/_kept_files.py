@@ -39,7 +39,8 @@ def read_kept(
     if digest is None:
         with suppress(FileNotFoundError, NotADirectoryError):
             found = [each for each in os.listdir(place) if each.startswith(f"{name}.")]
-            digests = [each.removeprefix(f"{name}.") for each in found if each[-4:] != ".new"]
+            digests = [each.removeprefix(f"{name}.") for each in found]
+            digests = [each for each in digests if "." not in each]  # others have another name
             digest = digests[0] if len(digests) == 1 else None
     return [] if digest is None else read_kept_in(place, f"{name}.{digest}", start, stop)
 

@@ -27,11 +27,13 @@ from clark_agent import (
     run,
     tool,
 )
+from clark_agent._kept_files import read_kept, write_kept
+from clark_agent._kept_text import pack
 from clark_agent.errors import ToolDefinitionError
 from clark_agent.plugins import LargeResults
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, RunStoreError, kept_result
 from clark_agent.testing import ScriptedStream, call, say
-from tests.plugins.test_large_results import page_of, text_of
+from tests.plugins.test_large_results import PART, page_of, text_of
 
 TEXT = text_of(60_000)
 
@@ -135,6 +137,19 @@ async def test_logs_that_share_a_folder_do_not_replace_what_it_has(tmp_path: Pat
         )
         assert page_of(read) == text[100:150]
     assert len(list((tmp_path / "r").iterdir())) == 2
+
+
+def test_a_folder_without_a_digest_gives_the_only_text_of_a_name(tmp_path: Path) -> None:
+    def read() -> list[bytes]:
+        return read_kept(str(tmp_path), "r", "1-0", None, 1, 9)
+
+    assert read() == []
+    write_kept(str(tmp_path), "r", f"1-0.{PART}", pack("of a run without a log"))
+    assert read() == []
+    write_kept(str(tmp_path), "r", "1-0", pack("one"))
+    assert read() == [b"one"]
+    write_kept(str(tmp_path), "r", "1-0", pack("two"))
+    assert read() == []
 
 
 # --- who may read ---------------------------------------------------------------------------------

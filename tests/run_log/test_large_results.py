@@ -30,6 +30,7 @@ from clark_agent import (
     run_continue,
     tool,
 )
+from clark_agent._kept_text import pack
 from clark_agent.events import ToolExecutionEnd
 from clark_agent.messages.wire import encode_json
 from clark_agent.plugins import LargeResults
@@ -333,6 +334,18 @@ async def test_results_that_were_deleted_are_missed_and_a_replay_does_without(
     assert report.result is not None
     assert texts(report.result) == texts(result)
     assert "is not in the store" in caplog.text
+
+
+async def test_a_replay_notices_a_result_that_is_not_what_was_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    result = await Config().play(store)
+    store._kept["r"]["1-0"] = tuple(pack("x" * len(TEXT)))  # intact, but another text
+    report = await replay(store, "r", Config().config())
+    assert report.result is not None
+    assert texts(report.result) == texts(result)
+    assert "r/1-0 cannot be read: it is not what the record says" in caplog.text
 
 
 async def test_a_copied_log_without_its_large_results_says_what_to_copy(tmp_path: Path) -> None:
