@@ -99,7 +99,8 @@ class Connection:
     async def connected(self) -> Client:
         """The client; if it is away, wait for it up to ``connect_timeout``. Raises `McpError`."""
         self._start()
-        self._wake.set()
+        if self._client is None:
+            self._wake.set()
         end = self._loop.time() + self._link.server.connect_timeout
         self._waiting += 1
         try:
@@ -285,6 +286,8 @@ class Connection:
                 if not life.was_restarted and not self.is_closed:
                     self._failed(life.failure())
                     delay = _FIRST_DELAY if lived >= _STABLE_SECONDS else delay
+                    if not life.was_up:  # else whatever needs it has come after the connection
+                        self._wake.clear()
                     await self._pause(delay)
                     delay = min(2 * delay, _LONGEST_DELAY)
         finally:
@@ -297,7 +300,6 @@ class Connection:
 
     async def _pause(self, delay: float) -> None:
         """Wait until it is time for another attempt, or until something needs it."""
-        self._wake.clear()
         if self._waiting:
             delay = min(delay, _LONGEST_DELAY_WHEN_NEEDED)
         with suppress(TimeoutError):
@@ -307,6 +309,7 @@ class Connection:
     def came_up(self, client: Client, tools: list[Any], left_out: dict[str, str]) -> None:
         """The life is connected."""
         self._client = client
+        self._wake.clear()
         self._attempts += 1
         self.problem = None
         self._is_hopeless = False
@@ -458,6 +461,11 @@ class _Life:
             if self._up_at is None:
                 await run_in_thread(self._stderr.join, 0.5)
         return 0.0 if self._up_at is None else self._loop.time() - self._up_at
+
+    @property
+    def was_up(self) -> bool:
+        """Whether it was connected."""
+        return self._up_at is not None
 
     def stop(self) -> None:
         """Make it end."""
