@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -365,6 +368,30 @@ def test_a_file_that_is_damaged_counts_as_empty(tmp_path: Path) -> None:
     tokens.save("u", {"a": 1})
     tokens.save("v", {"b": 2})
     assert (tokens.load("u"), tokens.load("v")) == ({"a": 1}, {"b": 2})
+
+
+_SAVE = """
+import sys
+from clark_agent.mcp import FileTokens
+for n in range(50):
+    FileTokens(sys.argv[1]).save(f"{sys.argv[2]} {n}", {"n": n})
+"""
+
+
+def test_several_objects_and_processes_save_in_one_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.json")
+    processes = [subprocess.Popen([sys.executable, "-c", _SAVE, path, name]) for name in "ab"]
+
+    def save(name: str) -> None:
+        for n in range(50):
+            FileTokens(path).save(f"{name} {n}", {"n": n})
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, "cd"))
+    assert [process.wait() for process in processes] == [0, 0]
+    tokens = FileTokens(path)
+    assert all(tokens.load(f"{name} {n}") == {"n": n} for name in "abcd" for n in range(50))
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
 
 
 def test_the_usual_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

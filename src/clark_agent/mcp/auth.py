@@ -13,7 +13,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import isawaitable
 from pathlib import Path
 from threading import Lock
@@ -64,11 +65,14 @@ class Tokens(Protocol):
 
 
 class FileTokens:
-    """Tokens in a file that only its owner can read. None: a file in the user's state folder."""
+    """Tokens in a file that only its owner can read. None: a file in the user's state folder.
+
+    Any number of objects and processes may use one file. On Windows, processes that save at the
+    same time can lose what another one has just saved.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = _default_path() if path is None else Path(path)
-        self._lock = Lock()
 
     def load(self, key: str, /) -> dict[str, Any] | None:
         """What was last saved for the key. A file that cannot be read counts as empty."""
@@ -77,8 +81,8 @@ class FileTokens:
 
     def save(self, key: str, value: dict[str, Any], /) -> None:
         """Replace the file as a whole, so that no reader sees half of it."""
-        with self._lock:
-            make_folder(self.path.parent)
+        make_folder(self.path.parent)
+        with _lock, _alone_in(self.path.parent):
             values = {**self._all(), key: value}
             new = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             new.unlink(missing_ok=True)
@@ -98,6 +102,30 @@ class FileTokens:
 
     def __repr__(self) -> str:
         return f"FileTokens({str(self.path)!r})"
+
+
+_lock = Lock()
+"""One for all files: to save takes a moment, and happens after a login."""
+
+
+if sys.platform == "win32":
+
+    @contextmanager
+    def _alone_in(folder: Path) -> Iterator[None]:
+        yield
+
+else:
+    import fcntl
+
+    @contextmanager
+    def _alone_in(folder: Path) -> Iterator[None]:
+        """Keep other processes out. The lock is on the folder: the file itself is replaced."""
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
 
 def _default_path() -> Path:
