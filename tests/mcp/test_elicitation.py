@@ -191,6 +191,17 @@ async def test_a_question_of_a_current_server_stops_the_clock_of_its_call(tmp_pa
         await person.withdrawn.wait()
 
 
+async def test_without_a_person_a_current_server_refuses_the_call(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    program = [str(Path(__file__).parent / "servers" / "modern.py"), str(journal)]
+    async with McpTools(McpServer("m", command=sys.executable, args=program)) as tools:
+        result = await tools.call("m", "register", {"club": "chess"})
+    assert result.is_error
+    assert "not possible here, such as to ask the user" in result.plain_text
+    assert "The call was not made" in result.plain_text
+    assert not journal.exists()
+
+
 async def test_a_question_that_outlives_its_call_is_withdrawn() -> None:
     withdrawn = asyncio.Event()
 

@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable
 from pathlib import Path
@@ -111,14 +111,14 @@ _lock = Lock()
 if sys.platform == "win32":
 
     @contextmanager
-    def _alone_in(folder: Path) -> Iterator[None]:
+    def _alone_in(folder: Path) -> Generator[None]:
         yield
 
 else:
     import fcntl
 
     @contextmanager
-    def _alone_in(folder: Path) -> Iterator[None]:
+    def _alone_in(folder: Path) -> Generator[None]:
         """Keep other processes out. The lock is on the folder: the file itself is replaced."""
         handle = os.open(folder, os.O_RDONLY)
         try:
