@@ -160,8 +160,8 @@ def error_result(error: McpError, link: ServerLink, tool: str) -> ToolResult:
             if error.code == _CANNOT_ASK:
                 text = (
                     f"The server {link.server.name!r} has refused the call{code}: {said}\nIt needs "
-                    "something that is not possible here, such as to ask the user. The call was not "
-                    "made, and calling again does not help."
+                    "something that is not possible here, such as to ask the user. The call was "
+                    "not made, and calling again does not help."
                 )
             elif error.code in _REFUSED:
                 text = f"The server {link.server.name!r} has refused the call{code}: {said}"
