@@ -273,6 +273,22 @@ async def test_a_suspended_run_is_resumed_with_its_servers(
         assert "5" in json.loads(server.requests[1].body)["messages"][-1]["content"]
 
 
+async def test_a_question_of_a_server_suspends_the_run(tmp_path: Path) -> None:
+    modern = Path(__file__).parents[1] / "mcp" / "servers" / "modern.py"
+    answers = [calls("asks_greet"), says("Greeted.")]
+    async with command_line(tmp_path, answers) as (run, server):
+        args = [str(modern), str(tmp_path / "journal")]
+        write_config(run.root, {"asks": {"command": sys.executable, "args": args}})
+        with_tool = ("--mcp", ".mcp.json", "--allow", "asks_greet")
+        said = await run("run", *with_tool, "--suspend", "Greet")
+        assert said.code == 4, said
+        decided = await run("decide", "last", "result", "Ada")
+        assert decided.code == 0, decided
+        resumed = await run("resume", "last", *with_tool)
+        assert (resumed.code, resumed.out) == (0, "Greeted.\n"), resumed
+        assert "Hello, Ada!" in json.loads(server.requests[1].body)["messages"][-1]["content"]
+
+
 async def test_a_required_server_that_is_away_ends_the_run_before_it_begins(
     tmp_path: Path,
 ) -> None:

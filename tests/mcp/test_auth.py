@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -30,9 +33,10 @@ from pydantic import AnyHttpUrl, AnyUrl
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from clark_agent import ConfigError
+from clark_agent import CancellationToken, ConfigError, RunIdentity
 from clark_agent.errors import McpError
 from clark_agent.mcp import FileTokens, McpServer, McpTools, OAuth
+from clark_agent.tool_source import ToolSourceContext
 from clark_agent.toolkit import without_marks
 from tests.mcp.own_servers import served
 
@@ -244,6 +248,48 @@ async def test_a_login_that_is_refused_is_not_repeated(tmp_path: Path) -> None:
     assert len(browser.opened) == 1
 
 
+class User(NamedTuple):
+    name: str
+
+
+def run_of(name: str) -> ToolSourceContext[User]:
+    return ToolSourceContext(1, (), RunIdentity.root("r"), CancellationToken(), User(name))
+
+
+async def test_users_who_share_nothing_have_logins_of_their_own(tmp_path: Path) -> None:
+    browser = Browser()
+    async with protected() as site:
+
+        async def secret_of(name: str) -> str:
+            auth = OAuth(storage=FileTokens(tmp_path / "t.json"), open_browser=browser)
+            server = McpServer("p", url=site.url, auth=auth, share=lambda ctx: ctx.deps.name)
+            async with McpTools(server) as tools:
+                result = await tools.call("p", "secret", ctx=run_of(name))
+            return without_marks(result.plain_text)
+
+        for name in ("ann", "bob", "ann"):
+            assert await secret_of(name) == "the cake is a lie"
+    assert len(browser.opened) == 2
+
+
+async def test_a_refused_login_of_one_user_leaves_others_alone(tmp_path: Path) -> None:
+    auth = OAuth(storage=FileTokens(tmp_path / "t.json"), open_browser=Browser())
+    async with protected() as site:
+        server = McpServer("p", url=site.url, auth=auth, share=lambda ctx: ctx.deps.name)
+        async with McpTools(server) as tools:
+            site.authority.refuses = True
+            with pytest.raises(McpError, match="the login was refused"):
+                await tools.tools(run_of("ann"))
+            site.authority.refuses = False
+            result = await tools.call("p", "secret", ctx=run_of("bob"))
+    assert without_marks(result.plain_text) == "the cake is a lie"
+
+
+def test_headers_of_a_run_do_not_say_whose_login_it_is() -> None:
+    with pytest.raises(ConfigError, match="set share"):
+        McpServer("p", url="https://example.org", auth=OAuth(), headers=lambda ctx: {"x": "y"})
+
+
 async def test_nobody_logs_in(tmp_path: Path) -> None:
     """The person has longer than connecting may take, but not for ever."""
 
@@ -322,6 +368,30 @@ def test_a_file_that_is_damaged_counts_as_empty(tmp_path: Path) -> None:
     tokens.save("u", {"a": 1})
     tokens.save("v", {"b": 2})
     assert (tokens.load("u"), tokens.load("v")) == ({"a": 1}, {"b": 2})
+
+
+_SAVE = """
+import sys
+from clark_agent.mcp import FileTokens
+for n in range(50):
+    FileTokens(sys.argv[1]).save(f"{sys.argv[2]} {n}", {"n": n})
+"""
+
+
+def test_several_objects_and_processes_save_in_one_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.json")
+    processes = [subprocess.Popen([sys.executable, "-c", _SAVE, path, name]) for name in "ab"]
+
+    def save(name: str) -> None:
+        for n in range(50):
+            FileTokens(path).save(f"{name} {n}", {"n": n})
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, "cd"))
+    assert [process.wait() for process in processes] == [0, 0]
+    tokens = FileTokens(path)
+    assert all(tokens.load(f"{name} {n}") == {"n": n} for name in "abcd" for n in range(50))
+    assert [file.name for file in tmp_path.iterdir()] == ["t.json"]
 
 
 def test_the_usual_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

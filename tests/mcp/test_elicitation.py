@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -130,6 +132,74 @@ async def test_a_cancelled_call_withdraws_its_question() -> None:
             await task
         await withdrawn.wait()
         assert said(await tools.call("own", "add", {"a": 1})) == "1"
+
+
+class Silent:
+    """Is asked, and does not answer."""
+
+    def __init__(self) -> None:
+        self.asked, self.withdrawn = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, question: str, choices: Sequence[str]) -> str:
+        self.asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.withdrawn.set()
+        return ""
+
+
+async def test_a_question_stops_only_the_clocks_of_calls_that_it_may_belong_to() -> None:
+    """Two calls are in progress when an older server asks. Neither stops its clock for ever."""
+    person = Silent()
+    async with asyncio.timeout(30), McpTools(legacy(timeout=0.5), ask=person) as tools:
+        other = asyncio.create_task(tools.call("own", "wait"))
+        asking = asyncio.create_task(tools.call("own", "ask"))
+        await person.asked.wait()
+        later = await tools.call("own", "wait")
+        assert later.details["kind"] == "mcp_timeout"
+        assert not other.done()
+        assert not asking.done()
+        other.cancel()
+        asking.cancel()
+        await person.withdrawn.wait()
+        assert said(await tools.call("own", "add", {"a": 1})) == "1"
+
+
+async def test_a_question_that_may_belong_to_several_calls_stops_them_for_a_limited_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("clark_agent.mcp.connection._LONGEST_PAUSE", 0.1)
+    person = Silent()
+    async with asyncio.timeout(30), McpTools(legacy(timeout=0.5), ask=person) as tools:
+        results = await asyncio.gather(tools.call("own", "wait"), tools.call("own", "ask"))
+        assert [r.details["kind"] for r in results] == ["mcp_timeout", "mcp_timeout"]
+        await person.withdrawn.wait()
+
+
+async def test_a_question_of_a_current_server_stops_the_clock_of_its_call(tmp_path: Path) -> None:
+    person = Silent()
+    program = [str(Path(__file__).parent / "servers" / "modern.py"), str(tmp_path / "journal")]
+    server = McpServer("m", command=sys.executable, args=program, timeout=0.5)
+    async with asyncio.timeout(30), McpTools(server, ask=person) as tools:
+        other = asyncio.create_task(tools.call("m", "slow", {"seconds": 60}))
+        asking = asyncio.create_task(tools.call("m", "greet"))
+        await person.asked.wait()
+        assert (await other).details["kind"] == "mcp_timeout"
+        assert not asking.done()
+        asking.cancel()
+        await person.withdrawn.wait()
+
+
+async def test_without_a_person_a_current_server_refuses_the_call(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    program = [str(Path(__file__).parent / "servers" / "modern.py"), str(journal)]
+    async with McpTools(McpServer("m", command=sys.executable, args=program)) as tools:
+        result = await tools.call("m", "register", {"club": "chess"})
+    assert result.is_error
+    assert "not possible here, such as to ask the user" in result.plain_text
+    assert "The call was not made" in result.plain_text
+    assert not journal.exists()
 
 
 async def test_a_question_that_outlives_its_call_is_withdrawn() -> None:

@@ -204,6 +204,15 @@ async def test_one_that_does_not_come_back(faulty: FaultyServers) -> None:
     assert driven.offered[0] == driven.offered[2] == ["faulty_echo"]
 
 
+async def test_a_call_right_after_a_crash_does_not_wait_for_the_next_attempt(
+    faulty: FaultyServers,
+) -> None:
+    """The attempts by itself are 0.5, 1, 2 and 4 seconds apart, more than it may take."""
+    async with McpTools(faulty({"tools/call": {"die": 3}}, connect_timeout=1.5)) as tools:
+        kinds = [(await tools.call("faulty", "echo")).details["kind"] for _ in range(6)]
+    assert kinds == ["mcp_connection_lost"] * 6
+
+
 async def test_it_is_started_again_by_itself_and_less_and_less_often(faulty: FaultyServers) -> None:
     """It dies as soon as it is connected. The pauses between starts double."""
     actions = {"first": {"tools/call": {"die": 1}}, "tools/list": {"die": 1}}

@@ -366,7 +366,7 @@ def open_mcp(files: Iterable[str], ask: AskUser | Suspended | None = None) -> Mc
         return None
     from clark_agent.mcp.tool_set import McpTools
 
-    return McpTools(*mcp_servers(files), ask=None if isinstance(ask, Suspended) else ask)
+    return McpTools(*mcp_servers(files), ask=ask)
 
 
 def mcp_servers(files: Iterable[str]) -> list[McpServer]:

@@ -24,19 +24,19 @@ __all__ = ["StoredTokens", "code_result", "provider"]
 
 
 class StoredTokens:
-    """The tokens of one server, as the SDK wants them."""
+    """The tokens of one server and user, as the SDK wants them."""
 
     def __init__(
         self,
         tokens: Tokens,
-        url: str,
+        key: str,
         stored: dict[str, Any],
         redirect: str,
         client_id: str | None,
         client_secret: str | None,
     ) -> None:
         self._tokens = tokens
-        self._url = url
+        self._key = key
         self._value = dict(stored)
         self._redirect = redirect
         self._client_id = client_id
@@ -82,7 +82,7 @@ class StoredTokens:
         await self._save()
 
     async def _save(self) -> None:
-        await run_in_thread(self._tokens.save, self._url, dict(self._value))
+        await run_in_thread(self._tokens.save, self._key, dict(self._value))
 
 
 class _FixedScopes(OAuthClientMetadata):

@@ -13,7 +13,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
 from inspect import isawaitable
 from pathlib import Path
 from threading import Lock
@@ -46,37 +47,43 @@ OpenBrowser: TypeAlias = Callable[[str], Awaitable[object] | object]
 
 
 class Tokens(Protocol):
-    """Where tokens are kept, by the URL of the server. The values are open JSON objects.
+    """Where tokens are kept. The values are open JSON objects.
 
-    Contract: may block briefly. Unknown URLs have the value None.
+    The key of a server is its URL. If the server has ``share``, each user has a key: the URL, a
+    line break and what ``share`` returns.
+
+    Contract: may block briefly. Unknown keys have the value None.
     """
 
-    def load(self, url: str) -> dict[str, Any] | None:
-        """What was last saved for the URL."""
+    def load(self, key: str, /) -> dict[str, Any] | None:
+        """What was last saved for the key."""
         ...
 
-    def save(self, url: str, value: dict[str, Any]) -> None:
+    def save(self, key: str, value: dict[str, Any], /) -> None:
         """Keep the value."""
         ...
 
 
 class FileTokens:
-    """Tokens in a file that only its owner can read. None: a file in the user's state folder."""
+    """Tokens in a file that only its owner can read. None: a file in the user's state folder.
+
+    Any number of objects and processes may use one file. On Windows, processes that save at the
+    same time can lose what another one has just saved.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = _default_path() if path is None else Path(path)
-        self._lock = Lock()
 
-    def load(self, url: str) -> dict[str, Any] | None:
-        """What was last saved for the URL. A file that cannot be read counts as empty."""
-        value = self._all().get(url)
+    def load(self, key: str, /) -> dict[str, Any] | None:
+        """What was last saved for the key. A file that cannot be read counts as empty."""
+        value = self._all().get(key)
         return value if isinstance(value, dict) else None
 
-    def save(self, url: str, value: dict[str, Any]) -> None:
+    def save(self, key: str, value: dict[str, Any], /) -> None:
         """Replace the file as a whole, so that no reader sees half of it."""
-        with self._lock:
-            make_folder(self.path.parent)
-            values = {**self._all(), url: value}
+        make_folder(self.path.parent)
+        with _lock, _alone_in(self.path.parent):
+            values = {**self._all(), key: value}
             new = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             new.unlink(missing_ok=True)
             with os.fdopen(open_file(new, os.O_WRONLY), "wb") as file:
@@ -97,6 +104,30 @@ class FileTokens:
         return f"FileTokens({str(self.path)!r})"
 
 
+_lock = Lock()
+"""One for all files: to save takes a moment, and happens after a login."""
+
+
+if sys.platform == "win32":
+
+    @contextmanager
+    def _alone_in(folder: Path) -> Generator[None]:
+        yield
+
+else:
+    import fcntl
+
+    @contextmanager
+    def _alone_in(folder: Path) -> Generator[None]:
+        """Keep other processes out. The lock is on the folder: the file itself is replaced."""
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+
 def _default_path() -> Path:
     home = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(home):
@@ -108,7 +139,8 @@ def _default_path() -> Path:
 class OAuth:
     """Log in with OAuth 2.1: ``McpServer(..., auth=OAuth())``.
 
-    The first connection opens the browser; later ones use and renew the stored tokens.
+    The first connection opens the browser; later ones use and renew the stored tokens. With
+    ``share``, each key has a login and tokens of its own.
 
     ``scopes``: what to ask for; None: what the server says that it needs. ``storage``: where the
     tokens are kept. ``redirect_port``: where the browser comes back to on this machine; 0: any free
@@ -147,18 +179,19 @@ class OAuth:
         self._login_timeout = login_timeout
         self._failed_at: dict[str, float] = {}
 
-    def make_auth(self, server: McpServer, connection: Connection) -> Any:
-        """The SDK's authentication for one connection."""
+    def make_auth(self, server: McpServer, connection: Connection, share: str | None) -> Any:
+        """The SDK's authentication for one connection, with the key of those who share it."""
         from clark_agent.mcp import _oauth
 
         assert server.url is not None
-        stored = self._tokens.load(server.url) or {}
+        key = server.url if share is None else f"{server.url}\n{share}"
+        stored = self._tokens.load(key) or {}
         port = self._port or _free_port(_port_of(stored))
         redirect = f"http://{_HOST}:{port}{_PATH}"
         entry = _oauth.StoredTokens(
-            self._tokens, server.url, stored, redirect, self._client_id, self._client_secret
+            self._tokens, key, stored, redirect, self._client_id, self._client_secret
         )
-        login = _Login(self, server, connection, port)
+        login = _Login(self, server, connection, key, port)
         return _oauth.provider(
             server.url,
             entry,
@@ -177,16 +210,19 @@ class OAuth:
 class _Login:
     """One person, one browser, one redirect."""
 
-    def __init__(self, oauth: OAuth, server: McpServer, connection: Connection, port: int) -> None:
+    def __init__(
+        self, oauth: OAuth, server: McpServer, connection: Connection, key: str, port: int
+    ) -> None:
         self._oauth = oauth
         self._server = server
         self._connection = connection
+        self._key = key
         self._port = port
         self._url = ""
 
     async def redirect(self, url: str) -> None:
         """Keep the address: the listener must be there before the browser is."""
-        failed = self._oauth._failed_at.get(self._server.name)
+        failed = self._oauth._failed_at.get(self._key)
         if failed is not None and time.monotonic() - failed < _AGAIN_AFTER:
             raise McpError(
                 self._server.name, "the login has failed a short time ago; start the program again"
@@ -201,13 +237,13 @@ class _Login:
             with self._connection.asking():
                 query = await self._wait()
         except BaseException:
-            self._oauth._failed_at[self._server.name] = time.monotonic()
+            self._oauth._failed_at[self._key] = time.monotonic()
             raise
         if "code" not in query:
-            self._oauth._failed_at[self._server.name] = time.monotonic()
+            self._oauth._failed_at[self._key] = time.monotonic()
             why = query.get("error_description") or query.get("error") or "no code was returned"
             raise McpError(self._server.name, f"the login was refused: {why[:300]}")
-        self._oauth._failed_at.pop(self._server.name, None)
+        self._oauth._failed_at.pop(self._key, None)
         return _oauth.code_result(query)
 
     async def _wait(self) -> dict[str, str]:

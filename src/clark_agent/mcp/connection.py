@@ -18,6 +18,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from contextvars import Context, ContextVar, copy_context
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +47,8 @@ _STABLE_SECONDS = 10.0
 _CLOSE_SECONDS = 3.0
 """How long a server at a URL has to say goodbye. The SDK limits it for a program."""
 _LISTEN_AGAIN = 5.0
+_LONGEST_PAUSE = 600.0
+"""How long a question stops the clocks of several requests, if it is not known whose it is."""
 
 
 class Connection:
@@ -63,7 +66,7 @@ class Connection:
         self._waiting = 0
         self._flights: set[_Flight] = set()
         self._people = 0
-        self._elicitations: set[asyncio.Task[Any]] = set()
+        self._questions: set[_Question] = set()
         self._attempts = 0
         self._is_closed = False
         self._is_hopeless = False
@@ -99,7 +102,8 @@ class Connection:
     async def connected(self) -> Client:
         """The client; if it is away, wait for it up to ``connect_timeout``. Raises `McpError`."""
         self._start()
-        self._wake.set()
+        if self._client is None:
+            self._wake.set()
         end = self._loop.time() + self._link.server.connect_timeout
         self._waiting += 1
         try:
@@ -152,10 +156,14 @@ class Connection:
         client = self._client
         if client is None:
             client = await self.connected()
-        flight = _Flight(_start(self._loop, work(client)), within)
+        flight = _Flight(within)
+        context = copy_context()
+        context.run(_current.set, flight)
         self._flights.add(flight)
-        if not self._people:
-            flight.resume()
+        if self._people:
+            flight.hold()
+        flight.task = _start(self._loop, work(client), context)
+        flight.start()
         self._used_at = self._loop.time()
         try:
             result: T = await flight.task
@@ -171,11 +179,10 @@ class Connection:
         except Exception as error:
             raise self._failure_of(error, client) from None
         finally:
-            flight.pause()
+            flight.hold()
             self._flights.discard(flight)
-            if not self._flights:
-                for task in self._elicitations:  # nothing is left that could need the answer
-                    task.cancel()
+            for question in self._questions:
+                question.is_over(flight)
 
     def _failure_of(self, error: Exception, client: Client) -> Exception:
         from clark_agent.mcp import _sdk
@@ -234,24 +241,34 @@ class Connection:
         return _Asking(self)
 
     async def elicit(self, answer: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """The answer of a person. None if every request that could need it is over."""
+        """The answer of a person. None if every request that could need it is over.
+
+        The clocks of these requests stop. On current connections it is one; on older ones, each of
+        those that are in progress now.
+        """
+        flight = _current.get()
+        owners = {flight} if flight in self._flights else {*self._flights}
         task = self._loop.create_task(answer())
-        self._elicitations.add(task)
+        question = _Question(task, owners)
+        self._questions.add(question)
         try:
-            with self.asking():
-                return await task
+            if self._client is None:
+                with self.asking():
+                    return await task
+            return await task
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
             return None
         finally:
-            self._elicitations.discard(task)
+            self._questions.discard(question)
+            question.release()
 
     def _begin_asking(self) -> None:
         self._people += 1
         if self._people == 1:
             for flight in self._flights:
-                flight.pause()
+                flight.hold()
             if self._life is not None:
                 self._life.pause_timer()
             self._tell()
@@ -260,7 +277,7 @@ class Connection:
         self._people -= 1
         if not self._people:
             for flight in self._flights:
-                flight.resume()
+                flight.release()
             if self._life is not None:
                 self._life.start_timer()
             self._tell()
@@ -285,6 +302,8 @@ class Connection:
                 if not life.was_restarted and not self.is_closed:
                     self._failed(life.failure())
                     delay = _FIRST_DELAY if lived >= _STABLE_SECONDS else delay
+                    if not life.was_up:  # else whatever needs it has come after the connection
+                        self._wake.clear()
                     await self._pause(delay)
                     delay = min(2 * delay, _LONGEST_DELAY)
         finally:
@@ -297,7 +316,6 @@ class Connection:
 
     async def _pause(self, delay: float) -> None:
         """Wait until it is time for another attempt, or until something needs it."""
-        self._wake.clear()
         if self._waiting:
             delay = min(delay, _LONGEST_DELAY_WHEN_NEEDED)
         with suppress(TimeoutError):
@@ -307,6 +325,7 @@ class Connection:
     def came_up(self, client: Client, tools: list[Any], left_out: dict[str, str]) -> None:
         """The life is connected."""
         self._client = client
+        self._wake.clear()
         self._attempts += 1
         self.problem = None
         self._is_hopeless = False
@@ -366,14 +385,18 @@ class Connection:
 
 if sys.version_info >= (3, 12):
 
-    def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _start(
+        loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: Context
+    ) -> asyncio.Task[T]:
         """A task that has begun to work when this returns: a turn of the event loop less."""
-        return asyncio.Task(work, loop=loop, eager_start=True)
+        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
 
 else:
 
-    def _start(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        return loop.create_task(work)
+    def _start(
+        loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], context: Context
+    ) -> asyncio.Task[T]:
+        return loop.create_task(work, context=context)
 
 
 class _SessionGoneError(Exception):
@@ -394,21 +417,27 @@ class _Asking:
 
 
 class _Flight:
-    """A request in progress, with a clock that can be stopped."""
+    """A request in progress, with a clock that stops while something holds it."""
 
-    __slots__ = ("_left", "_timer", "task", "timed_out")
+    __slots__ = ("_holds", "_left", "_timer", "task", "timed_out")
 
-    def __init__(self, task: asyncio.Task[Any], timeout: float) -> None:
-        self.task = task
+    def __init__(self, timeout: float) -> None:
+        self.task: asyncio.Task[Any]
+        self._holds = 1
         self._left = timeout
         self._timer: asyncio.TimerHandle | None = None
         self.timed_out = False
 
-    def resume(self) -> None:
-        if self._timer is None:
+    def start(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        self._holds -= 1
+        if not self._holds:
             self._timer = self.task.get_loop().call_later(self._left, self._expire)
 
-    def pause(self) -> None:
+    def hold(self) -> None:
+        self._holds += 1
         if self._timer is not None:
             self._timer.cancel()
             self._left = max(0.0, self._timer.when() - self.task.get_loop().time())
@@ -417,6 +446,38 @@ class _Flight:
     def _expire(self) -> None:
         self.timed_out = True
         self.task.cancel()
+
+
+_current: ContextVar[_Flight | None] = ContextVar("clark_agent_mcp_request", default=None)
+"""The request that the running task works for."""
+
+
+class _Question:
+    """A question of a server, and the requests that it may belong to."""
+
+    def __init__(self, task: asyncio.Task[Any], owners: set[_Flight]) -> None:
+        self._task = task
+        self._owners = owners
+        self._held = tuple(owners)
+        for flight in self._held:
+            flight.hold()
+        self._bound: asyncio.TimerHandle | None = None
+        if len(owners) > 1:
+            self._bound = task.get_loop().call_later(_LONGEST_PAUSE, self.release)
+
+    def is_over(self, flight: _Flight) -> None:
+        """A request has ended. If none is left that could need the answer, nor is the question."""
+        self._owners.discard(flight)
+        if not self._owners:
+            self._task.cancel()
+
+    def release(self) -> None:
+        """Let the clocks go on."""
+        held, self._held = self._held, ()
+        for flight in held:
+            flight.release()
+        if self._bound is not None:
+            self._bound.cancel()
 
 
 class _Life:
@@ -458,6 +519,11 @@ class _Life:
             if self._up_at is None:
                 await run_in_thread(self._stderr.join, 0.5)
         return 0.0 if self._up_at is None else self._loop.time() - self._up_at
+
+    @property
+    def was_up(self) -> bool:
+        """Whether it was connected."""
+        return self._up_at is not None
 
     def stop(self) -> None:
         """Make it end."""

@@ -52,6 +52,7 @@ class ServerLink:
         server: McpServer,
         key: str | None,
         *,
+        share: str | None,
         headers: Mapping[str, str],
         names: ToolNames,
         elicitation: Elicitation | SuspendingElicitation | None,
@@ -60,6 +61,7 @@ class ServerLink:
     ) -> None:
         self.server = server
         self.key = key
+        self._share = share
         self.headers: Mapping[str, str] = headers
         self.redact = Redaction(server)
         self.redact.add_headers(headers)
@@ -155,7 +157,7 @@ class ServerLink:
         """The authentication of requests."""
         auth = self.server.auth
         make = getattr(auth, "make_auth", None)
-        return auth if make is None else make(self.server, connection)
+        return auth if make is None else make(self.server, connection, self._share)
 
     # --- tools --------------------------------------------------------------------------------
 

@@ -199,6 +199,12 @@ def _url_problems(server: McpServer) -> Iterator[tuple[str, str]]:
         yield "headers", "must be a mapping of names to strings, or a function that returns one"
     elif isinstance(headers, Mapping) and (name := bad_header(headers)) is not None:
         yield "headers", f"has a character that HTTP does not allow, or a line break, in {name!r}"
+    if callable(headers) and server.share is None and hasattr(server.auth, "make_auth"):
+        yield (
+            "auth",
+            "with OAuth keeps a login for each user, but a function for headers does not say who "
+            "that is: set share, such as share=lambda ctx: ctx.deps.name",
+        )
     for what in ("args", "env", "cwd"):
         if getattr(server, what):
             yield what, "is for servers with a command"

@@ -25,6 +25,8 @@ _MOST_PENDING_REPORTS = 8
 _REFUSED = (-32601, -32602)
 """The codes of errors after which a call has certainly not happened: an unknown method or tool, or
 invalid arguments."""
+_CANNOT_ASK = -32021
+"""The code of the error of a server that needs something of the client, such as to ask the user."""
 
 
 class McpTool(AgentTool[Any]):
@@ -155,7 +157,13 @@ def error_result(error: McpError, link: ServerLink, tool: str) -> ToolResult:
         case "protocol_error":
             code = "" if error.code is None else f" (error {error.code})"
             said = link.reader.quote(error.text)
-            if error.code in _REFUSED:
+            if error.code == _CANNOT_ASK:
+                text = (
+                    f"The server {link.server.name!r} has refused the call{code}: {said}\nIt needs "
+                    "something that is not possible here, such as to ask the user. The call was "
+                    "not made, and calling again does not help."
+                )
+            elif error.code in _REFUSED:
                 text = f"The server {link.server.name!r} has refused the call{code}: {said}"
             else:
                 text = (

@@ -216,19 +216,26 @@ class McpTools:
             headers = dict(await made if isawaitable(made) else made)
             if (name := bad_header(headers)) is not None:
                 raise McpError(server.name, f"the value of the header {name!r} is not allowed")
-        share = "" if server.share is None else server.share(ctx)
-        if not isinstance(share, str):
+        share = None if server.share is None else server.share(ctx)
+        if not isinstance(share, str | None):
             raise McpError(server.name, f"share must return a string, not {type(share).__name__}")
         # Other headers are another identity, whoever shares it: no call goes out with those of
         # another run.
-        return self._link(server, f"{share}\n{_digest(headers)}", headers)
+        return self._link(server, f"{share or ''}\n{_digest(headers)}", headers, share)
 
-    def _link(self, server: McpServer, key: str | None, headers: Mapping[str, str]) -> ServerLink:
+    def _link(
+        self,
+        server: McpServer,
+        key: str | None,
+        headers: Mapping[str, str],
+        share: str | None = None,
+    ) -> ServerLink:
         link = self._links.get((server.name, key))
         if link is None:
             link = ServerLink(
                 server,
                 key,
+                share=share,
                 headers={**_fixed_headers(server), **headers},
                 names=self._names,
                 elicitation=self._elicitation,
