@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from clark_agent.errors import LoopError
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, SqliteStore
 from clark_agent.stream import StreamRequest
 from clark_agent.testing import ScriptedStream, call
+from clark_agent.toolkit import SUSPEND, ApprovalGate
 from clark_agent.view.export import write_run
 from tests.browsers import shot, started_browser
 from tests.view.site import TOKEN, Site, site
@@ -642,6 +644,38 @@ async def test_nothing_from_a_log_becomes_an_element(
             await expect(page.locator(".step.failed")).to_contain_text(EVIL)
             await check_innocent(page, 1, origin)
     store.close()
+
+
+async def test_a_call_that_waits_hides_nothing(browser: Any) -> None:
+    store = MemoryStore()
+    command = "ls \u202e/emoh/ fr- mr\u202c #\u200b\U000e0101 \u00a0list"
+    shown = "ls \\u202e/emoh/ fr- mr\\u202c #\\u200b\\U000e0101 \\xa0list"
+
+    @tool
+    def shell(command: str) -> str:
+        """Run a command."""
+        return f"ran {command}"
+
+    agent = Agent(
+        ScriptedStream([call("shell", command=command), "Done."]),
+        tools=[shell],
+        plugins=[ApprovalGate(SUSPEND)],
+        run_log=RunLog(store),
+    )
+    await agent.run("List.", identity=RunIdentity.root("list"))
+    options = {"can_write": True, "agent": agent}
+    async with (
+        site(store, **options) as served,
+        opened(browser, served, "#/run/list") as page,
+    ):
+        card = page.locator(".waiting-card")
+        await expect(card.locator(".args-table pre")).to_have_text(shown)
+        await expect(turn(page, 1).locator(".call .args")).to_contain_text(shown)
+        # The arguments that one changes are the same value.
+        await card.get_by_role("button", name="Change …").click()
+        area = card.get_by_label("Arguments, as JSON")
+        assert "\\u202e" in await area.input_value()
+        assert json.loads(await area.input_value()) == {"command": command}
 
 
 # --- beside the turns -----------------------------------------------------------------------------
