@@ -42,7 +42,7 @@ from clark_agent.errors import (
 from clark_agent.prices import Price
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
-from clark_agent.view.actions import Actions
+from clark_agent.view.actions import Actions, NotPossible
 from clark_agent.view.agents import AgentRuns, RunAgents
 from clark_agent.view.guard import Guard, Refused
 from clark_agent.view.page import CONTENT_TYPES, STATIC
@@ -159,6 +159,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (RequestExpired, 409, "expired"),
     (DecisionNotApplicable, 409, "not_applicable"),
     (RunBusy, 409, "busy"),
+    (NotPossible, 409, "not_possible"),
     (InvalidContinuationError, 409, "not_possible"),
     (DecodeError, 422, "damaged"),
     (ConfigError, 400, "wrong"),

@@ -300,6 +300,8 @@ class Reading:
         """Yield what a run and the child runs that it waits for have open."""
         if isinstance(index.ending, (RunEnded, RunFailed)) or depth > 20:
             return
+        if index.waits and any(mail.kind == "cancel" for mail in self._store.mail(index.run_id)):
+            return  # it will end
         parts = Parts()
         for _, waits in sorted(index.waits.items()):
             request = waits.request
