@@ -466,6 +466,26 @@ async def test_a_page_that_was_cut_off_connects_again(browser: Any, tmp_path: Pa
     store.close()
 
 
+async def test_a_page_of_a_server_that_was_started_again_says_what_to_do(browser: Any) -> None:
+    store, model = MemoryStore(), LiveModel()
+    agent = live_agent(store, model)
+    run = asyncio.create_task(agent.run("Watch me.", identity=RunIdentity.root("live")))
+    await model.asked.wait()
+    async with site(store) as served:
+        wire = Wire(served.port)
+        async with wire.laid() as port, opened(browser, port, "#/run/live") as page:
+            await expect(page.locator("#connection")).to_have_attribute("data-state", "open")
+            wire.cut()
+            await expect(page.locator("#connection")).to_have_text("reconnecting …")
+            await page.context.clear_cookies()  # a new server does not know the old ones
+            wire.is_cut = False
+            words = "The server was started again: open the address that it printed."
+            await expect(page.locator("#connection")).to_have_text(words)
+            page.problems = []
+    model.said.put_nowait(None)
+    await run
+
+
 async def test_a_request_is_approved_changed_or_answered(browser: Any, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     agent = refunding(store)
@@ -708,6 +728,8 @@ async def test_what_is_beside_the_turns_is_shown(browser: Any, tmp_path: Path) -
     await Audit(store).run()
     async with site(store) as served, opened(browser, served, "#/run/audit") as page:
         await check_audit(page)
+        await expect(page.locator(".facts")).to_contain_text("Took 4.7 s")
+        await expect(page.locator(".facts")).not_to_contain_text("Worked")
 
         # The whole result, in pieces.
         result = turn(page, 1).locator(".outcome")
