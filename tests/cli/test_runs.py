@@ -6,13 +6,16 @@ import asyncio
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from clark_agent.cli.commands.log import _opened
 from clark_agent.cli.options import state_folder
+from clark_agent.errors import ConfigError
 from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import Record
@@ -350,3 +353,30 @@ async def test_the_id_of_a_run_is_not_that_of_its_child(tmp_path: Path) -> None:
     assert f"run {root.run_id[:8]}" in said.err
     assert "\n│  └─ execute_tool child" in said.err
     assert "\n│     └─ invoke_agent child" in said.err
+
+
+def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "run.html"
+    path.write_text("the last export")
+    path.chmod(0o640)
+
+    def break_off() -> None:
+        with _opened(str(path)) as file:
+            file.write("half of the next one")
+            file.flush()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
+    assert path.read_text() == "the last export"
+    with _opened(str(path)) as file:
+        file.write("all of it")
+    assert path.read_text() == "all of it"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    new = tmp_path / "new.html"
+    with _opened(str(new)) as file:
+        file.write("private")
+    assert stat.S_IMODE(new.stat().st_mode) == 0o600
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["new.html", "run.html"]
+    with pytest.raises(ConfigError, match=r"cannot write .*: No such file"), _opened("/no/such/x"):
+        raise AssertionError

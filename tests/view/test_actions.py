@@ -287,3 +287,27 @@ async def test_runs_of_the_server_are_let_go_when_it_ends(shop: Shop) -> None:
     last = fold(shop.store.load(new)).messages[-1]
     assert isinstance(last, AssistantMessage)
     assert last.plain_text == "At last."
+
+
+@pytest.mark.parametrize("who", ["this agent", "another agent", "no agent"])
+async def test_a_run_that_waits_is_cancelled(shop: Shop, who: str) -> None:
+    await shop.run(shop.agent([call("pay", amount=7)]), "r")
+    other = Agent(ScriptedStream([]), run_log=RunLog(shop.store), name="other")
+    agents = {"this agent": shop.agent([]), "another agent": other, "no agent": None}
+    async with writable(shop, agents[who]) as page:
+        (request,) = (await page.get("runs/r"))["waiting"]
+        done = await page.post("runs/r/cancel", {"reason": "not needed"})
+        body = {"request_id": request["request_id"], "decision": "allow"}
+        if who == "this agent":
+            await until(lambda: shop.store.runs()[0].outcome == "failed")
+            await page.post("runs/r/decide", body, code=404)
+        else:
+            assert "the run ends once it is resumed" in done["message"]
+            assert ("pay" in done["message"]) == (who == "another agent")
+            answer = await page.post("runs/r/decide", body, code=409)
+            assert answer["error"] == "not_possible"
+            assert "was cancelled" in answer["message"]
+            assert "request_decided" not in _kinds(shop, "r")
+        assert (await page.get("runs/r"))["waiting"] == []
+        assert (await page.get("waiting"))["waiting"] == []
+    assert shop.paid == []

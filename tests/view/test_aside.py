@@ -278,6 +278,10 @@ async def test_a_record_of_an_unknown_kind_is_named_and_what_comes_before_it_is_
         assert damage["seq"] == 9
         assert "it is not a record that this version can read" in damage["reason"]
         assert "made_up" in damage["reason"]
+        assert damage["is_newer"]
+        assert view["run"]["status"] == "newer"
+        listed = await page.get("runs", status="newer")
+        assert [row["status"] for row in listed["runs"]] == ["newer"]
         first = await page.get("runs/audit/items")
         assert [item["seq"] for item in first["items"]] == list(range(9))
         assert first["damage"] == damage

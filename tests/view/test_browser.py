@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -17,6 +18,7 @@ from clark_agent.errors import LoopError
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, SqliteStore
 from clark_agent.stream import StreamRequest
 from clark_agent.testing import ScriptedStream, call
+from clark_agent.toolkit import SUSPEND, ApprovalGate
 from clark_agent.view.export import write_run
 from tests.browsers import shot, started_browser
 from tests.view.site import TOKEN, Site, site
@@ -464,6 +466,26 @@ async def test_a_page_that_was_cut_off_connects_again(browser: Any, tmp_path: Pa
     store.close()
 
 
+async def test_a_page_of_a_server_that_was_started_again_says_what_to_do(browser: Any) -> None:
+    store, model = MemoryStore(), LiveModel()
+    agent = live_agent(store, model)
+    run = asyncio.create_task(agent.run("Watch me.", identity=RunIdentity.root("live")))
+    await model.asked.wait()
+    async with site(store) as served:
+        wire = Wire(served.port)
+        async with wire.laid() as port, opened(browser, port, "#/run/live") as page:
+            await expect(page.locator("#connection")).to_have_attribute("data-state", "open")
+            wire.cut()
+            await expect(page.locator("#connection")).to_have_text("reconnecting …")
+            await page.context.clear_cookies()  # a new server does not know the old ones
+            wire.is_cut = False
+            words = "The server was started again: open the address that it printed."
+            await expect(page.locator("#connection")).to_have_text(words)
+            page.problems = []
+    model.said.put_nowait(None)
+    await run
+
+
 async def test_a_request_is_approved_changed_or_answered(browser: Any, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     agent = refunding(store)
@@ -644,6 +666,38 @@ async def test_nothing_from_a_log_becomes_an_element(
     store.close()
 
 
+async def test_a_call_that_waits_hides_nothing(browser: Any) -> None:
+    store = MemoryStore()
+    command = "ls \u202e/emoh/ fr- mr\u202c #\u200b\U000e0101 \u00a0list"
+    shown = "ls \\u202e/emoh/ fr- mr\\u202c #\\u200b\\U000e0101 \\xa0list"
+
+    @tool
+    def shell(command: str) -> str:
+        """Run a command."""
+        return f"ran {command}"
+
+    agent = Agent(
+        ScriptedStream([call("shell", command=command), "Done."]),
+        tools=[shell],
+        plugins=[ApprovalGate(SUSPEND)],
+        run_log=RunLog(store),
+    )
+    await agent.run("List.", identity=RunIdentity.root("list"))
+    options = {"can_write": True, "agent": agent}
+    async with (
+        site(store, **options) as served,
+        opened(browser, served, "#/run/list") as page,
+    ):
+        card = page.locator(".waiting-card")
+        await expect(card.locator(".args-table pre")).to_have_text(shown)
+        await expect(turn(page, 1).locator(".call .args")).to_contain_text(shown)
+        # The arguments that one changes are the same value.
+        await card.get_by_role("button", name="Change …").click()
+        area = card.get_by_label("Arguments, as JSON")
+        assert "\\u202e" in await area.input_value()
+        assert json.loads(await area.input_value()) == {"command": command}
+
+
 # --- beside the turns -----------------------------------------------------------------------------
 
 
@@ -674,6 +728,8 @@ async def test_what_is_beside_the_turns_is_shown(browser: Any, tmp_path: Path) -
     await Audit(store).run()
     async with site(store) as served, opened(browser, served, "#/run/audit") as page:
         await check_audit(page)
+        await expect(page.locator(".facts")).to_contain_text("Took 4.7 s")
+        await expect(page.locator(".facts")).not_to_contain_text("Worked")
 
         # The whole result, in pieces.
         result = turn(page, 1).locator(".outcome")

@@ -34,15 +34,23 @@ def logged(store: Any) -> str:
 
 
 @contextmanager
-def serving(*arguments: str, cwd: Path) -> Generator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    *arguments: str, cwd: Path, browser: Path | None = None
+) -> Generator[tuple[subprocess.Popen[str], str]]:
     """Start the command, and wait for its address."""
+    more = ("--no-browser",) if browser is None else ()
     process = subprocess.Popen(
-        [sys.executable, "-m", "clark_agent", "view", "--no-browser", "--port", "0", *arguments],
+        [sys.executable, "-m", "clark_agent", "view", *more, "--port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
-        env={**os.environ, "XDG_STATE_HOME": str(cwd / "state"), "PYTHONUNBUFFERED": "1"},
+        env={
+            **os.environ,
+            "XDG_STATE_HOME": str(cwd / "state"),
+            "PYTHONUNBUFFERED": "1",
+            "BROWSER": str(browser),
+        },
     )
     try:
         assert process.stdout is not None
@@ -61,6 +69,26 @@ def opened(url: str) -> Generator[httpx2.Client]:
     with httpx2.Client(base_url=base, timeout=30, trust_env=False) as client:
         assert client.get(url).status_code == 303
         yield client
+
+
+def test_the_address_that_the_browser_gets_works_once(tmp_path: Path) -> None:
+    """Other users of the machine see it: it is an argument of a program."""
+    logged(JsonlStore(tmp_path / "runs"))
+    seen, browser = tmp_path / "seen", tmp_path / "browser"
+    os.mkfifo(seen)
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {seen}\n')
+    browser.chmod(0o700)
+    with serving(str(tmp_path / "runs"), cwd=tmp_path, browser=browser) as (_, url):
+        given = seen.read_text()
+        base, _, token = given.partition("/?token=")
+        assert base == url.partition("/?")[0]
+        assert token not in url
+        assert url.partition("token=")[2] not in given
+        with opened(given) as client:
+            assert len(client.get("/api/runs").json()["runs"]) == 1
+        assert httpx2.get(given, trust_env=False).status_code == 401
+        with opened(url) as client, opened(url):
+            assert client.get("/api/runs").status_code == 200
 
 
 def test_it_shows_runs_and_ends_with_ctrl_c(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ from clark_agent.view.shapes import Cancel, Decide, Done, ForkRun, Replayed, Ste
 from clark_agent.view.timeline import Parts
 from clark_agent.waiting import Allow, Decision, Deny, GiveArguments, GiveResult, WaitingRequest
 
-__all__ = ["NO_AGENT", "Actions"]
+__all__ = ["NO_AGENT", "Actions", "NotPossible"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,10 @@ NO_AGENT = (
 _PATIENCE = 10.0
 """For how many seconds to wait until a new run is in its log."""
 _POLL = 0.01
+
+
+class NotPossible(Exception):
+    """What is asked for is not possible now. `str` is a sentence."""
 
 
 class Actions:
@@ -104,15 +108,18 @@ class Actions:
         is_new, folded = await asyncio.to_thread(post)
         if not isinstance(folded.ending, RunSuspended):
             return Done(run_id, is_new=is_new)
+        message = f"the run ends once it is resumed: clark-agent resume {run_id}"
         if self.can_run:
-            return replace(await self.resume(run_id), is_new=is_new)
-        return Done(
-            run_id, is_new=is_new, message="the run is suspended: it ends once it is resumed"
-        )
+            try:
+                return replace(await self.resume(run_id), is_new=is_new)
+            except (ConfigError, RunBusy) as error:  # it is cancelled all the same
+                message = f"the run ends once it is resumed, which is not possible here: {error}"
+        return Done(run_id, is_new=is_new, message=message)
 
     async def decide(self, run_id: str, given: Decide) -> Done:
         """Decide a request; go on with the run if nothing else is open."""
         decision = _decision(given)
+        await asyncio.to_thread(self._check_not_cancelled, run_id)
         left = await decide(
             self._store, run_id, given.request_id, decision, by=self._by, patience=2.0
         )
@@ -128,17 +135,33 @@ class Actions:
         root = await asyncio.to_thread(self._root, run_id)
         return Done(run_id, message=f"nothing is open: clark-agent resume {root}")
 
+    def _check_not_cancelled(self, run_id: str) -> None:
+        """Raise `NotPossible` if a suspended run, or one above it, was cancelled: it will end."""
+        for each in self._with_above(run_id):
+            cancels = [mail.id for mail in self._store.mail(each) if mail.kind == "cancel"]
+            if not cancels:
+                continue
+            folded = fold(self._store.load(each))
+            if isinstance(folded.ending, RunSuspended) and not folded.mails.issuperset(cancels):
+                raise NotPossible(
+                    f"the run {each} was cancelled, so there is nothing to decide: it ends once "
+                    "it is resumed"
+                )
+
     def _root(self, run_id: str) -> str:
         """Return the outermost run above a run."""
-        seen = {run_id}
+        return self._with_above(run_id)[-1]
+
+    def _with_above(self, run_id: str) -> list[str]:
+        """Return a run and those above it."""
+        found = [run_id]
         while True:
-            page = read_page(self._store, run_id, records=1, size=1)
-            parent = getattr(page.records[0].entry, "identity", None) if page.records else None
-            above = None if parent is None else parent.parent_run_id
-            if above is None or above in seen:
-                return run_id
-            seen.add(above)
-            run_id = above
+            page = read_page(self._store, found[-1], records=1, size=1)
+            identity = getattr(page.records[0].entry, "identity", None) if page.records else None
+            above = None if identity is None else identity.parent_run_id
+            if above is None or above in found:
+                return found
+            found.append(above)
 
     # --- running agents ---------------------------------------------------------------------------
 

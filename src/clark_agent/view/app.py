@@ -42,9 +42,9 @@ from clark_agent.errors import (
 from clark_agent.prices import Price
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
-from clark_agent.view.actions import Actions
+from clark_agent.view.actions import Actions, NotPossible
 from clark_agent.view.agents import AgentRuns, RunAgents
-from clark_agent.view.guard import Guard, Refused
+from clark_agent.view.guard import Guard, OneTimeTokens, Refused
 from clark_agent.view.page import CONTENT_TYPES, STATIC
 from clark_agent.view.reading import MissingPart, Reading
 from clark_agent.view.requests import TooLarge
@@ -140,7 +140,11 @@ def view_app(
             ],
             Route("/api/runs/{run_id:path}", _answering(view.run)),
         ],
-        middleware=[Middleware(Guard, token=token, hosts=hosts, csrf=csrf, can_write=can_write)],
+        middleware=[
+            Middleware(
+                Guard, token=token, hosts=hosts, csrf=csrf, can_write=can_write, once=view.once
+            )
+        ],
         exception_handlers={404: _not_found, 405: _not_found, Exception: _fault},
         lifespan=view.lifespan,
     )
@@ -159,6 +163,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (
     (RequestExpired, 409, "expired"),
     (DecisionNotApplicable, 409, "not_applicable"),
     (RunBusy, 409, "busy"),
+    (NotPossible, 409, "not_possible"),
     (InvalidContinuationError, 409, "not_possible"),
     (DecodeError, 422, "damaged"),
     (ConfigError, 400, "wrong"),
@@ -283,6 +288,7 @@ class View:
         self._csrf = csrf
         self._where = where
         self._closing = asyncio.Event()
+        self.once = OneTimeTokens()
         self._streams = 0
         self._files = {
             path.name: (path, CONTENT_TYPES[path.suffix])

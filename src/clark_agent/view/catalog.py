@@ -21,7 +21,7 @@ from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log.pages import START, read_end, read_page
 from clark_agent.run_log.records import Asked, RunBegan, RunEnded, RunFailed, RunSuspended
 from clark_agent.run_log.search_text import text_of
-from clark_agent.run_log.store import RunStore, RunSummary
+from clark_agent.run_log.store import LogProblem, RunStore, RunSummary
 from clark_agent.types import Usage
 from clark_agent.view.shapes import ForkedFrom, RunList, RunRow, SearchInfo
 from clark_agent.view.timeline import known_price, model_name, one_line, tokens_of
@@ -107,6 +107,8 @@ class Catalog:
         self._children: dict[str, list[str]] = {}
         self._heads: dict[str, Head] = {}
         self._ends: dict[str, _End] = {}
+        self._unreadable: dict[str, str] = {}
+        """The status of runs whose log cannot be read any further."""
         self._forks: dict[str, list[str]] = {}
         self._models: set[str] = set()
         self._agents: set[str] = set()
@@ -132,7 +134,7 @@ class Catalog:
                     children.setdefault(run.parent_run_id, []).append(run.run_id)
             self._runs, self._children = runs, children
             self._by_id = {run.run_id: run for run in runs}
-            self._statuses = tuple(sorted({run.outcome or RUNNING for run in runs}))
+            self._statuses = tuple(sorted({self._status(run) for run in runs}))
             self._listed_at = self._clock()
             self._took = self._listed_at - now
 
@@ -141,6 +143,16 @@ class Catalog:
         if run_id not in self._by_id:
             self.refresh(force=True)
         return self._by_id.get(run_id)
+
+    def report(self, run: RunSummary, problem: LogProblem | None) -> None:
+        """Note what is wrong with a log, or that nothing is."""
+        if problem is None:
+            self._unreadable.pop(run.run_id, None)
+        else:
+            self._unreadable[run.run_id] = "newer" if problem.is_newer else "damaged"
+
+    def _status(self, run: RunSummary) -> str:
+        return self._unreadable.get(run.run_id) or run.outcome or RUNNING
 
     def children(self, run_id: str) -> Sequence[str]:
         """Return the direct child runs, the oldest first."""
@@ -193,7 +205,7 @@ class Catalog:
         usage = end.usage
         return RunRow(
             run_id=run.run_id,
-            status=run.outcome or RUNNING,
+            status=self._status(run),
             agent=head.agent,
             model=head.model_name,
             task=head.task,
@@ -281,7 +293,7 @@ class Catalog:
         is_child = run.depth > 0 and query.parent is None and search is None
         if is_child and not query.all:
             return False
-        if query.status not in (None, run.outcome or RUNNING):
+        if query.status not in (None, self._status(run)):
             return False
         if query.model is None and query.agent is None and search is None:
             return True

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+import secrets
 from collections.abc import Collection
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from clark_agent.view.shapes import Failure
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["CSRF_HEADER", "POLICY", "Guard", "Refused", "host_name"]
+__all__ = ["CSRF_HEADER", "POLICY", "Guard", "OneTimeTokens", "Refused", "host_name"]
 
 CSRF_HEADER = "x-clark-token"
 POLICY = (
@@ -60,6 +61,29 @@ def host_name(given: str) -> str:
     return (found[1] or found[2]).lower() if found else ""
 
 
+class OneTimeTokens:
+    """Tokens that open the page once, for where others can see them: the arguments of a browser's
+    command line, for example.
+    """
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+
+    def new(self) -> str:
+        """Return a token."""
+        token = secrets.token_urlsafe(24)
+        self._digests.add(_digest(token))
+        return token
+
+    def take(self, token: str) -> bool:
+        """Return whether a token may open the page; it never may again."""
+        digest = _digest(token)
+        if digest not in self._digests:
+            return False
+        self._digests.discard(digest)
+        return True
+
+
 class Guard:
     """An ASGI app around another: it checks each request, and adds headers to each answer."""
 
@@ -71,8 +95,10 @@ class Guard:
         hosts: Collection[str] | None,
         csrf: str,
         can_write: bool,
+        once: OneTimeTokens,
     ) -> None:
         self._app = app
+        self._once = once
         self._hosts = None if hosts is None else {"localhost", *[name.lower() for name in hosts]}
         self._csrf = csrf
         self._can_write = can_write
@@ -118,7 +144,10 @@ class Guard:
         given = fields.pop("token", [])
         if _path(scope).startswith("/api/") or not given:
             return False
-        if len(given) != 1 or not hmac.compare_digest(_digest(given[0]), self._digest):
+        is_right = len(given) == 1 and (
+            hmac.compare_digest(_digest(given[0]), self._digest) or self._once.take(given[0])
+        )
+        if not is_right:
             raise Refused(401, "wrong_token", _HOW)
         rest = urlencode(fields, doseq=True)
         path = scope.get("root_path", "").rstrip("/") + _path(scope)

@@ -247,13 +247,15 @@ class Reading:
 
     def _row(self, summary: RunSummary, index: LogIndex) -> RunRow:
         """Return the row of a run, with what its index knows better."""
+        if index.is_complete or index.problem is not None:
+            self.catalog.report(summary, index.problem)
         row = self.catalog.row(summary)
-        if not index.is_complete:
+        if not index.is_complete and index.problem is None:
             return row
         ending = index.ending
         return replace(
             row,
-            status=(ending and outcome_of(ending)) or RUNNING,
+            status=row.status if index.problem else (ending and outcome_of(ending)) or RUNNING,
             last_at=index.last_at,
             ms=max(0, index.last_at - index.began_at),
             records=index.records,
@@ -286,7 +288,7 @@ class Reading:
     def _damage(self, problem: Any) -> tuple[Damage, ...]:
         if problem is None:
             return ()
-        return (Damage(problem.where, problem.reason, problem.seq),)
+        return (Damage(problem.where, problem.reason, problem.seq, problem.is_newer),)
 
     def _children(self, run_id: str, most: int = _MOST_CHILDREN) -> Iterable[ChildRun]:
         for child in self.catalog.children(run_id)[:most]:
@@ -300,6 +302,8 @@ class Reading:
         """Yield what a run and the child runs that it waits for have open."""
         if isinstance(index.ending, (RunEnded, RunFailed)) or depth > 20:
             return
+        if index.waits and any(mail.kind == "cancel" for mail in self._store.mail(index.run_id)):
+            return  # it will end
         parts = Parts()
         for _, waits in sorted(index.waits.items()):
             request = waits.request

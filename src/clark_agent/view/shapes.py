@@ -658,7 +658,8 @@ class RunRow(Struct, frozen=True, kw_only=True):
     run_id: str
     status: str
     """The outcome of a run that has ended (``completed``, ``failed``, ``max_turns``, …),
-    ``suspended``, or ``running``: it has not ended, and its process may be dead.
+    ``suspended``, or ``running``: it has not ended, and its process may be dead. ``damaged`` or
+    ``newer``: its log cannot be read any further, as far as that is known.
     """
     agent: str | None
     model: str | None
@@ -726,11 +727,13 @@ class Indexed(Struct, frozen=True):
 
 
 class Damage(Struct, frozen=True):
-    """Where a log is damaged."""
+    """Where a log is damaged, or cannot be read any further."""
 
     where: str
     reason: str
     seq: int
+    is_newer: bool
+    """Whether it is intact, but was written by a newer version."""
 
 
 class ChildRun(Struct, frozen=True):

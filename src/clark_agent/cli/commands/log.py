@@ -6,11 +6,14 @@ None of them calls a model or runs a tool.
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from stat import S_IMODE
+from tempfile import mkstemp
 from typing import TextIO
 
 import click
@@ -505,8 +508,28 @@ def _opened(output: str | None) -> Generator[TextIO]:
     if output is None or output == "-":
         yield sys.stdout
         return
+    path = Path(os.path.realpath(Path(output).expanduser()))
     try:
-        with Path(output).expanduser().open("w", encoding="utf-8", errors="surrogatepass") as file:
-            yield file
+        if path.exists() and not path.is_file():  # a device or a pipe
+            with path.open("w", encoding="utf-8", errors="surrogatepass") as file:
+                yield file
+        else:
+            with _replaced(path) as file:
+                yield file
     except OSError as error:
         raise ConfigError(f"cannot write {output}: {error.strerror}") from error
+
+
+@contextmanager
+def _replaced(path: Path) -> Generator[TextIO]:
+    """Yield a file that takes the place of ``path`` once it is whole. A new one is private."""
+    handle, draft = mkstemp(prefix=".clark-agent-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
+            if path.exists():
+                os.chmod(draft, S_IMODE(path.stat().st_mode))
+            yield file
+        os.replace(draft, path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise

@@ -127,7 +127,8 @@ def view(
         click.echo(f"runs of {log.where}; Ctrl-C stops", err=True)
         if not no_browser:
             with suppress(webbrowser.Error, OSError):
-                webbrowser.open(url)
+                # Others on this machine see the arguments of programs, so this address works once.
+                webbrowser.open(shown_url(host, listening, app.state.view.once.new()))
 
     serve_view(app, listening, on_ready=ready)
 

@@ -163,6 +163,15 @@ class Following {
     const pause = Math.min(LONGEST_PAUSE, 500 * 2 ** this.failures);
     this.failures += 1;
     this.timer = setTimeout(() => this.connect(), pause);
+    this.checkSession();
+  }
+
+  // The server does not know this page any more, if it was started again: waiting does not help.
+  async checkSession() {
+    const error = await answerOf(fetch("api/session")).catch((failure) => failure);
+    if (this.isClosed || error.status !== 401) return;
+    this.close();
+    this.on.refused?.(error);
   }
 
   close() {

@@ -4,6 +4,7 @@ import { append, details, fill, h } from "./dom.js";
 import { duration, moment } from "./format.js";
 import { argumentsView, dataView, firstLine, resultView, textView } from "./parts.js";
 import { statusView } from "./status.js";
+import { visible } from "./visible.js";
 
 const STATES = {
   called: ["", "", "not run yet"],
@@ -25,8 +26,9 @@ export class CallCard {
     this.progress = h("div.progress");
     this.children = h("div.children");
     this.outcome = h("div.outcome");
-    const label = h("span.name", null, block.name);
-    const line = h("span.args", { title: block.summary }, block.summary);
+    const label = h("span.name", null, visible(block.name));
+    const summary = visible(block.summary);
+    const line = h("span.args", { title: summary }, summary);
     this.element = h("details.call", { open: true, data: { tool: block.name } });
     this.element.append(h("summary", null, this.sign, label, line, this.took));
     const given = h("div.part", null, h("p.label", null, "Arguments"), argumentsView(runId, block));

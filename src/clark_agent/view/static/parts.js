@@ -5,14 +5,16 @@ import { isDiff, unifiedDiff } from "./differences.js";
 import { announce, details, fill, h, isEmbeddedImage, outLink } from "./dom.js";
 import { number, plural, size } from "./format.js";
 import { markdown } from "./markdown.js";
+import { visible } from "./visible.js";
 
 const SHOWN = 20_000; // characters of a text at first
 const STYLED = 200_000; // longer texts are shown without markdown
 const PIECE = 200_000;
-const TALL = { markdown: 60, plain: 40, code: 18 }; // lines that are shown at first
-const LONG = { markdown: 6_000, plain: 4_000, code: 2_400 }; // characters
+const TALL = { markdown: 60, plain: 40, code: 18, exact: 18 }; // lines that are shown at first
+const LONG = { markdown: 6_000, plain: 4_000, code: 2_400, exact: 2_400 }; // characters
 
-/** A text of a log. `as` is "markdown", "plain", "code" or "diff"; by default a diff is one. */
+/** A text of a log. `as` is "markdown", "plain", "code" or "diff"; by default a diff is one. "exact"
+ *  is code in which invisible characters are escaped. */
 export function textView(runId, text, as = "code") {
   const place = h("div.text");
   const whole = { ...text, runId };
@@ -47,6 +49,7 @@ export function points(text) {
 }
 
 function drawKind(text, kind) {
+  if (kind === "exact") return h("pre.printed", { tabindex: 0, dir: "ltr" }, visible(text));
   if (text.length > STYLED) return h("pre.printed", { tabindex: 0 }, text);
   if (kind === "markdown") return markdown(text);
   if (kind === "diff") return unifiedDiff(text);
@@ -138,8 +141,8 @@ function file(block) {
 }
 
 function callLine(runId, call) {
-  const args = h("span.args", null, call.summary);
-  const summary = [h("span.name", null, call.name), args];
+  const args = h("span.args", null, visible(call.summary));
+  const summary = [h("span.name", null, visible(call.name)), args];
   return details(summary, () => argumentsView(runId, call), { class: "call" });
 }
 
@@ -172,9 +175,9 @@ function compactionLine(block) {
 /** The arguments of a call: a table if they are an object, or else the text. */
 export function argumentsView(runId, { arguments: text, is_json: isJson = true }) {
   const values = isJson && text.at === null ? objectOf(text.text) : null;
-  if (values === null) return textView(runId, text);
+  if (values === null) return textView(runId, text, "exact");
   const rows = Object.entries(values).map(([name, value]) => [
-    h("dt", null, name),
+    h("dt", null, visible(name)),
     h("dd", null, valueView(runId, value)),
   ]);
   return rows.length ? h("dl.args-table", null, rows) : h("p.muted", null, "no arguments");
@@ -195,9 +198,9 @@ function valueView(runId, value) {
   const isText = typeof value === "string";
   const text = isText ? value : JSON.stringify(value, null, 2);
   if (text.includes("\n") || text.length > 200) {
-    return textView(runId, { text, length: points(text), at: null });
+    return textView(runId, { text, length: points(text), at: null }, "exact");
   }
-  return h("pre", null, text);
+  return h("pre", { dir: "ltr" }, visible(text));
 }
 
 /** A JSON text as a table or as it is; null gives null. */

@@ -5,7 +5,7 @@ import { act, openCompare, openFork, openReplay } from "./dialogs.js";
 import { announce, byId, fill, h } from "./dom.js";
 import { cost, duration, moment, plural } from "./format.js";
 import { firstLine } from "./parts.js";
-import { isOpen, statusView } from "./status.js";
+import { damageWords, isOpen, statusView } from "./status.js";
 import { steerForm } from "./steer.js";
 import { Timeline } from "./timeline.js";
 import { totalsView } from "./totals.js";
@@ -130,7 +130,8 @@ export class RunPage {
       fact("Model", run.model),
       fact("Agent", run.agent),
       fact("Began", moment(run.began_at)),
-      fact("Took", duration(view.worked_ms || run.ms)),
+      fact("Took", duration(run.ms)),
+      run.ms - view.worked_ms >= 1000 ? fact("Worked", duration(view.worked_ms)) : null,
       fact("", plural(view.turns, "turn")),
       fact("", plural(view.tool_calls, "tool call")),
       view.cost === null ? null : fact("Cost", cost(view.cost) + tree),
@@ -185,7 +186,7 @@ export class RunPage {
       error ? h("p.failure", { role: "alert" }, error) : null,
       damage
         .slice(0, 1)
-        .map((each) => h("p.failure", null, `The log is damaged: ${each.reason} (${each.where})`)),
+        .map((each) => h("p.failure", null, damageWords(each))),
       indexed.is_complete
         ? null
         : h(
@@ -409,6 +410,8 @@ export class RunPage {
     this.following = api.follow(this.runId, after, {
       connected: () => say("", "open"),
       disconnected: () => say("reconnecting …", "lost"),
+      refused: () =>
+        say("The server was started again: open the address that it printed.", "lost"),
       item: (item) => this.itemCame(item),
       delta: (delta) => this.deltaCame(delta),
       run: (view) => this.viewCame(view),

@@ -11,6 +11,8 @@ const LOOKS = {
   running: ["live", "running"],
   failed: ["bad", "failed"],
   aborted: ["bad", "aborted"],
+  damaged: ["bad", "damaged"],
+  newer: ["warn", "newer version"],
 };
 
 /** The words for a state. */
@@ -25,6 +27,14 @@ export function statusView(status) {
     { class: LOOKS[status]?.[0] ?? "", data: { status } },
     statusWords(status),
   );
+}
+
+/** Where a log cannot be read any further, and why. */
+export function damageWords({ where, reason, is_newer: isNewer }) {
+  const what = isNewer
+    ? "The log goes on, but this version of clark-agent cannot read it"
+    : "The log is damaged from here on";
+  return `${what}: ${reason} (${where})`;
 }
 
 /** Whether the run may go on: it has not ended. */

@@ -6,6 +6,7 @@ import { append, h } from "./dom.js";
 import { cost, duration, moment, short } from "./format.js";
 import { blockView } from "./parts.js";
 import { RequestPanel } from "./request.js";
+import { damageWords } from "./status.js";
 import { stepView } from "./steps.js";
 
 const PAGE = 100; // items
@@ -136,8 +137,7 @@ export class Timeline {
 
   showDamage(damage) {
     if (this.list.querySelector(".failure.damage")) return;
-    const text = `The log is damaged from here on: ${damage.reason} (${damage.where})`;
-    this.list.append(h("p.failure.damage", null, text));
+    this.list.append(h("p.failure.damage", null, damageWords(damage)));
   }
 
   /** Add items behind those that are shown. */

@@ -5,6 +5,7 @@ import { announce, h } from "./dom.js";
 import { act } from "./dialogs.js";
 import { moment } from "./format.js";
 import { argumentsView, textView } from "./parts.js";
+import { visible, visibleJson } from "./visible.js";
 
 /** The card of a request. `onDone` is called with the answer of the server. */
 export function waitingCard(request, session, onDone) {
@@ -17,7 +18,7 @@ export function waitingCard(request, session, onDone) {
     request.until ? `goes on by itself ${moment(request.until)}` : null,
     request.event ? `waits for the event ${request.event}` : null,
   ].filter(Boolean);
-  const name = h("h3", null, h("code", null, request.tool_name), ` waits. ${needs}`);
+  const name = h("h3", null, h("code", null, visible(request.tool_name)), ` waits. ${needs}`);
   const body = [
     name,
     h("p.muted", null, facts.join(" · ")),
@@ -38,22 +39,22 @@ function askedView(request) {
   const asked = request.request === null ? null : parsed(request.request);
   const call = h("div.part", null, h("p.label", null, "Arguments"), argumentsView(id, request));
   if (asked === null || typeof asked !== "object") {
-    return [request.request ? textView(id, request.request, "plain") : null, call];
+    return [request.request ? textView(id, request.request, "exact") : null, call];
   }
   const { preview, summary, question, ...rest } = asked;
   const isSaid = !summary || String(summary).startsWith(`${request.tool_name}(`);
   const whole = (text) => ({ text: String(text), length: [...String(text)].length, at: null });
   const more = Object.entries(rest).filter(([key]) => !SAID.has(key));
   return [
-    isSaid ? null : h("p", null, String(summary)),
-    question ? h("p", null, h("b", null, String(question))) : null,
+    isSaid ? null : h("p", null, visible(String(summary))),
+    question ? h("p", null, h("b", null, visible(String(question)))) : null,
     call,
     preview
       ? h(
           "div.part",
           null,
           h("p.label", null, "What it would change"),
-          textView(id, whole(preview)),
+          textView(id, whole(visible(String(preview)))),
         )
       : null,
     more.length
@@ -111,7 +112,7 @@ function form(request, onDone) {
       decide(by, "give_result", text),
     );
   const changing = () =>
-    ask("Arguments, as JSON", request.arguments.text, "Allow with these", withArguments);
+    ask("Arguments, as JSON", visibleJson(request.arguments.text), "Allow with these", withArguments);
   const isPermission = request.needs === "permission";
   const buttons = [
     isPermission
