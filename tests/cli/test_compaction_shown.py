@@ -20,6 +20,7 @@ LINE = "turns 1 to 3 summarised: 324 → 217 tokens"
 async def test_live_and_in_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = begin("compacting")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "160")
     folder = tmp_path / "clark-agent" / "runs"
     result: Any = await story.play(RunLog(JsonlStore(folder)))
     notes = StringIO()

@@ -26,7 +26,10 @@ async def test_the_answer_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path) 
     assert "\x1b" not in said.out + said.err
     request = bodies(server)[0]
     assert request["messages"][-1]["content"] == "What is 17%?"
-    assert {tool["function"]["name"] for tool in request["tools"]} == set(DEFAULT_TOOLS)
+    assert {tool["function"]["name"] for tool in request["tools"]} == {
+        *DEFAULT_TOOLS,
+        "read_earlier",
+    }
     [logged] = run.store.runs()
     assert logged.outcome == "done"
     assert f"run {logged.run_id[:8]}" in said.err
@@ -43,7 +46,11 @@ async def test_options_and_piped_text_reach_the_model(tmp_path: Path) -> None:
     assert [m["content"] for m in said["messages"]] == ["Be a pirate.", "Sum it up\n\na long text"]
     assert "tools" not in said
     assert again["messages"][-1]["content"] == "all of it"
-    assert [t["function"]["name"] for t in again["tools"]] == ["calculator", "finish"]
+    assert [t["function"]["name"] for t in again["tools"]] == [
+        "calculator",
+        "finish",
+        "read_earlier",
+    ]
     assert len(run.store.runs()) == 1  # the first had --no-log
 
 

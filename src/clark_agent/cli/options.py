@@ -351,12 +351,17 @@ def make_agent(
         stream=stream,
         tools=make_tools(settings.tools, workspace, gate, ask),
         tool_source=mcp,
-        plugins=[Compaction(read_back=bool(settings.tools)), LoopDetector(), gate, steering],
+        plugins=[_compaction(settings), LoopDetector(), gate, steering],
         model_id=without_password(settings.model),
         max_iterations=settings.max_iterations,
         run_log=run_log,
     )
     return CliAgent(settings, config, steering.handle, gate, DEFAULT_SYSTEM, mcp=mcp)
+
+
+def _compaction(settings: Settings) -> Compaction:
+    """Without a tool that the packaged model would call when it means another one."""
+    return Compaction(read_back=bool(settings.tools) and settings.model != DEFAULT_MODEL)
 
 
 def open_mcp(files: Iterable[str], ask: AskUser | Suspended | None = None) -> McpTools | None:
