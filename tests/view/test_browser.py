@@ -697,6 +697,14 @@ async def test_a_call_that_waits_hides_nothing(browser: Any) -> None:
         assert "\\u202e" in await area.input_value()
         assert json.loads(await area.input_value()) == {"command": command}
 
+        base = page.url.partition("#")[0]
+        await page.goto(f"{base}#/waiting")
+        await expect(page.get_by_role("link", name="Open its run list")).to_be_visible()
+        await page.goto(f"{base}#/run/missing")
+        await expect(page.get_by_role("alert").first).to_contain_text("missing")
+        await expect(page).to_have_title("Not shown · clark-agent")
+        page.problems = []  # the answer 404
+
 
 # --- beside the turns -----------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ export class ComparePage {
     this.addRows(diff);
     const shown = diff.difference
       ? details(["The first difference of the logs"], () =>
-          differenceView(diff.a.run_id, diff.difference),
+          differenceView(diff.a.run_id, diff.difference, ["Left", "Right"]),
         )
       : h("p.muted", null, "The logs do not differ, apart from times and ids.");
     fill(this.element, rows, h("div.sides", null, h("div.both", null, shown)));

@@ -126,7 +126,7 @@ export async function openReplay(runId) {
             h("span.chip.good", null, "identical"),
             " The agent of this server does the same again.",
           )
-        : differenceView(runId, difference),
+        : differenceView(runId, difference, ["In the log", "In the replay"]),
     );
   } catch (error) {
     fill(place, h("p.form-error", null, error.message));
@@ -135,8 +135,8 @@ export async function openReplay(runId) {
   }
 }
 
-/** The first difference of two logs. */
-export function differenceView(runId, difference) {
+/** The first difference of two logs; `names` says which they are. */
+export function differenceView(runId, difference, names) {
   const turn = difference.turn;
   const href = `#/run/${encodeURIComponent(runId)}/turn/${turn}`;
   const place = h(
@@ -150,8 +150,8 @@ export function differenceView(runId, difference) {
     "div.stack",
     null,
     place.appendChild(h("code", null, difference.path)).parentNode,
-    h("div.part", null, h("p.label", null, "First"), textView(runId, difference.first)),
-    h("div.part", null, h("p.label", null, "Second"), textView(runId, difference.second)),
+    h("div.part", null, h("p.label", null, names[0]), textView(runId, difference.first)),
+    h("div.part", null, h("p.label", null, names[1]), textView(runId, difference.second)),
   );
 }
 

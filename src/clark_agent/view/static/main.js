@@ -72,6 +72,8 @@ function named(opened, route) {
 
 function failed(error) {
   console.error(error);
+  document.title = "Not shown · clark-agent";
+  fill(byId("crumbs"));
   const isUnknown = error.status === undefined;
   const words = isUnknown ? `The page has an error: ${error.message}` : error.message;
   fill(

@@ -26,7 +26,8 @@ export class WaitingPage {
       const run = h(
         "a",
         { href: `#/run/${encodeURIComponent(request.run_id)}/turn/${request.turn}` },
-        "Open its run",
+        "Open its run ",
+        h("code", null, request.run_id),
       );
       const card = waitingCard(request, this.session, () => this.open());
       card.append(h("p", null, run));
