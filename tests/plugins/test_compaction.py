@@ -28,8 +28,10 @@ from clark_agent import (
     StreamError,
     StreamErrorKind,
     StreamRequest,
+    TextContent,
     ToolCall,
     ToolResultMessage,
+    UniqueToolCallIds,
     Usage,
     UserMessage,
     run,
@@ -317,6 +319,65 @@ async def test_another_model_gets_a_text_and_its_tokens_count() -> None:
     assert tree.usage == result.usage
     assert [part.model.model for part in tree.by_model] == [None, "small"]
     assert tree.by_model[1].usage.input_tokens == aside
+
+
+class Redact:
+    """Removes what tools have returned from the context."""
+
+    name = "redact"
+
+    def transform_context(self, messages: Sequence[AgentMessage], ctx: Any) -> list[AgentMessage]:
+        gone = (TextContent("[gone]" + "x" * 400),)
+        return [replace(m, content=gone) if m.role == "tool_result" else m for m in messages]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("has_other", [True, False])
+@pytest.mark.parametrize("said", ["It worked.", ""])
+async def test_requests_for_summaries_have_what_other_plugins_make_of_the_messages(
+    is_first: bool, has_other: bool, said: str
+) -> None:
+    model, other = [Summarised(40, summary=lambda request: said) for _ in range(2)]
+    compaction = Compaction(WINDOW, model=other if has_other else None)
+    plugins = [compaction, Redact()] if is_first else [Redact(), compaction]
+    result, _ = await play(model, *plugins)
+    asked = other.asked if has_other else model.asked
+    assert len(asked) >= 2
+    assert any("Result 3" in m.plain_text for m in result.messages)
+    for request in [*model.requests, *asked]:
+        assert "something about" not in str(texts(request))
+        assert request is model.requests[0] or "[gone]" in str(texts(request))
+
+
+async def test_by_hand_the_request_has_what_other_plugins_make_of_the_messages() -> None:
+    model = Summarised(10)
+    config = LoopConfig(stream=model, tools=[look], plugins=[Compaction(4_000), Redact()])
+    conversation = Conversation(config=config)
+    await conversation.send("Go")
+    assert await conversation.compact() is not None
+    (asked,) = model.asked
+    assert "something about" not in str(texts(asked))
+    assert "[gone]" in str(texts(asked))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_ids_of_calls_are_unique_in_requests_for_summaries(is_first: bool) -> None:
+    model = SameIds(60)
+    unique, compaction = UniqueToolCallIds(), Compaction(WINDOW)
+    plugins = [compaction, unique] if is_first else [unique, compaction]
+    result, _ = await play(model, *plugins)
+    assert len(model.asked) >= 2
+    for request in model.asked:
+        ids = [m.tool_call_id for m in request.messages if isinstance(m, ToolResultMessage)]
+        assert len(ids) == len(set(ids))
+    assert all(mark.has_summary for mark in marks(result.messages))
+
+
+class SameIds(Summarised):
+    """A model whose calls all have the same id."""
+
+    def number(self, request: StreamRequest) -> int:
+        return 0 if len(self.requests) < self.turns else self.turns
 
 
 async def test_summaries_that_grow_are_merged() -> None:
