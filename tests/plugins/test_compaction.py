@@ -44,7 +44,7 @@ from clark_agent.prices import ModelRef
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, check_prefix, fork, usage_tree
 from clark_agent.stream import Done, Error, Start, StreamEvent
-from clark_agent.testing import RecordingSink, check_events, say
+from clark_agent.testing import RecordingSink, ScriptedStream, check_events, say
 from clark_agent.tools import ToolHistoryPolicy
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
@@ -277,6 +277,30 @@ async def test_the_whole_text_can_be_read_back() -> None:
     assert "[page 2 of " in page
     # It was not in the request that asked for it.
     assert all("Result 3:" not in text for text in texts(model.requests[40]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"words": "zebra"}, "No message has all of these words: zebra."),
+        ({"turns": 1}, "Result 0: "),
+        ({"turns": 0}, FACT),
+        ({"turns": "1", "page": -1}, "There are the pages 1 to 1, not -1."),
+        ({"turns": "1", "page": 0}, "There are the pages 1 to 1, not 0."),
+    ],
+)
+async def test_reading_back_takes_what_models_give(asked: dict[str, Any], said: str) -> None:
+    answers = [
+        say("", ToolCall("a", "look", {"number": 0})),
+        say("", ToolCall("b", "read_earlier", asked)),
+        say("Done."),
+    ]
+    config = LoopConfig(stream=ScriptedStream(answers), tools=[look], plugins=[Compaction()])
+    result = await run(FACT, AgentContext(), config)
+    (got,) = [
+        m for m in result.messages if isinstance(m, ToolResultMessage) and m.tool_call_id == "b"
+    ]
+    assert said in got.plain_text
 
 
 def look_text(number: int) -> str:
