@@ -307,11 +307,11 @@ def texts(messages: Sequence[AgentMessage], start: str) -> list[str]:
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_outdated_plans_and_notes_do_not_pile_up(fails: bool) -> None:
-    plugin, asker = Compaction(2_500), Asker(fails=fails)
+    plugin, asker = Compaction(6_000, 0.5, 0.3), Asker(fails=fails)
     log = MessageLog([UserMessage("task")])
     sent = working(plugin, asker, log, range(400))
     marks = [mark for message in log if (mark := mark_of(message))]
-    assert len(marks) > 10
+    assert len(marks) > 8
     assert max(len(texts(messages, "[To save room")) for messages in sent) == int(fails)
     for place, message in enumerate(log):
         if mark_of(message) is not None:
