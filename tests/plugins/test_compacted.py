@@ -207,7 +207,9 @@ def test_it_can_be_followed_message_by_message(messages: list[AgentMessage]) -> 
 def test_what_a_compaction_has_made_stays_until_they_are_merged(
     messages: list[AgentMessage],
 ) -> None:
-    """What comes before the newest messages is the beginning of every later request."""
+    """What comes before the newest messages is the beginning of every later request, without
+    plans, calls and messages of the user that are outdated.
+    """
     log, projection = MessageLog(), Projection(is_pinned)
     heads: list[list[AgentMessage]] = []
     for message in messages:
@@ -223,7 +225,15 @@ def test_what_a_compaction_has_made_stays_until_they_are_merged(
             )
             heads.append(sent[:head])
     for earlier, later in pairwise(heads):
-        assert later[: len(earlier)] == earlier
+        place = 0
+        for message in earlier:
+            if place < len(later) and later[place] == message:
+                place += 1
+                continue
+            assert not is_pinned(message)
+            assert message.role != "system"
+            assert not (isinstance(message, ToolResultMessage) and message.tool_name == "decision")
+            assert not message.plain_text.startswith("summary")
 
 
 def test_open_calls_stay() -> None:
@@ -262,6 +272,105 @@ def test_decisions_of_people_stay(details: Any) -> None:
     sent = projected([*history, say("And?"), Mark(text="s", kept=1).message()])
     assert decided in sent
     assert other not in sent
+
+
+# --- what no longer has to stay ---------------------------------------------------------------
+
+
+def working(
+    plugin: Compaction,
+    asker: Asker,
+    log: MessageLog,
+    turns: range,
+    *,
+    tool: str = "plan",
+    text: str = "plan",
+) -> list[Sequence[AgentMessage]]:
+    """What is sent in these turns, each tenth of which makes a plan and reads three files."""
+    sent: list[Sequence[AgentMessage]] = []
+    for number in turns:
+        calls = [(f"{number}.{n}", "look") for n in range(3 if number % 10 == 0 else 1)]
+        if number % 10 == 0:
+            calls.append((f"{number}.plan", tool))
+        log.append(calling(*calls))
+        for call, name in calls:
+            said = f"{text} {number} " if name == tool else ""
+            log.append(result(call, name, said + "w" * 40))
+        log.extend(run_hook(plugin, before(log, asker)))
+        sent.append(plugin.transform_context(log.view(), before_call(ESTIMATOR, *TOOLS.values())))
+    return sent
+
+
+def texts(messages: Sequence[AgentMessage], start: str) -> list[str]:
+    return [m.plain_text for m in messages if m.plain_text.startswith(start)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_outdated_plans_and_notes_do_not_pile_up(fails: bool) -> None:
+    plugin, asker = Compaction(6_000, 0.5, 0.3), Asker(fails=fails)
+    log = MessageLog([UserMessage("task")])
+    sent = working(plugin, asker, log, range(400))
+    marks = [mark for message in log if (mark := mark_of(message))]
+    assert len(marks) > 8
+    assert max(len(texts(messages, "[To save room")) for messages in sent) == int(fails)
+    for place, message in enumerate(log):
+        if mark_of(message) is not None:
+            head = projected(log.view()[: place + 1], None)
+            mark = mark_of(message)
+            assert mark is not None
+            old = head[: len(head) - mark.kept]
+            assert len(texts(old, "plan")) <= 1, "only the newest plan stays"
+    if fails:
+        assert f"the turns 1 to {marks[-1].last_turn} of" in marks[-1].text
+
+
+def marks_of(log: MessageLog) -> list[AgentMessage]:
+    return [message for message in log if mark_of(message) is not None]
+
+
+def test_summaries_stay_where_notes_are_merged() -> None:
+    plugin, log = Compaction(6_000), MessageLog([UserMessage("task")])
+    working(plugin, Asker(), log, range(100))
+    assert len(marks_of(log)) == 1
+    sent = working(plugin, Asker(fails=True), log, range(100, 250))[-1]
+    assert len(marks_of(log)) >= 3
+    assert len(texts(sent, "[A summary takes")) == 1
+    assert len(texts(sent, "[To save room")) == 1
+
+
+def test_the_next_summary_is_soon_asked_for_however_often_it_has_failed() -> None:
+    plugin, log = Compaction(2_500), MessageLog([UserMessage("task")])
+    working(plugin, Asker(fails=True), log, range(600))
+    asker = Asker()
+    assert asyncio.run(plugin.compact(before(log, asker))) is not None
+    assert asker.asked, "by hand it is always asked"
+    count = len(marks_of(log))
+    working(plugin, asker, log, range(600, 720))
+    made = [mark_of(message) for message in marks_of(log)[count:]]
+    assert any(mark is not None and mark.has_summary for mark in made[:4])
+
+
+def test_an_unanswered_message_that_is_too_large_goes_when_there_is_a_newer_one() -> None:
+    plugin, log = Compaction(1_000), MessageLog([UserMessage("task"), say("Yes?")])
+    huge = UserMessage("h" * 3_000)
+    log.append(huge)
+    log.extend(run_hook(plugin, before(log, Asker(), "too large")))
+    assert huge in projected(log.view())
+    log.append(UserMessage("Never mind."))
+    log.extend(run_hook(plugin, before(log, Asker())))
+    sent = projected(log.view())
+    assert huge not in sent
+    assert sent[-1] == UserMessage("Never mind.")
+
+
+def test_pinned_messages_go_before_the_request_is_too_large_for_good() -> None:
+    plugin, log = Compaction(2_000), MessageLog([UserMessage("task")])
+    sent = working(plugin, Asker(), log, range(300), tool="decision", text="decided")
+    assert max(sum([cost(m) for m in messages]) for messages in sent) < 2_000
+    marks = [mark for message in log if (mark := mark_of(message))]
+    assert any(mark.drops_pins for mark in marks)
+    assert not marks[0].drops_pins
+    assert unsound(sent[-1]) == []
 
 
 # --- with the plugin itself -----------------------------------------------------------------------

@@ -28,8 +28,10 @@ from clark_agent import (
     StreamError,
     StreamErrorKind,
     StreamRequest,
+    TextContent,
     ToolCall,
     ToolResultMessage,
+    UniqueToolCallIds,
     Usage,
     UserMessage,
     run,
@@ -42,7 +44,7 @@ from clark_agent.prices import ModelRef
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, check_prefix, fork, usage_tree
 from clark_agent.stream import Done, Error, Start, StreamEvent
-from clark_agent.testing import RecordingSink, check_events, say
+from clark_agent.testing import RecordingSink, ScriptedStream, check_events, say
 from clark_agent.tools import ToolHistoryPolicy
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
@@ -277,6 +279,30 @@ async def test_the_whole_text_can_be_read_back() -> None:
     assert all("Result 3:" not in text for text in texts(model.requests[40]))
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"words": "zebra"}, "No message has all of these words: zebra."),
+        ({"turns": 1}, "Result 0: "),
+        ({"turns": 0}, FACT),
+        ({"turns": "1", "page": -1}, "There are the pages 1 to 1, not -1."),
+        ({"turns": "1", "page": 0}, "There are the pages 1 to 1, not 0."),
+    ],
+)
+async def test_reading_back_takes_what_models_give(asked: dict[str, Any], said: str) -> None:
+    answers = [
+        say("", ToolCall("a", "look", {"number": 0})),
+        say("", ToolCall("b", "read_earlier", asked)),
+        say("Done."),
+    ]
+    config = LoopConfig(stream=ScriptedStream(answers), tools=[look], plugins=[Compaction()])
+    result = await run(FACT, AgentContext(), config)
+    (got,) = [
+        m for m in result.messages if isinstance(m, ToolResultMessage) and m.tool_call_id == "b"
+    ]
+    assert said in got.plain_text
+
+
 def look_text(number: int) -> str:
     return f"Result {number}: " + f"something about {number}. " * 12
 
@@ -317,6 +343,65 @@ async def test_another_model_gets_a_text_and_its_tokens_count() -> None:
     assert tree.usage == result.usage
     assert [part.model.model for part in tree.by_model] == [None, "small"]
     assert tree.by_model[1].usage.input_tokens == aside
+
+
+class Redact:
+    """Removes what tools have returned from the context."""
+
+    name = "redact"
+
+    def transform_context(self, messages: Sequence[AgentMessage], ctx: Any) -> list[AgentMessage]:
+        gone = (TextContent("[gone]" + "x" * 400),)
+        return [replace(m, content=gone) if m.role == "tool_result" else m for m in messages]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("has_other", [True, False])
+@pytest.mark.parametrize("said", ["It worked.", ""])
+async def test_requests_for_summaries_have_what_other_plugins_make_of_the_messages(
+    is_first: bool, has_other: bool, said: str
+) -> None:
+    model, other = [Summarised(40, summary=lambda request: said) for _ in range(2)]
+    compaction = Compaction(WINDOW, model=other if has_other else None)
+    plugins = [compaction, Redact()] if is_first else [Redact(), compaction]
+    result, _ = await play(model, *plugins)
+    asked = other.asked if has_other else model.asked
+    assert len(asked) >= 2
+    assert any("Result 3" in m.plain_text for m in result.messages)
+    for request in [*model.requests, *asked]:
+        assert "something about" not in str(texts(request))
+        assert request is model.requests[0] or "[gone]" in str(texts(request))
+
+
+async def test_by_hand_the_request_has_what_other_plugins_make_of_the_messages() -> None:
+    model = Summarised(10)
+    config = LoopConfig(stream=model, tools=[look], plugins=[Compaction(4_000), Redact()])
+    conversation = Conversation(config=config)
+    await conversation.send("Go")
+    assert await conversation.compact() is not None
+    (asked,) = model.asked
+    assert "something about" not in str(texts(asked))
+    assert "[gone]" in str(texts(asked))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_ids_of_calls_are_unique_in_requests_for_summaries(is_first: bool) -> None:
+    model = SameIds(60)
+    unique, compaction = UniqueToolCallIds(), Compaction(WINDOW)
+    plugins = [compaction, unique] if is_first else [unique, compaction]
+    result, _ = await play(model, *plugins)
+    assert len(model.asked) >= 2
+    for request in model.asked:
+        ids = [m.tool_call_id for m in request.messages if isinstance(m, ToolResultMessage)]
+        assert len(ids) == len(set(ids))
+    assert all(mark.has_summary for mark in marks(result.messages))
+
+
+class SameIds(Summarised):
+    """A model whose calls all have the same id."""
+
+    def number(self, request: StreamRequest) -> int:
+        return 0 if len(self.requests) < self.turns else self.turns
 
 
 async def test_summaries_that_grow_are_merged() -> None:

@@ -140,8 +140,8 @@ async def _answers_at_once(
     [
         (budget, 30),
         (budget_logged, 30),
-        (compaction, 60),
-        (compaction_logged, 60),
+        (compaction, 70),  # it compacts every 7 turns, so in all sizes equally often
+        (compaction_logged, 70),
         (replayed, 20),
         (resumed, 20),
         (resumed_with_children, 10),

@@ -12,12 +12,12 @@ from clark_agent._threads import call_in_loop
 from clark_agent.cancellation import CancellationToken
 from clark_agent.config import LoopConfig
 from clark_agent.effects import DIRECT, Effects
-from clark_agent.engine.consult import Consultation, answered, first_request
+from clark_agent.engine.consult import Consultation, answered, first_request, transformer
 from clark_agent.engine.pace import current_pace
 from clark_agent.errors import ConfigError, RunAborted
 from clark_agent.messages.tokens import CachingEstimator
 from clark_agent.messages.transcript import MessageLog
-from clark_agent.plugins.base import BeforeRequestContext, Question
+from clark_agent.plugins.base import BeforeRequestContext, Question, TransformContext
 from clark_agent.plugins.compaction import Compaction
 from clark_agent.types import AgentContext, AssistantMessage, Usage
 
@@ -49,6 +49,10 @@ async def compact(
     if plugin is None:
         raise ConfigError("the config has no Compaction: add Compaction() to its plugins")
     asker = _Asker(context, config, signal or CancellationToken())
+    estimator = CachingEstimator(config.token_estimator)
+    transforming = TransformContext(
+        asker.signal, config.model_id or "", 0, None, estimator, 0, config.registry, deps
+    )
     ctx: BeforeRequestContext[Any] = BeforeRequestContext(
         signal=asker.signal,
         run_id="",
@@ -57,9 +61,10 @@ async def compact(
         iteration=0,
         messages=asker.log.view(),
         system_prompt=asker.system_prompt,
-        estimator=CachingEstimator(config.token_estimator),
+        estimator=estimator,
         tools=config.registry,
         asker=asker,
+        transformer=transformer(config, plugin.name, transforming),
         deps=deps,
     )
     mark = await plugin.for_run().compact(ctx)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Sequence
+from inspect import isawaitable
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -26,8 +27,14 @@ from clark_agent.engine.supervised import Supervised, is_cancelled
 from clark_agent.errors import RunLetGo, RunLogError, StreamError
 from clark_agent.events import ConsultationEnd, ConsultationStart
 from clark_agent.intake import accept_answer, accept_messages
-from clark_agent.plugins.base import BeforeRequestContext, Question
-from clark_agent.plugins.hooks import Hook
+from clark_agent.messages.tokens import estimate_messages
+from clark_agent.plugins.base import (
+    BeforeRequestContext,
+    Question,
+    TransformContext,
+    plugin_name,
+)
+from clark_agent.plugins.hooks import Hook, Hooks
 from clark_agent.prices import ModelRef
 from clark_agent.stream import (
     Chunk,
@@ -49,7 +56,15 @@ from clark_agent.types import (
     UserMessage,
 )
 
-__all__ = ["TIMEOUT", "Asking", "Consultation", "add_before_request", "answered", "first_request"]
+__all__ = [
+    "TIMEOUT",
+    "Asking",
+    "Consultation",
+    "add_before_request",
+    "answered",
+    "first_request",
+    "transformer",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +145,39 @@ def _context(
         overflow=overflow,
         has_requested=run.requested is not None,
         asker=asker,
+        transformer=transformer(run.config, asker.plugin, run.transform_context(iteration)),
         deps=run.deps,
     )
+
+
+def transformer(
+    config: LoopConfig, plugin: str, context: TransformContext
+) -> Callable[[Sequence[AgentMessage]], Awaitable[Sequence[AgentMessage]]] | None:
+    """Applies the transforms of all plugins but one. None if there are no others.
+
+    What a plugin keeps about the transcript of the run must not change, so each application has
+    instances of its own.
+    """
+    names = {hook.name for hook in config.hooks.context_transform} - {plugin}
+    if not names:
+        return None
+
+    async def transformed(messages: Sequence[AgentMessage]) -> Sequence[AgentMessage]:
+        others = [each for each in config.hooks.plugins if plugin_name(each) in names]
+        size = estimate_messages(context.estimator, messages)
+        about = replace(context, estimated_tokens=size, last_provider_usage=None)
+        for hook in Hooks.of(others).for_run().context_transform:
+            try:
+                if hook.should_transform is None or hook.should_transform(messages, about):
+                    edited = hook.transform.call(messages, about)
+                    edited = await edited if isawaitable(edited) else edited
+                    messages = accept_messages(edited, known=messages)
+            except Exception:
+                text = "the transform %r failed before a question; the messages stay as they were"
+                logger.exception(text, hook.name)
+        return messages
+
+    return transformed
 
 
 def _accepted(returned: Any) -> Sequence[AgentMessage]:
@@ -161,7 +207,7 @@ class ModelAsker:
 
     def __init__(self, run: Run, hook: Hook, iteration: int) -> None:
         self._run = run
-        self._plugin = hook.name
+        self.plugin = hook.name
         self._iteration = iteration
         self.is_open = True
         """Whether the hook is still running."""
@@ -175,11 +221,11 @@ class ModelAsker:
         if not self.is_open or self._is_asking:
             raise RuntimeError("ask_model is for one question at a time, while its hook runs")
         request = _request(run, question)
-        earlier = run.journal.consulted_before(self._plugin, request)
+        earlier = run.journal.consulted_before(self.plugin, request)
         if earlier is not None:
             return earlier.answer()
         model = None if stream is None else ModelRef.of(None, stream)
-        asked = Consultation(self._plugin, run.turns, request, model=model)
+        asked = Consultation(self.plugin, run.turns, request, model=model)
         self._is_asking = True
         try:
             with _Paused(self.deadline):
@@ -190,7 +236,7 @@ class ModelAsker:
 
     async def _ask(self, asked: Consultation, stream: StreamFn, seconds: float) -> Consultation:
         run = self._run
-        run.brackets.consultation = began = ConsultationStart(self._iteration, self._plugin)
+        run.brackets.consultation = began = ConsultationStart(self._iteration, self.plugin)
         await run.brackets.send(began)
         left = [s for meter in run.spending.meters if (s := meter.seconds_left()) is not None]
         done = await answered(run, stream, asked, max(0.0, min([seconds, *left])))
@@ -199,7 +245,7 @@ class ModelAsker:
         run.journal.consulted(done)
         run.spending.spend_aside(done.message, done.model, done.request.messages)
         usage = done.message.usage
-        await run.brackets.send(ConsultationEnd(self._iteration, self._plugin, usage, done.error))
+        await run.brackets.send(ConsultationEnd(self._iteration, self.plugin, usage, done.error))
         return done
 
 

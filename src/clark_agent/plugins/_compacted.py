@@ -8,8 +8,10 @@ its markers and returns the messages for the model:
     for each compaction          its text, then what must stay word for word of what it replaces
     the newest messages          those that stay before the last marker, and all that follow it
 
-What one marker makes depends only on the messages before it, so what it made never changes: a
-provider can keep it in its cache. A marker that ``merges`` takes the place of those before it.
+What remains changes only where a marker is, so a provider can keep it in its cache until then. A
+marker also drops what no longer has to stay of what was compacted before it: plans and messages of
+the user that are not the newest, and a note right before it if it is only a note, too. A marker
+that ``merges`` takes the place of those before it.
 
 Calls stay with their results: wherever a marker cuts, the cut moves back to the beginning of the
 answer that it would split. So it does not matter whether another plugin has dropped messages.
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -52,6 +55,9 @@ class Mark(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """How many messages right before the marker stay."""
     merges: bool = False
     """Whether the text covers what was compacted before, too."""
+    drops_pins: bool = False
+    """Whether nothing stays but open calls and the newest message of the user, because the request
+    would otherwise be larger than the window."""
     has_summary: bool = True
     """False if a model was not asked, or did not give one: the messages are only left out."""
     first_turn: int = 0
@@ -82,6 +88,19 @@ def mark_of(message: AgentMessage) -> Mark | None:
         return None
 
 
+class Part(Struct, frozen=True):
+    """What a compaction has made."""
+
+    mark: Mark
+    stays: list[AgentMessage]
+    """The messages that had to stay of those that it replaces."""
+
+    @property
+    def messages(self) -> list[AgentMessage]:
+        """What the model gets."""
+        return [UserMessage(self.mark.text), *self.stays]
+
+
 class Projection:
     """Follows a growing transcript. Each message is looked at once, and once per compaction that
     replaces it.
@@ -108,8 +127,8 @@ class Projection:
         """The estimated tokens of what remains."""
         self.summaries = 0
         """The estimated tokens of the texts of compactions."""
-        self.marks: list[Mark] = []
-        """Those since the last one that merges, and that one."""
+        self.parts: list[Part] = []
+        """What compactions have made of the messages between the task and ``start``."""
         self.measured: tuple[int, int] | None = None
         """The tokens of the newest request that a provider has counted since the last compaction,
         and the estimate of its messages."""
@@ -121,10 +140,6 @@ class Projection:
         """How many compactions in a row have no summary."""
         self.windows: dict[str, int] = {}
         """What providers have said about windows, by model."""
-        self._head: list[AgentMessage] = []
-        """What compactions have made of the messages between the task and ``start``."""
-        self._stays: list[AgentMessage] = []
-        """The messages among these that had to stay."""
 
     def follow(
         self, view: MessageView, estimator: TokenEstimator, tools: Mapping[str, AgentTool]
@@ -176,36 +191,50 @@ class Projection:
             self.windows[mark.model] = mark.window
         self._has_task = True  # even if another plugin has dropped all answers before it
         place = aligned(view, min(end, max(self.start, end - mark.kept)), self.start, end)
-        text = UserMessage(mark.text)
-        stays = self.what_stays(view, place, end, merges=mark.merges)
-        if mark.merges:
-            self._head, self._stays, self.marks, self.summaries = [], [], [], 0
-        self._head += [text, *stays]
-        self._stays += stays
-        self.marks.append(mark)
-        self.summaries += self._estimate(text)
+        self.parts = self.parts_with(mark, view, place, end)
+        self.summaries = sum([self._estimate(UserMessage(part.mark.text)) for part in self.parts])
         self.attempts += 1
         self.failures = 0 if mark.has_summary else self.failures + 1
         self.turns_before_start += answers(view, self.start, place)
         self.start = place
         newest = [m for m in view[place:end] if mark_of(m) is None]
         task = [m for m in view[: self.task] if mark_of(m) is None]
-        messages = [*task, *self._head, *newest]
+        messages = [*task, *[m for part in self.parts for m in part.messages], *newest]
         self.log = MessageLog(messages)
         self.total = sum([self._estimate(message) for message in messages])
         if self.measured is not None:
             self.measured_before, self.measured = self.measured, None
 
-    def what_stays(
-        self, view: MessageView, place: int, end: int, *, merges: bool
-    ) -> list[AgentMessage]:
-        """What must stay of the messages before ``place``, if a marker is at ``end``: what is
-        pinned, the newest message of the user, plans, open calls, and what people have decided.
+    def parts_with(self, mark: Mark, view: MessageView, place: int, end: int) -> list[Part]:
+        """What compactions make if this marker at ``end`` replaces what is before ``place``."""
+        count = 0 if mark.merges else len(self.parts)
+        if not mark.has_summary:
+            count = min(count, self.before_notes)
+        earlier, gone = self.parts[:count], self.parts[count:]
+        replaced = [*[m for part in gone for m in part.stays], *view[self.start : place]]
+        newest = _newest(chain(*[part.stays for part in earlier], replaced, view[place:end]))
+        parts = [Part(part.mark, self._staying(part.stays, newest)) for part in earlier]
+        stays = self._staying(replaced, newest, drops_pins=mark.drops_pins)
+        return [*parts, Part(mark, stays)]
 
-        What earlier compactions have dropped cannot become one of these, so it is not looked at.
+    @property
+    def before_notes(self) -> int:
+        """How many parts there are before the notes at the end, which have no summary."""
+        count = len(self.parts)
+        while count and not self.parts[count - 1].mark.has_summary:
+            count -= 1
+        return count
+
+    def _staying(
+        self,
+        replaced: Sequence[AgentMessage],
+        newest: AbstractSet[int],
+        *,
+        drops_pins: bool = False,
+    ) -> list[AgentMessage]:
+        """What must stay of these: what is pinned, the newest message of the user, the newest plan,
+        open calls, and what people have decided.
         """
-        replaced = [*(self._stays if merges else ()), *view[self.start : place]]
-        newest = _newest(replaced, view[place:end])
         stays: list[AgentMessage] = []
         for turn in turns_of(replaced, 0, len(replaced)):
             answer = replaced[turn.start]
@@ -214,12 +243,14 @@ class Projection:
                 results = [n for n in turn if isinstance(replaced[n], ToolResultMessage)]
                 is_open = len(results) < len(answer.tool_calls)
                 whole = [answer, *[replaced[n] for n in results]]
-                if is_open or any(self._must_stay(message, newest) for message in whole):
+                if is_open or (
+                    not drops_pins and any(self._must_stay(message, newest) for message in whole)
+                ):
                     stays += whole
             for n in turn:
                 note = replaced[n]
                 if isinstance(note, (UserMessage, SystemMessage)) and (
-                    id(note) in newest or self._is_pinned(note)
+                    id(note) in newest or (not drops_pins and self._is_pinned(note))
                 ):
                     stays.append(note)
         return stays
@@ -242,12 +273,10 @@ class Projection:
         return is_decided_by_person(message)
 
 
-def _newest(replaced: Sequence[AgentMessage], rest: Iterable[AgentMessage]) -> AbstractSet[int]:
-    """The newest message of the user and the newest result of each tool, by identity; unless the
-    rest has newer ones.
-    """
+def _newest(messages: Iterable[AgentMessage]) -> AbstractSet[int]:
+    """The newest message of the user and the newest result of each tool, by identity."""
     newest: dict[str | None, int] = {}
-    for message in (*replaced, *rest):
+    for message in messages:
         if isinstance(message, UserMessage):
             newest[None] = id(message)
         elif isinstance(message, ToolResultMessage):

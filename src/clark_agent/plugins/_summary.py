@@ -91,15 +91,17 @@ class Summariser:
         The model of the run gets its newest request again, with an instruction at the end, so that
         the provider can read the rest from its cache. If its answer is of no use, or the request
         is too large, it gets the old messages as a text of at most ``max_chars``, as another model
-        does, and as it does if even its last request was too large. ``sent`` is the request, if
-        none was made yet.
+        does, and as it does if even its last request was too large. ``sent`` is the next request,
+        before other plugins have edited it: they edit it, and the old messages, here too.
         """
         try:
             if self._model is None and ctx.overflow is None:
-                text = await self._from_request(ctx, None if ctx.has_requested else sent, merges)
+                continues = ctx.has_requested and ctx.transformer is None
+                request = None if continues else await ctx.transformed(sent)
+                text = await self._from_request(ctx, request, merges)
                 if text is not None:
                     return text
-            return await self._from_text(ctx, old, max_chars)
+            return await self._from_text(ctx, await ctx.transformed(old), max_chars)
         except (StreamError, TimeoutError):
             return None
 

@@ -202,8 +202,19 @@ class BeforeRequestContext(Struct, Generic[DepsT_co], frozen=True, kw_only=True)
     """Whether this process has made a request in the run that `ask_model` can continue."""
     asker: Callable[[Question], Awaitable[AssistantMessage]]
     """What `ask_model` calls."""
+    transformer: Callable[[Sequence[AgentMessage]], Awaitable[Sequence[AgentMessage]]] | None = None
+    """What `transformed` calls. None if no other plugin edits the context."""
     deps: DepsT_co = None  # type: ignore[assignment]
     """The dependencies of the run."""
+
+    async def transformed(self, messages: Sequence[AgentMessage]) -> Sequence[AgentMessage]:
+        """Return what the ``transform_context`` of the other plugins makes of these messages.
+
+        For messages that are given to `ask_model`: so it does not get what a plugin removes from
+        the requests of the run. The plugins are new instances (``for_run``), and there are no
+        events.
+        """
+        return messages if self.transformer is None else await self.transformer(messages)
 
     async def ask_model(
         self,

@@ -148,7 +148,7 @@ class Compaction:
 
     async def compact(self, ctx: BeforeRequestContext) -> Mark | None:
         """Compact now, however small the transcript is. None if nothing can be replaced."""
-        return await self._compact(ctx, self._follow(ctx), 0.0)
+        return await self._compact(ctx, self._follow(ctx), 0.0, by_hand=True)
 
     def overhead(self, ctx: BeforeRequestContext) -> int:
         """The estimated tokens of a request without its messages: tools and system prompt."""
@@ -164,65 +164,85 @@ class Compaction:
         projection.follow(ctx.messages, ctx.estimator, ctx.tools)
         return _State.of(self, ctx, projection)
 
-    async def _compact(self, ctx: BeforeRequestContext, state: _State, least: float) -> Mark | None:
+    async def _compact(
+        self, ctx: BeforeRequestContext, state: _State, least: float, *, by_hand: bool = False
+    ) -> Mark | None:
         """Compact, if that frees more than ``least`` tokens."""
         plan = self._plan(ctx, state)
+        is_enough = plan.freed * state.scale > least
+        if (state.size > state.window and not is_enough) or state.after(plan.freed) > state.window:
+            last_resort = self._plan(ctx, state, drops_pins=True)
+            plan = last_resort if last_resort.freed > plan.freed else plan
         if plan.freed <= 0 or plan.freed * state.scale <= least:
             return None
-        summary = await self._summary(ctx, state, plan)
+        summary = await self._summary(ctx, state, plan, by_hand=by_hand)
         text, freed = plan.note, plan.freed
         if summary is not None:
             text = replaced(plan.turns, summary, can_read=bool(self.tools))
-            freed -= self._cost_of(ctx, text) - self._cost_of(ctx, plan.note)
+            made = Mark(text=text, merges=plan.merges, drops_pins=plan.drops_pins)
+            freed = self._freed(ctx, made, plan.place)
         if summary is None or freed <= 0:  # or it is longer than what it is about
             plan = self._without_merging(ctx, state, plan)
             summary, text, freed = None, plan.note, plan.freed
-            what = turns_text(plan.turns)
+            what = turns_text(plan.note_turns)
             logger.warning("run %s: no summary of %s; they are left out", ctx.run_id, what)
-        first, last = plan.turns
+        first, last = plan.note_turns if summary is None else plan.turns
         return Mark(
             text=text,
             kept=ctx.messages.stable - plan.place,
             merges=plan.merges,
+            drops_pins=plan.drops_pins,
             has_summary=summary is not None,
             first_turn=first,
             last_turn=last,
             messages=plan.place - plan.first,
             tokens_before=round(state.size),
-            tokens_after=round(state.size - freed * state.scale),
+            tokens_after=round(state.after(freed)),
             window=state.said,
             model=None if state.said is None else _model_of(ctx),
         )
 
-    def _plan(self, ctx: BeforeRequestContext, state: _State, *, may_merge: bool = True) -> _Plan:
+    def _plan(
+        self,
+        ctx: BeforeRequestContext,
+        state: _State,
+        *,
+        may_merge: bool = True,
+        drops_pins: bool = False,
+    ) -> _Plan:
         view, projection, end = ctx.messages, self._transcript, ctx.messages.stable
         target = self.target * state.window / 2**projection.attempts
         merges = may_merge and projection.summaries * state.scale > _MERGE_SHARE * target
+        merges = merges or drops_pins
         newest = _cost(ctx, view, projection.start, end)
         place = self._place(ctx, state, target - state.size + state.scale * newest)
-        turns = _turns(projection, view, place, merges=merges)
-        note = left_out(turns, can_read=bool(self.tools))
-        stays = projection.what_stays(view, place, end, merges=merges)
-        freed = _cost(ctx, view, projection.start, place) - self._cost_of(ctx, note)
-        freed -= sum([ctx.estimator.estimate_message(message) for message in stays])
-        if merges:  # then what earlier compactions have made goes, too
-            freed += projection.total - newest - _cost(ctx, view, 0, projection.task)
-        if place <= projection.start:
+        turns = note_turns = _turns(projection, view, place, merges=merges)
+        if not merges and projection.before_notes < len(projection.parts):
+            first = projection.parts[projection.before_notes].mark.first_turn
+            note_turns = (first or turns[0], turns[1] or projection.turns_before_start)
+        note = left_out(note_turns, can_read=bool(self.tools))
+        mark = Mark(text=note, merges=merges, drops_pins=drops_pins, has_summary=False)
+        freed = self._freed(ctx, mark, place)
+        if place <= projection.start and not drops_pins:
             freed = 0
         first = projection.task if merges else projection.start
-        return _Plan(first, place, merges, turns, note, freed)
+        return _Plan(first, place, merges, drops_pins, turns, note_turns, note, freed)
 
     def _without_merging(self, ctx: BeforeRequestContext, state: _State, plan: _Plan) -> _Plan:
         """The plan if there is no summary: earlier summaries stay, unless only they can go."""
-        if not plan.merges or not any(mark.has_summary for mark in self._transcript.marks):
+        has_summaries = any(part.mark.has_summary for part in self._transcript.parts)
+        if plan.drops_pins or not plan.merges or not has_summaries:
             return plan
         kept = self._plan(ctx, state, may_merge=False)
-        return kept if kept.freed > 0 else plan
+        is_enough = kept.freed > 0 and state.after(kept.freed) <= state.window
+        return kept if is_enough else plan
 
-    async def _summary(self, ctx: BeforeRequestContext, state: _State, plan: _Plan) -> str | None:
+    async def _summary(
+        self, ctx: BeforeRequestContext, state: _State, plan: _Plan, *, by_hand: bool
+    ) -> str | None:
         projection, count = self._transcript, self._transcript.failures
-        if count & (count + 1):  # a model that has failed is asked less and less often
-            return None
+        if count & (count + 1) and count % 4 != 3 and not by_hand:
+            return None  # a model that has failed again and again is asked every fourth time
         return await self._summariser.summary(
             ctx,
             projection.view(),
@@ -231,8 +251,13 @@ class Compaction:
             max_chars=round(_TEXT_SHARE * state.window * _CHARS),
         )
 
-    def _cost_of(self, ctx: BeforeRequestContext, text: str) -> int:
-        return ctx.estimator.estimate_message(UserMessage(text))
+    def _freed(self, ctx: BeforeRequestContext, mark: Mark, place: int) -> int:
+        """How many tokens a marker frees that replaces what is before the place, as estimated."""
+        view, projection, estimate = ctx.messages, self._transcript, ctx.estimator.estimate_message
+        parts = projection.parts_with(mark, view, place, view.stable)
+        made = sum([estimate(message) for part in parts for message in part.messages])
+        task = _cost(ctx, view, 0, projection.task)
+        return projection.total - task - made - _cost(ctx, view, place, view.stable)
 
     def _place(self, ctx: BeforeRequestContext, state: _State, room: float) -> int:
         """Where the newest messages begin that stay: as many whole turns as there is room for, and
@@ -248,6 +273,13 @@ class Compaction:
                 break
             if _is_boundary(view, index, start, end):
                 place = index
+        rest = state.size - state.scale * _cost(ctx, view, start, place)
+        if rest > self.trigger * state.window:  # then unanswered messages go, but for the newest
+            for index in range(end - 1, place, -1):
+                if isinstance(view[index], AssistantMessage):
+                    break
+                if isinstance(view[index], UserMessage):
+                    return aligned(view, index, start, end)
         return place
 
 
@@ -258,7 +290,10 @@ class _Plan(Struct, frozen=True):
     place: int
     """It replaces the messages from ``first`` to ``place``."""
     merges: bool
+    drops_pins: bool
     turns: tuple[int, int]
+    note_turns: tuple[int, int]
+    """Those that a note covers: it takes the place of notes right before it."""
     note: str
     """What takes their place if there is no summary."""
     freed: int
@@ -274,6 +309,10 @@ class _State(Struct, frozen=True):
     """How many tokens of the provider there are for one that was estimated."""
     said: int | None
     """What the provider has just said about the window, or what follows from it."""
+
+    def after(self, freed: int) -> float:
+        """The size with that many estimated tokens less."""
+        return self.size - freed * self.scale
 
     @classmethod
     def of(cls, plugin: Compaction, ctx: BeforeRequestContext, projection: Projection) -> _State:
@@ -352,4 +391,4 @@ def _old(
     old = list(view[projection.start : place])
     if not merges:
         return old
-    return [*[UserMessage(mark.text) for mark in projection.marks], *old]
+    return [*[UserMessage(part.mark.text) for part in projection.parts], *old]

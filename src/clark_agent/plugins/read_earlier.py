@@ -53,16 +53,27 @@ class ReadEarlier(AgentTool):
 
     async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
         """Search, or read."""
-        words, turns = args.get("words") or "", args.get("turns") or ""
+        words, turns = str(args.get("words") or ""), args.get("turns")
         messages = ctx.messages
         if words.strip():
-            return ToolResult.text(found(messages, words))
-        asked = re.fullmatch(_RANGE, turns)
+            return ToolResult.text(found(before_call(messages, ctx.tool_call_id), words))
+        asked = re.fullmatch(_RANGE, "" if turns is None else str(turns))
         if asked is None:
             return ToolResult.error("Give words to search for, or turns such as 12 or 12-15.")
         first = int(asked[1])
         last = first if asked[2] is None else int(asked[2])
-        return read(messages, first, last, args.get("page") or 1)
+        page = args.get("page")
+        return read(messages, first, last, 1 if page is None else int(page))
+
+
+def before_call(messages: Sequence[AgentMessage], call_id: str) -> Sequence[AgentMessage]:
+    """The messages before the answer that made this call."""
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        if isinstance(message, AssistantMessage):
+            is_own = any(call.id == call_id for call in message.tool_calls)
+            return messages[:index] if is_own else messages
+    return messages
 
 
 def numbered(messages: Sequence[AgentMessage]) -> list[range]:
@@ -119,8 +130,8 @@ def read(messages: Sequence[AgentMessage], first: int, last: int, page: int) -> 
     ]
     text = "\n\n".join(texts)
     pages = max(1, -(-len(text) // _PAGE))
-    if page > pages:
-        return ToolResult.error(f"There are {pages} pages, not {page}.")
+    if not 1 <= page <= pages:
+        return ToolResult.error(f"There are the pages 1 to {pages}, not {page}.")
     part = text[(page - 1) * _PAGE : page * _PAGE]
     return ToolResult.text(part if pages == 1 else f"{part}\n\n[page {page} of {pages}]")
 
