@@ -40,7 +40,7 @@ from clark_agent.prices import ModelRef, Price
 from clark_agent.run_log import MemoryStore, RunLog, usage_tree
 from clark_agent.run_log.records import Consulted, MessagesAdded
 from clark_agent.stream import Chunk, Done, Error, Start, StreamEvent, TextChunk
-from clark_agent.testing import RecordingSink, ScriptedStream, call, check_events, say
+from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, check_events, say
 
 Ask = Callable[[BeforeRequestContext], Any]
 
@@ -380,18 +380,22 @@ async def test_a_cancelled_run_does_not_wait_for_the_model() -> None:
 
 async def test_a_time_budget_ends_a_question() -> None:
     caught: list[BaseException] = []
+    clock = FakeClock()
 
     async def ask(ctx: BeforeRequestContext) -> None:
+        clock.time_ms += 59_990
         try:
             await ctx.ask_model("Question")
         except TimeoutError as error:
             caught.append(error)
+            clock.time_ms += 10
             raise
 
     model = Answers(["Done."], forever)
-    result, _ = await play(model, asking(ask), budget=Budget(seconds=0.05))
-    assert result.outcome is LoopOutcome.OUT_OF_BUDGET
-    assert len(caught) == 1
+    settings: dict[str, Any] = {"budget": Budget(seconds=60), "clock": clock}
+    result, _ = await play(model, asking(ask), **settings)
+    assert [str(error) for error in caught] == ["the model did not answer within 0.01 seconds"]
+    assert result.spent.seconds >= 60
 
 
 async def test_a_question_outside_of_its_hook_is_refused() -> None:
