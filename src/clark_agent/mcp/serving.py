@@ -99,7 +99,8 @@ def mcp_server(
         plugins: Plugins for the calls of tools, such as an `ApprovalGate`. An agent has its own.
         tool_timeout: Seconds that a call of a tool may take, unless the tool has its own timeout.
         question_timeout: Seconds after which a call is cancelled whose client does not come back
-            with the answer to a question.
+            with the answer to a question. For clients of protocol 2026-07-28: older ones hold the
+            call open instead.
 
     Raises `ConfigError`.
     """
