@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clark_agent import _kept_text
-from clark_agent._kept_text import KeptText, pack
+from clark_agent._kept_text import KeptDamaged, KeptText, pack
 from clark_agent._untrusted import head_of, is_marked, mark_untrusted, tail_of
 
 
@@ -107,7 +107,7 @@ def test_a_part_reads_only_the_pieces_that_it_needs() -> None:
 
 
 def test_a_piece_that_is_missing_is_an_error() -> None:
-    with pytest.raises(LookupError):
+    with pytest.raises(KeptDamaged, match="a part of it is missing"):
         KeptText(Counted(pack("x" * 30)[:3])).part(0, 30)
 
 
