@@ -303,7 +303,8 @@ NOBODY = 65534
 def test_the_kernel_counts_the_processes_of_other_users_itself() -> None:
     """At once, and not when somebody looks."""
     program = f"""
-sys._base_executable = arguments[2]  # ours may be in root's home
+import hashlib  # loaded when first used, and it may be in root's home, like our interpreter
+sys._base_executable = arguments[2]
 os.setgroups([])
 os.setgid({NOBODY})
 os.setuid({NOBODY})
