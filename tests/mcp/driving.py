@@ -60,7 +60,7 @@ async def drive(tools: McpTools, *steps: Step, run_id: str = "r", **settings: An
     The run must end normally, with its events in order and a transcript that needs no repair.
     """
     stream, sink = ScriptedStream([*steps, "done"]), RecordingSink()
-    agent = Agent(stream, tool_source=tools, event_sink=sink, **settings)
+    agent = Agent(stream, tool_source=tools, event_sink=sink, max_result_chars=None, **settings)
     async with asyncio.timeout(SAFETY_NET):
         result = await agent.run("go", identity=RunIdentity.root(run_id))
     check(result, sink.events)

@@ -353,7 +353,12 @@ async def test_a_question_suspends_the_run_and_another_process_goes_on(modern: M
     async def go_on(*steps: Any) -> RunResult[Any]:
         """With a new connection; over stdio, with a new process of the server."""
         async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
-            agent = Agent(ScriptedStream([*steps]), tool_source=tools, run_log=RunLog(store))
+            agent = Agent(
+                ScriptedStream([*steps]),
+                tool_source=tools,
+                run_log=RunLog(store),
+                max_result_chars=None,
+            )
             if not store.runs():
                 return await agent.run("go", identity=RunIdentity.root("r"))
             return await resume(store, "r", agent.config)
@@ -385,9 +390,13 @@ async def test_a_tree_whose_child_calls_a_server_that_asks(modern: Modern) -> No
     store = MemoryStore()
 
     def tree(tools: McpTools | None, *steps: Any, child: tuple[Any, ...]) -> Agent[str, Any]:
-        clerk = Agent(ScriptedStream([*child]), name="clerk", tool_source=tools)
+        clerk = Agent(
+            ScriptedStream([*child]), name="clerk", tool_source=tools, max_result_chars=None
+        )
         delegate = clerk.as_tool("Greets people.", name="clerk")
-        return Agent(ScriptedStream([*steps]), tools=[delegate], run_log=RunLog(store))
+        return Agent(
+            ScriptedStream([*steps]), tools=[delegate], run_log=RunLog(store), max_result_chars=None
+        )
 
     async with asyncio.timeout(SAFETY_NET), McpTools(modern.server(), ask=SUSPEND) as tools:
         child = (call("m_steps", count=2), call("m_greet"))
