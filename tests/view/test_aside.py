@@ -25,11 +25,11 @@ from clark_agent.run_log._checksums import seal
 from clark_agent.run_log.records import Consulted, MessagesAdded
 from clark_agent.testing import ScriptedStream
 from clark_agent.types import CustomMessage
-from clark_agent.view import shapes
+from clark_agent.view import items
 from clark_agent.view.export import write_run
 from clark_agent.view.index import LogIndex
+from clark_agent.view.parts import tokens_of
 from clark_agent.view.requests import sent_request
-from clark_agent.view.timeline import tokens_of
 from tests.view.site import Site, site
 from tests.view.stories import LOG, MODEL, OTHER_MODEL, SUMMARY, Audit
 
@@ -295,14 +295,15 @@ async def test_a_record_of_an_unknown_kind_is_named_and_what_comes_before_it_is_
 def test_a_record_without_an_item_of_its_own_is_shown_as_it_is() -> None:
     """For entries that are added to the vocabulary before the page knows them."""
     from clark_agent.run_log.records import Record, _Entry
-    from clark_agent.view.timeline import Timeline, part_at
+    from clark_agent.view.parts import part_at
+    from clark_agent.view.timeline import Timeline
 
     class New(_Entry, frozen=True, tag="new"):
         text: str
 
     entry: Any = New("x" * 5_000)
     item = Timeline().take(Record(2, 7, "run", 1_000, entry))
-    assert isinstance(item, shapes.OtherRecord)
+    assert isinstance(item, items.OtherRecord)
     assert (item.name, item.data.at) == ("new", 7)
     assert item.data.path is not None
     assert part_at(entry, item.data.path) == {"kind": "new", "text": "x" * 5_000}

@@ -28,6 +28,7 @@ from clark_agent.run_log.records import Entry, Record, RunBegan, RunEnded
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.types import ImageContent, TextContent, Usage
 from clark_agent.view import shapes
+from clark_agent.view.items import Item
 from tests.run_log import stories
 from tests.run_log.storing import KINDS, open_store
 from tests.view.site import site
@@ -97,7 +98,7 @@ async def test_a_run_and_its_timeline(kind: str, tmp_path: Path) -> None:
         assert view.last_seq == view.run.records - 1
         items = await page.every_item(run_id, limit=4)
         assert [item["seq"] for item in items] == list(range(view.run.records))
-        checked(items, list[shapes.Item])
+        checked(items, list[Item])
         answers = [item for item in items if item["kind"] == "answer"]
         assert [a["turn"] for a in answers] == [1, 2, 3]
         (calling,) = answers[0]["blocks"]

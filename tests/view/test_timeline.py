@@ -14,8 +14,10 @@ from clark_agent.types import Usage
 from clark_agent.view import index as indexing
 from clark_agent.view import shapes
 from clark_agent.view.index import LogIndex
+from clark_agent.view.items import Answer, Item, OtherRecord, RequestSent, Tokens
+from clark_agent.view.parts import Parts, tokens_of
 from clark_agent.view.requests import request_view, sent_request
-from clark_agent.view.timeline import Parts, Timeline, items_of, tokens_of
+from clark_agent.view.timeline import Timeline, items_of
 from tests.run_log import stories, waiting_stories
 
 NAMES = [*stories.STORIES, *stories.FAILURES]
@@ -40,9 +42,9 @@ async def test_every_record_has_an_item_and_totals_are_right(name: str) -> None:
     for loaded in runs:
         items = items_of(loaded)
         assert [item.seq for item in items] == [record.seq for record in loaded.records]
-        assert not any(isinstance(item, shapes.OtherRecord) for item in items)
+        assert not any(isinstance(item, OtherRecord) for item in items)
         assert [item.turn for item in items] == sorted([item.turn for item in items])
-        msgspec.json.decode(msgspec.json.encode(items), type=list[shapes.Item])
+        msgspec.json.decode(msgspec.json.encode(items), type=list[Item])
         folded = fold(loaded)
         index = LogIndex(store, loaded.run_id)
         assert not index.advance()
@@ -61,7 +63,7 @@ async def test_every_record_has_an_item_and_totals_are_right(name: str) -> None:
         assert total == tree.usage
 
 
-def _usage(tokens: shapes.Tokens) -> Usage:
+def _usage(tokens: Tokens) -> Usage:
     return Usage(tokens.input, tokens.output, tokens.cache_write, tokens.cache_read)
 
 
@@ -81,7 +83,7 @@ async def test_pages_from_anywhere_have_the_same_items(
             before = index.items_before(due[start].seq, 4)
             assert list(before.items) == due[max(0, start - 4) : start]
             assert before.previous == (before.items[0].seq if start > 4 else None)
-        forward: list[shapes.Item] = []
+        forward: list[Item] = []
         start_seq: int | None = 0
         while start_seq is not None:
             page = index.items_from(start_seq, 5)
@@ -127,7 +129,7 @@ async def test_what_changes_a_request_is_in_its_turn() -> None:
     for record, item in zip(loaded.records, items, strict=True):
         if isinstance(record.entry, ContextEdited) and not record.entry.is_lasting:
             later = [i for i in items if i.seq > item.seq]
-            following = next(i for i in later if isinstance(i, shapes.RequestSent))
+            following = next(i for i in later if isinstance(i, RequestSent))
             assert item.turn == following.turn
 
 
@@ -142,7 +144,7 @@ async def test_tokens_keep_their_meaning() -> None:
     store, runs = await all_runs("plain")
     (loaded,) = runs
     answers = [r.entry for r in loaded.records if isinstance(r.entry, Answered)]
-    items = [item for item in items_of(loaded) if isinstance(item, shapes.Answer)]
+    items = [item for item in items_of(loaded) if isinstance(item, Answer)]
     for answer, item in zip(answers, items, strict=True):
         usage: Any = answer.message.usage
         assert item.tokens == (None if usage is None else tokens_of(usage))

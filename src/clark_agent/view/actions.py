@@ -40,8 +40,8 @@ from clark_agent.types import AgentContext
 from clark_agent.view.agents import RunAgents
 from clark_agent.view.catalog import FORK_NOTE
 from clark_agent.view.comparing import difference_view
+from clark_agent.view.parts import Parts
 from clark_agent.view.shapes import Cancel, Decide, Done, ForkRun, Replayed, Steer
-from clark_agent.view.timeline import Parts
 from clark_agent.waiting import Allow, Decision, Deny, GiveArguments, GiveResult, WaitingRequest
 
 __all__ = ["NO_AGENT", "Actions", "NotPossible"]

@@ -23,8 +23,9 @@ from clark_agent.run_log.records import Asked, RunBegan, RunEnded, RunFailed, Ru
 from clark_agent.run_log.search_text import text_of
 from clark_agent.run_log.store import LogProblem, RunStore, RunSummary
 from clark_agent.types import Usage
+from clark_agent.view.parts import one_line, tokens_of
 from clark_agent.view.shapes import ForkedFrom, RunList, RunRow, SearchInfo
-from clark_agent.view.timeline import known_price, model_name, one_line, tokens_of
+from clark_agent.view.timeline import known_price, model_name
 
 __all__ = ["FORK_NOTE", "RUNNING", "Catalog", "Query"]
 

@@ -12,8 +12,8 @@ from clark_agent.run_log.diff import Difference, first_difference
 from clark_agent.run_log.fold import fold
 from clark_agent.run_log.store import LoadedRun, RunStore
 from clark_agent.types import AgentMessage, AssistantMessage, ToolCall, ToolResultMessage
+from clark_agent.view.parts import Parts, one_line
 from clark_agent.view.shapes import DifferenceView, DiffRow, DiffView, RunRow
-from clark_agent.view.timeline import Parts, one_line
 
 __all__ = ["Compared", "compare", "diff_view", "difference_view"]
 

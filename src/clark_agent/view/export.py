@@ -27,9 +27,10 @@ from clark_agent.run_log.pages import START
 from clark_agent.run_log.store import RunStore
 from clark_agent.view.index import LogIndex
 from clark_agent.view.page import json_for_script, one_file
+from clark_agent.view.parts import Parts, one_line
 from clark_agent.view.reading import Reading
 from clark_agent.view.requests import request_view, sent_requests
-from clark_agent.view.timeline import Parts, Timeline, one_line
+from clark_agent.view.timeline import Timeline
 
 __all__ = ["MOST_BYTES", "write_run"]
 

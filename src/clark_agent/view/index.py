@@ -42,8 +42,10 @@ from clark_agent.run_log.records import (
 )
 from clark_agent.run_log.store import LogProblem, RunStore
 from clark_agent.types import Usage
-from clark_agent.view.shapes import Item, TurnRow
-from clark_agent.view.timeline import Parts, Timeline, tokens_of
+from clark_agent.view.items import Item
+from clark_agent.view.parts import Parts, tokens_of
+from clark_agent.view.shapes import TurnRow
+from clark_agent.view.timeline import Timeline
 from clark_agent.waiting import WaitingRequest
 
 __all__ = ["LogIndex", "Slice"]

@@ -34,22 +34,15 @@ from clark_agent.run_log.records import Record, RunEnded, RunFailed, ToolEnded
 from clark_agent.run_log.store import RunStore, RunSummary, RunTail
 from clark_agent.stream import ReasoningChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from clark_agent.types import Usage
-from clark_agent.view import shapes
+from clark_agent.view import items, shapes
 from clark_agent.view.catalog import RUNNING, Catalog, Query
 from clark_agent.view.comparing import Compared, compare, diff_view
 from clark_agent.view.index import LogIndex, Slice
+from clark_agent.view.items import Delta
+from clark_agent.view.parts import IMAGE_TYPES, KEPT, Parts, json_text, part_at, tokens_of
 from clark_agent.view.requests import MOST_READ, SentRequest, TooLarge, request_view, sent_request
-from clark_agent.view.shapes import ChildRun, Damage, Delta, Failure, Indexed, RunRow, RunView
-from clark_agent.view.timeline import (
-    IMAGE_TYPES,
-    KEPT,
-    Parts,
-    Timeline,
-    json_text,
-    known_price,
-    part_at,
-    tokens_of,
-)
+from clark_agent.view.shapes import ChildRun, Damage, Failure, Indexed, RunRow, RunView
+from clark_agent.view.timeline import Timeline, known_price
 
 __all__ = ["MissingPart", "Reading"]
 
@@ -298,7 +291,7 @@ class Reading:
                 row = self.catalog.row(summary)
                 yield ChildRun(row, head.turn, head.position, head.call_id)
 
-    def _waiting(self, index: LogIndex, depth: int = 0) -> Iterable[shapes.Waiting]:
+    def _waiting(self, index: LogIndex, depth: int = 0) -> Iterable[items.Waiting]:
         """Yield what a run and the child runs that it waits for have open."""
         if isinstance(index.ending, (RunEnded, RunFailed)) or depth > 20:
             return

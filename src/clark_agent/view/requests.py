@@ -21,8 +21,9 @@ from clark_agent.run_log.store import LoadedRun
 from clark_agent.types import AgentMessage
 from clark_agent.view import shapes
 from clark_agent.view.index import LogIndex
+from clark_agent.view.parts import Parts, one_line
 from clark_agent.view.shapes import RequestView
-from clark_agent.view.timeline import Parts, Timeline, one_line
+from clark_agent.view.timeline import Timeline
 
 __all__ = ["MOST_READ", "SentRequest", "TooLarge", "request_view", "sent_request", "sent_requests"]
 
