@@ -32,7 +32,7 @@ from tests.run_log.stories import copy_of
 
 
 @tool
-def work(n: int) -> str:
+async def work(n: int) -> str:  # not in a thread: how often one wakes the loop is the machine's
     """Work."""
     return "x" * 200
 

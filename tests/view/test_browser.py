@@ -537,9 +537,9 @@ async def test_a_page_that_may_only_read_has_no_buttons_to_act(
     async with site(store) as served, opened(browser, served, "#/run/waits") as page:
         card = page.get_by_role("article", name="refund waits")
         await expect(card).to_contain_text("start it with --write")
-        assert await page.get_by_role("button").all_inner_texts() == [
-            "◐", "?", "Compare …", "Copy link", "↑ Start", "↓ End", "Request",
-        ]  # fmt: skip
+        await expect(page.get_by_role("button")).to_have_text(
+            ["◐", "?", "Compare …", "Copy link", "↑ Start", "↓ End", "Request"]
+        )
         assert await page.locator("form").count() == 0
     store.close()
 
