@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from clark_agent import Agent, AgentEvent, CancellationToken, RunAborted, RunIdentity, StreamRequest
+from clark_agent.events import MessageUpdate
+from clark_agent.run_log import RunLog, cancel
+from clark_agent.stream import Chunk, Start, StreamEvent, TextChunk
+from clark_agent.types import AssistantMessage, StopReason
 from tests.cli.command_line import CommandLine
+from tests.run_log.mailing import until
 
 MODULE = '''
 from clark_agent import Agent, RunContext, ToolContext, tool
@@ -76,6 +84,40 @@ async def test_an_agent_with_dependencies_is_run_logged_and_replayed(line: Comma
     refused = await line("replay", "last")
     assert refused.code == 2
     assert "--agent own:shop" in refused.err, "a module is imported only if the user names it"
+
+
+async def endless(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[StreamEvent]:
+    yield Start(AssistantMessage((), StopReason.OTHER))
+    yield Chunk(TextChunk("Well"))
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("way", ["program", "command"])
+async def test_a_run_that_somebody_stops_replays_as_it_was(line: CommandLine, way: str) -> None:
+    """Whether the command line has added plugins to the agent, or the user's program has not."""
+    (line.root / "mine.py").write_text(
+        "from tests.cli.test_own_agent import endless\n"
+        "from clark_agent import Agent\n"
+        "agent = Agent(endless)\n"
+    )
+    line.env["PYTHONPATH"] = str(Path(__file__).parents[2])  # for the module above
+    mine = ("--agent", "mine:agent")
+    if way == "program":
+
+        def stop(event: AgentEvent) -> None:
+            if isinstance(event, MessageUpdate):
+                cancel(line.store, "mine", "enough")
+
+        agent = Agent(endless, run_log=RunLog(line.store), event_sink=stop)
+        with pytest.raises(RunAborted):
+            await agent.run("Go.", identity=RunIdentity.root("mine"))
+    else:
+        process = await line.start("run", *mine, "Go.")
+        await until(lambda: bool(line.store.runs()))
+        cancel(line.store, line.store.runs()[0].run_id, "enough")
+        await process.communicate()
+    again = await line("replay", "last", *mine)
+    assert (again.code, again.out) == (0, "identical\n"), again
 
 
 async def test_an_agent_from_a_function_and_its_output(line: CommandLine) -> None:

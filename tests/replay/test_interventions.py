@@ -33,7 +33,7 @@ from clark_agent import (
     run,
 )
 from clark_agent.plugins.base import BeforeToolDecision
-from clark_agent.replay import replay
+from clark_agent.replay import replay, stalls
 from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.run_log.records import ToolEnded
 from clark_agent.testing import ScriptedStream, call, check_events
@@ -298,3 +298,36 @@ async def test_steering_from_within_a_transport_that_has_said_nothing_yet() -> N
     (summary,) = store.runs()
     report = await replay(store, summary.run_id, config)
     assert report.is_identical, report
+
+
+# --- with other plugins -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["cancel", "now", "before_next_tool", "cancel the task"])
+@pytest.mark.parametrize("helps", [False, True])
+async def test_a_replay_without_a_plugin_of_the_run_ends(
+    act: str, helps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stalls, "_QUIET_SECONDS", 0.0)
+    for at in range(1, 60, 1 if FACTOR > 1 else 2):
+        moments = Moments()
+        story = busy(moments, helps=helps)
+        story.settings["plugins"] = [story.steering]
+        moments.acts[at] = [partial(ACTS[act], story)]
+        store = MemoryStore()
+        story.tasks = [asyncio.ensure_future(story.play(RunLog(store)))]
+        await asyncio.wait(story.tasks)
+        again = busy(Moments(), helps=helps)
+        again.settings["plugins"] = []
+        async with asyncio.timeout(60):
+            report = await replay(store, root_of(store).run_id, again.config())
+        assert report.drift is not None
+        assert "plugins" in str(report.drift) or report.drift.run_id is not None
+        check_events(again.sink.events)
+
+
+@pytest.mark.parametrize("act", ["cancel", "now"])
+async def test_work_of_the_host_is_waited_for(act: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stalls, "_QUIET_SECONDS", 0.0)
+    for at in range(1, await moments_of(listens=True) + 1, 1 if FACTOR > 1 else 9):
+        assert await differs(((at, act),), listens=True) is None, at

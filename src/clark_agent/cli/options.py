@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -36,6 +37,7 @@ from clark_agent.durable._dbos_tables import DBOS_SCHEMA, Tables
 from clark_agent.durable.dbos import attach
 from clark_agent.errors import ConfigError, RunNotFound, RunStoreError
 from clark_agent.plugins import ChannelSteering, Compaction, LoopDetector
+from clark_agent.plugins.base import plugin_name
 from clark_agent.run_context import SystemPrompt
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import RunBegan
@@ -425,14 +427,27 @@ def open_model(model: str) -> StreamFn:
         ) from None
 
 
-def replay_agent(settings: Settings) -> CliAgent:
-    """Make the agent for a replay: it asks no person, and the folder need not exist any more. The
-    tools of MCP servers come from the log.
+def replay_agent(settings: Settings, began: RunBegan) -> CliAgent:
+    """Make the agent to replay a run: it asks no person, and the folder need not exist any more.
+    The tools of MCP servers come from the log.
     """
     settings = replace(settings, mcp=())
     if not os.path.isdir(settings.root):
         settings = replace(settings, root=gettempdir())  # no tool runs
-    return make_agent(settings, log=None, stream=ScriptedStream([]))
+    agent = make_agent(settings, log=None, stream=ScriptedStream([]))
+    if settings.agent is None:
+        return agent
+    return replace(agent, config=agent.config.replace(plugins=_as_logged(agent.config, began)))
+
+
+def _as_logged(config: LoopConfig, began: RunBegan) -> list[Any]:
+    """Return the plugins without those that `_own_agent` adds, if the run had none of these: it
+    may come from a program of the user, which adds nothing.
+    """
+    *own, gate, steering = config.plugins
+    logged = Counter(began.plugins)
+    logged.subtract(map(plugin_name, own))
+    return [*own, *[added for added in (gate, steering) if logged[plugin_name(added)] > 0]]
 
 
 def make_gate(

@@ -50,6 +50,7 @@ from clark_agent.plugins.base import (
     channels_among,
     plugin_name,
 )
+from clark_agent.replay.stalls import Stalls
 from clark_agent.replay.stand_ins import (
     RecordedDecisions,
     RecordedSource,
@@ -155,6 +156,7 @@ class Script(Effects):
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
         """The futures that wait until a record is next, by its number."""
         self._parent = parent
+        self.stalls: Stalls = Stalls(self._stalled) if parent is None else parent.stalls
         self._below: list[Script] = []
         self._expected: set[str] = set()
         """The calls that start a child run, until that run begins."""
@@ -224,6 +226,7 @@ class Script(Effects):
         """Make the copies of this part as long as the originals: if the process died, the end of
         the replay has no counterpart, and decisions are made between the parts.
         """
+        self.stalls.close()
         for child in self._started:
             child.finish()
         with suppress(RunNotFound):
@@ -326,6 +329,7 @@ class Script(Effects):
                 self._is_over = True
             case _:
                 pass
+        self.stalls.moved()
         self._at += 1
         self._interrupted = 0
         self._clock.move(self._at)
@@ -362,6 +366,9 @@ class Script(Effects):
 
     def stepped(self, sent: Awaitable[None]) -> Awaitable[None]:
         """Handle an emitted event, or a hook call that is about to be made."""
+        self.stalls.moved()
+        if sent is not FINISHED:
+            sent = self.stalls.during(sent)
         _wake(self._waiting.pop(_STEP, ()))
         continues, run = self._was_stopped, self.run
         is_stopped = self._act()
@@ -453,6 +460,7 @@ class Script(Effects):
                 await self._wait_for(index)
 
     def _wait_for(self, index: int) -> asyncio.Future[None]:
+        self.stalls.waits()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(index, []).append(waiter)
         return waiter
@@ -461,6 +469,13 @@ class Script(Effects):
         """Wait until cancelled, or until the replay leaves the log."""
         if not self._is_free:
             await self._wait_for(_NEVER)
+
+    def _stalled(self) -> None:
+        """Leave the log, because nothing goes on: the innermost run that waits for it."""
+        for child in self._below:
+            child._stalled()
+        if any(self._waiting.values()) and not self._waits_to_be_stopped:
+            self._leave()
 
     # --- steering and interrupts ----------------------------------------------------------------
 
@@ -720,7 +735,8 @@ class Script(Effects):
         self._count_runs_below(ctx)
         recorded = await self._end(end, ctx)
         if isinstance(tool, CheckedFinish):  # output validators are called again, as hooks are
-            return await tool.execute(args, ctx)
+            with self.stalls.busy():
+                return await tool.execute(args, ctx)
         return recorded
 
     async def _suspension(self, index: int, ctx: ToolContext) -> ToolSuspended:

@@ -166,11 +166,13 @@ class ScriptedWriter(RunWriter):
 
         return emit_and_step
 
-    def hook_asked(self) -> Awaitable[None]:
-        return self.script.stepped(super().hook_asked())
+    async def hook_asked(self) -> None:
+        await self.script.stepped(super().hook_asked())
+        self.script.stalls.begin()  # one that raises never ends: the replay is not watched then
 
     def hook_answered(self) -> Awaitable[None]:
         self.noted.asked += 1
+        self.script.stalls.end()
         return self.script.answered()
 
     def decided(self) -> None:

@@ -55,8 +55,16 @@ class Difference(Struct, frozen=True):
     second: Any
     run_id: str | None = None
     """The id of the child run, if the difference is in one."""
+    plugins: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+    """The plugins of both runs, if they differ as well."""
 
     def __str__(self) -> str:
+        if self.plugins is None:
+            return self._what()
+        before, now = [", ".join(names) or "none" for names in self.plugins]
+        return f"{self._what()} (the plugins were {before} and are {now})"
+
+    def _what(self) -> str:
         where = f"in turn {self.turn}" if self.turn else "at the beginning"
         if self.run_id is not None:
             where += f" of the child run {self.run_id}"
@@ -89,6 +97,7 @@ def first_difference(
     theirs = [record for record in second if not isinstance(record.entry, RunResumed)]
     turn = 0
     plugins: Difference | None = None  # reported last: a change of behaviour is more useful
+    names: tuple[tuple[str, ...], tuple[str, ...]] | None = None
     for index in range(max(len(mine), len(theirs))):
         left = mine[index] if index < len(mine) else None
         right = theirs[index] if index < len(theirs) else None
@@ -97,7 +106,8 @@ def first_difference(
             if not of_one_run or left.events == right.events or left.v == 1:
                 continue
             kind = str(left.entry.__struct_config__.tag)
-            return Difference(left.seq, turn, kind, "events", left.events, right.events)
+            events = Difference(left.seq, turn, kind, "events", left.events, right.events)
+            return replace(events, plugins=names)
         known = left or right
         assert known is not None
         is_kept = _is_kept(left) or _is_kept(right)
@@ -111,10 +121,20 @@ def first_difference(
             kind = str(known.entry.__struct_config__.tag)
             difference = Difference(known.seq, _turn(known, turn), kind, *found)
             if not found[0].startswith("plugins"):
-                return difference
-            plugins = difference
+                return replace(difference, plugins=names)
+            plugins, names = difference, _plugins(left, right)
         turn = _turn(known, turn)
     return plugins
+
+
+def _plugins(
+    left: Record | None, right: Record | None
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    if left is None or right is None:
+        return None
+    if not isinstance(left.entry, RunBegan) or not isinstance(right.entry, RunBegan):
+        return None
+    return left.entry.plugins, right.entry.plugins
 
 
 def _turn(record: Record, before: int) -> int:

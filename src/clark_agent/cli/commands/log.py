@@ -350,7 +350,7 @@ def replay(*, run_id: str, given: Given, log: Log) -> int:
         raise ConfigError(
             f"the run used --agent {settings.agent}; pass it again, because its module is imported"
         )
-    agent = replay_agent(settings)
+    agent = replay_agent(settings, began)
     report = asyncio.run(replay_run(log.store, found, agent.config, deps=agent.deps))
     if report.is_identical:
         click.echo("identical")

@@ -197,7 +197,7 @@ class CommandLineAgents:
                 f"the run used --agent {settings.agent}; start the server with it, because its "
                 "module is imported"
             )
-        agent = replay_agent(settings)
+        agent = replay_agent(settings, began)
         return Setup(agent.config, agent.deps)
 
     async def aclose(self) -> None:
