@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -132,6 +133,83 @@ async def test_a_tool_that_takes_too_long_has_a_timeout(telemetry: Telemetry) ->
     assert (span.attributes or {})["error.type"] == "timeout"
     (point,) = telemetry.metrics()["gen_ai.execute_tool.duration"]
     assert point.attributes["error.type"] == "timeout"
+
+
+async def ignoring_cancellations(event: asyncio.Event) -> None:
+    """Wait, also after the two cancellations with which a run leaves code behind."""
+    for _ in range(2):
+        with suppress(asyncio.CancelledError):
+            await event.wait()
+            return
+    await event.wait()
+
+
+@pytest.mark.parametrize("ends_with", ["a result", "an error"])
+async def test_the_span_of_a_tool_that_does_not_stop_ends_with_its_call(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture, ends_with: str
+) -> None:
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+
+    @tool(timeout=0.01)
+    async def stuck() -> str:
+        """Ignore every cancellation."""
+        await ignoring_cancellations(may_end)
+        has_ended.set()
+        if ends_with == "an error":
+            raise ValueError("too late")
+        return "too late"
+
+    agent = Agent(
+        ScriptedStream([call("stuck"), "Done."]),
+        tools=[stuck],
+        plugins=[telemetry.tracing(content=True)],
+        cancel_grace=0.01,
+    )
+    result = await agent.run("Go.")
+    assert result.messages[2].plain_text.endswith("may still be running.")
+    before = telemetry.span("execute_tool stuck").to_json()
+    may_end.set()
+    await has_ended.wait()
+    await asyncio.sleep(0)
+    span, turn = telemetry.span("execute_tool stuck"), telemetry.spans[1]
+    assert span.to_json() == before
+    assert (span.attributes or {})["error.type"] == "timeout"
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.end_time is not None
+    assert turn.end_time is not None
+    assert span.end_time <= turn.end_time
+    (point,) = telemetry.metrics()["gen_ai.execute_tool.duration"]
+    assert (point.count, point.attributes["error.type"]) == (1, "timeout")
+    assert not [record for record in caplog.records if "ended span" in record.getMessage()]
+
+
+async def test_the_span_of_a_transport_that_does_not_stop_ends_with_its_turn(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+    token = CancellationToken()
+
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        yield Start(EMPTY)
+        token.cancel()
+        await ignoring_cancellations(may_end)
+        has_ended.set()
+        yield Waiting(1.0, "concurrency")
+        yield Done(AssistantMessage.from_text("Too late."))
+
+    agent = Agent(model, plugins=[telemetry.tracing(content=True)], cancel_grace=0.01)
+    with pytest.raises(RunAborted):
+        await agent.run("Go.", signal=token)
+    assert telemetry.tree() == ["invoke_agent", ".turn", "..chat"]
+    before = telemetry.span("chat").to_json()
+    may_end.set()
+    await has_ended.wait()
+    await asyncio.sleep(0)
+    assert telemetry.span("chat").to_json() == before
+    assert (telemetry.span("chat").attributes or {})["clark_agent.is_interrupted"] is True
+    (point,) = telemetry.metrics()["gen_ai.client.operation.duration"]
+    assert point.count == 1
+    assert not [record for record in caplog.records if "ended span" in record.getMessage()]
 
 
 async def test_a_failed_run_has_the_cost_of_its_tree(telemetry: Telemetry) -> None:

@@ -143,14 +143,15 @@ async def _followed(work: Awaitable[ToolResult], call: ToolSpan) -> ToolResult:
 
 
 class ToolSpan:
-    """The span of a tool call."""
+    """The span of a tool call. It ends when the call has its result, even if the tool still runs."""
 
-    __slots__ = ("_began", "_ctx", "_labels", "_run", "_span", "context")
+    __slots__ = ("_began", "_ctx", "_is_over", "_labels", "_run", "_span", "context")
 
     def __init__(self, run: RunSpans, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         self._run = run
         self._ctx = ctx
         self._began = perf_counter()
+        self._is_over = False
         self._labels = {
             names.OPERATION_NAME: names.EXECUTE_TOOL,
             names.TOOL_NAME: tool.name,
@@ -158,6 +159,7 @@ class ToolSpan:
         }
         self._span: Span = INVALID_SPAN
         self.context: Context = run.turn_context
+        ctx.when_settled = self.settled
         self._start(tool, args, ctx)
 
     @guarded
@@ -179,6 +181,8 @@ class ToolSpan:
     @guarded
     def returned(self, result: ToolResult) -> None:
         """The tool has returned."""
+        if self._is_over:
+            return
         content, error = self._run.tracing.content, None
         is_result = isinstance(result, ToolResult)
         if is_result and result.is_error:
@@ -191,6 +195,8 @@ class ToolSpan:
     @guarded
     def raised(self, error: BaseException) -> None:
         """The tool has raised."""
+        if self._is_over:
+            return
         if isinstance(error, _NOT_FAILED):
             self._span.set_attribute(names.IS_SUSPENDED, True)
             self._end(None)
@@ -201,7 +207,15 @@ class ToolSpan:
         self._run.mark_failed(self._span, kind, message_of(error))
         self._end(kind)
 
+    @guarded
+    def settled(self) -> None:
+        """The call has its result. A tool that has not ended was stopped, and left behind."""
+        if not self._is_over:
+            self.raised(CancelledError("the tool did not stop, and was left behind"))
+
     def _end(self, error: str | None) -> None:
+        self._is_over = True
+        self._ctx.when_settled = None
         seconds = perf_counter() - self._began
         if self._run.tracing.metrics is not None:
             self._run.tracing.metrics.tool_called(self._labels, seconds, error)
@@ -287,6 +301,8 @@ class ModelCall:
         self.chunks: list[float] = []
         """When each chunk arrived."""
         self.context: Context = run.turn_context
+        run.leave_model_call()
+        run.model_call = self
         self._start(stream, request)
 
     @guarded
@@ -312,6 +328,8 @@ class ModelCall:
     @guarded
     def note(self, event: Any) -> None:
         """What is not a chunk: an event, or what a broken transport yields."""
+        if self._is_over:
+            return
         match event:
             case Start(response=ResponseInfo() as response):
                 self._responds(response)
@@ -383,6 +401,8 @@ class ModelCall:
         if self._is_over:
             return
         self._is_over = True
+        if self._run.model_call is self:
+            self._run.model_call = None
         run, span, chunks, now = self._run, self._span, self.chunks, perf_counter()
         seconds = now - self._began
         first = chunks[0] - self._began if chunks else None

@@ -39,7 +39,7 @@ from clark_agent.events import (
 )
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded, report
-from clark_agent.otel.calls import TracedEffects
+from clark_agent.otel.calls import ModelCall, TracedEffects
 from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
 from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
@@ -80,6 +80,8 @@ class RunSpans(RunTrace):
         self._usage = Usage()
         self._cost: float | None = 0.0
         self._retries = self._discarded = self.attempts = self._calls = 0
+        self.model_call: ModelCall | None = None
+        """The model call that has not ended."""
         self.asking = ""
         """The plugin that was the last to ask a model."""
 
@@ -195,6 +197,7 @@ class RunSpans(RunTrace):
         attach(self.turn_context)  # kept by `InContext` until the next turn
 
     def _end_turn(self) -> None:
+        self.leave_model_call()
         span, self.turn_span = self.turn_span, INVALID_SPAN
         if span.is_recording():
             span.set_attributes(
@@ -205,6 +208,7 @@ class RunSpans(RunTrace):
         span.end()
 
     def _discard(self, reason: str) -> None:
+        self.leave_model_call()
         self._discarded += 1
         if self.turn_span.is_recording():
             self.turn_span.add_event(names.ANSWER_DISCARDED, {names.REASON: reason})
@@ -233,6 +237,11 @@ class RunSpans(RunTrace):
         """The attribute for the id of a call, if content is on: models can choose it."""
         content = self.tracing.content
         return {} if content is None or call_id is None else {name: content.word(call_id)}
+
+    def leave_model_call(self) -> None:
+        """End the span of a model call whose transport did not stop, and was left behind."""
+        if self.model_call is not None:
+            self.model_call.stopped()
 
     def begin_attempt(self) -> int:
         """Count a call to the model; return its number in the turn."""
