@@ -17,6 +17,7 @@ from clark_agent import (
     AssistantMessage,
     BeforeRequestContext,
     CancellationToken,
+    ChannelSteering,
     Price,
     RunAborted,
     StopReason,
@@ -98,6 +99,70 @@ async def test_a_transport_that_ends_because_the_run_is_stopped_was_interrupted(
     chat = telemetry.span("chat")
     assert (chat.attributes or {})["clark_agent.is_interrupted"] is True
     assert "error.type" not in (chat.attributes or {})
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+@pytest.mark.parametrize("way", ["steering", "token", "task", "stream"])
+async def test_an_answer_that_was_interrupted_has_not_failed(
+    telemetry: Telemetry, way: str, obeys: bool
+) -> None:
+    reading = asyncio.Event()
+    partial = AssistantMessage((), StopReason.ABORTED, usage=Usage(7, 1))
+
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        yield Start(EMPTY)
+        if len(request.messages) > 1:
+            yield Done(AssistantMessage.from_text("Done."))
+            return
+        yield Chunk(TextChunk("Hm"))
+        reading.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not obeys:
+                raise
+            yield Error(partial, StreamErrorKind.ABORTED, "secret")
+
+    steering, token = ChannelSteering(), CancellationToken()
+    agent = Agent(model, plugins=[steering, telemetry.tracing()])
+
+    async def stream() -> None:
+        async with agent.stream("Go."):
+            await reading.wait()
+
+    work = stream() if way == "stream" else agent.run("Go.", signal=token)
+    task = asyncio.ensure_future(work)
+    await reading.wait()
+    match way:
+        case "steering":
+            steering.handle.steer("Stop.", "now")
+        case "token":
+            token.cancel()
+        case "task":
+            task.cancel()
+    with suppress(RunAborted, asyncio.CancelledError):
+        await task
+    chat = next(span for span in telemetry.spans if span.name == "chat")
+    attributes = chat.attributes or {}
+    assert attributes["clark_agent.is_interrupted"] is True
+    assert chat.status.is_unset
+    assert "error.type" not in attributes
+    assert "gen_ai.response.finish_reasons" not in attributes
+    assert ("gen_ai.usage.input_tokens" in attributes) is obeys
+    points = telemetry.metrics()["gen_ai.client.operation.duration"]
+    assert not [point for point in points if "error.type" in point.attributes]
+
+
+async def test_a_transport_that_cancels_itself_has_failed(telemetry: Telemetry) -> None:
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        yield Start(EMPTY)
+        raise asyncio.CancelledError
+
+    with pytest.raises(StreamError):
+        await Agent(model, plugins=[telemetry.tracing()]).run("Go.")
+    attributes = telemetry.span("chat").attributes or {}
+    assert attributes["error.type"] == "CancelledError"
+    assert "clark_agent.is_interrupted" not in attributes
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from clark_agent._text import message_of, well_formed
 from clark_agent.cancellation import CancellationToken
 from clark_agent.effects import Child, Effects
+from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import RunLetGo, ToolSuspended
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
@@ -338,7 +339,11 @@ class ModelCall:
             case Error(partial, kind, text):
                 usage: Any = getattr(partial, "usage", None)
                 usage = usage if isinstance(usage, Usage) else None
-                self._failed(_kind(kind), str(text), usage)
+                error = _kind(kind)
+                if error == StreamErrorKind.ABORTED and self._is_stopped():
+                    self.stopped(usage)
+                else:
+                    self._failed(error, str(text), usage)
             case Waiting(seconds, reason):
                 known = reason in _WAITING_FOR
                 noted: dict[str, Any] = {
@@ -367,6 +372,9 @@ class ModelCall:
         if content is not None and self._span.is_recording():
             self._span.set_attributes(content.of_answer(message))
         error = _ANSWERS_FAILED.get(message.stop_reason)
+        if message.stop_reason is StopReason.ABORTED and self._is_stopped():
+            self.stopped(message.usage)
+            return
         if error is not None:
             self._run.mark_failed(self._span, error, message.error_message or "")
         self._end(error, message.usage, message.stop_reason)
@@ -377,10 +385,21 @@ class ModelCall:
 
     @guarded
     def raised(self, error: BaseException) -> None:
-        """The transport has raised, or the run was cancelled."""
+        """The transport has raised, or reading was interrupted."""
         if self._is_over:
             return
-        self._failed(type(error).__qualname__, message_of(error), None)
+        if isinstance(error, GeneratorExit) or (
+            isinstance(error, CancelledError) and self._is_stopped()
+        ):
+            self.stopped()
+        else:
+            self._failed(type(error).__qualname__, message_of(error), None)
+
+    def _is_stopped(self) -> bool:
+        """Whether the run does not want the answer any more. Otherwise a transport that says so has
+        failed.
+        """
+        return self._signal.cancelled or is_cancelled()
 
     @guarded
     def ended(self) -> None:
@@ -391,11 +410,13 @@ class ModelCall:
             self._failed(str(StreamErrorKind.EMPTY), "the stream ended without an answer", None)
 
     @guarded
-    def stopped(self) -> None:
-        """Nothing more is read. Without an answer, reading was interrupted."""
+    def stopped(self, usage: Usage | None = None) -> None:
+        """Nothing more is read. Without an answer, reading was interrupted, which is no failure of
+        the model.
+        """
         if not self._is_over:
             self._span.set_attribute(names.IS_INTERRUPTED, True)
-            self._end(None, None, None)
+            self._end(None, usage, None)
 
     def _end(self, error: str | None, usage: Usage | None, stopped: StopReason | None) -> None:
         if self._is_over:
