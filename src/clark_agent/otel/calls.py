@@ -21,7 +21,7 @@ from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import RunLetGo, ToolSuspended
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
-from clark_agent.otel.current import InContext
+from clark_agent.otel.current import InContext, OwnContext
 from clark_agent.otel.server import server_of
 from clark_agent.otel.starting import start_span
 from clark_agent.otel.usage import usage_attributes
@@ -96,18 +96,16 @@ class TracedEffects(Effects):
         request: StreamRequest,
         signal: CancellationToken,
     ) -> AsyncIterable[StreamEvent]:
-        token = attach(call.context)
+        own = OwnContext(call.context)
         try:
-            events = ask(stream, request, signal)
+            events = own.run(ask, stream, request, signal)
         except BaseException as error:
             call.raised(error)
             raise
-        finally:
-            detach(token)
         if not hasattr(type(events), "__aiter__"):  # the loop says what is wrong with it
             call.raised(TypeError())
             return events
-        return TracedStream(events, call)
+        return TracedStream(events, call, own)
 
     def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> Awaitable[ToolResult]:
         """Run a tool, in a span."""
@@ -227,24 +225,29 @@ class ToolSpan:
 
 
 class TracedStream:
-    """The events of a model call. Each step of the transport runs in the span."""
+    """The events of a model call. The transport runs in the span. A span that it makes the current
+    one itself, around its yields, stays the current one in its next steps.
+    """
 
-    __slots__ = ("_call", "_events", "_iterator")
+    __slots__ = ("_call", "_events", "_iterator", "_own")
 
-    def __init__(self, events: AsyncIterable[StreamEvent], call: ModelCall) -> None:
+    def __init__(
+        self, events: AsyncIterable[StreamEvent], call: ModelCall, own: OwnContext
+    ) -> None:
         self._events = events
         self._call = call
+        self._own = own
         self._iterator: AsyncIterator[StreamEvent] | None = None
 
     def __aiter__(self) -> TracedStream:
-        self._iterator = aiter(self._events)
+        self._iterator = self._own.run(aiter, self._events)
         return self
 
     async def __anext__(self) -> StreamEvent:
         assert self._iterator is not None
         call = self._call
         try:
-            event = await InContext(self._iterator.__anext__(), call.context)
+            event = await self._own.steps(self._iterator.__anext__())
         except StopAsyncIteration:
             call.ended()
             raise
@@ -261,7 +264,7 @@ class TracedStream:
         """Close the transport's stream. An answer that has not ended was interrupted."""
         self._call.stopped()
         if (close := getattr(self._events, "aclose", None)) is not None:
-            await InContext(close(), self._call.context)
+            await self._own.steps(close())
 
 
 class ModelCall:
