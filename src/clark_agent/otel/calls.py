@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
-from clark_agent._text import message_of, well_formed
+from clark_agent._text import message_of
 from clark_agent.cancellation import CancellationToken
 from clark_agent.effects import Child, Effects
 from clark_agent.engine.supervised import is_cancelled
@@ -23,7 +23,7 @@ from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
 from clark_agent.otel.current import InContext, OwnContext
 from clark_agent.otel.server import server_of
-from clark_agent.otel.starting import start_span
+from clark_agent.otel.starting import encodable, start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
@@ -142,7 +142,10 @@ async def _followed(work: Awaitable[ToolResult], call: ToolSpan) -> ToolResult:
 
 
 class ToolSpan:
-    """The span of a tool call. It ends when the call has its result, even if the tool still runs."""
+    """The span of a tool call. It ends when the call has its result.
+
+    That a tool was left behind, and still runs, changes nothing.
+    """
 
     __slots__ = ("_began", "_ctx", "_is_over", "_labels", "_run", "_span", "context")
 
@@ -151,11 +154,13 @@ class ToolSpan:
         self._ctx = ctx
         self._began = perf_counter()
         self._is_over = False
-        self._labels = {
-            names.OPERATION_NAME: names.EXECUTE_TOOL,
-            names.TOOL_NAME: tool.name,
-            names.TOOL_TYPE: "function",
-        }
+        self._labels: dict[str, str] = encodable(
+            {
+                names.OPERATION_NAME: names.EXECUTE_TOOL,
+                names.TOOL_NAME: tool.name,
+                names.TOOL_TYPE: "function",
+            }
+        )
         self._span: Span = INVALID_SPAN
         self.context: Context = run.turn_context
         ctx.when_settled = self.settled
@@ -166,7 +171,7 @@ class ToolSpan:
         run = self._run
         attributes = {**self._labels}
         if tool.description:
-            attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
+            attributes[names.TOOL_DESCRIPTION] = tool.description
         self._span, self.context = span, _ = start_span(
             run.tracing.tracer,
             f"{names.EXECUTE_TOOL} {tool.name}",
@@ -325,7 +330,7 @@ class ModelCall:
             attributes,
         )
         if span.is_recording():
-            span.set_attributes(_request_attributes(run, request))
+            span.set_attributes(encodable(_request_attributes(run, request)))
             if run.tracing.content is not None:
                 span.set_attributes(run.tracing.content.of_request(request))
 
@@ -361,11 +366,11 @@ class ModelCall:
                 self.raised(TypeError("the transport yielded something else than an event"))
 
     def _responds(self, response: ResponseInfo) -> None:
-        if response.id is not None:
-            self._span.set_attribute(names.RESPONSE_ID, response.id)
+        optional = {names.RESPONSE_ID: response.id, names.RESPONSE_MODEL: response.model}
+        found = encodable({k: v for k, v in optional.items() if v is not None})
+        self._span.set_attributes(found)
         if response.model is not None:
-            self._labels[names.RESPONSE_MODEL] = response.model
-            self._span.set_attribute(names.RESPONSE_MODEL, response.model)
+            self._labels[names.RESPONSE_MODEL] = found[names.RESPONSE_MODEL]
 
     def _answered(self, message: Any) -> None:
         if not isinstance(message, AssistantMessage):

@@ -43,7 +43,7 @@ from clark_agent.otel.calls import ModelCall, TracedEffects
 from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
 from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
-from clark_agent.otel.starting import start_span
+from clark_agent.otel.starting import encodable, start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.result import RunResult
@@ -127,7 +127,7 @@ class RunSpans(RunTrace):
         found = {**self.labels, names.OPERATION_NAME: names.INVOKE_AGENT}
         if self.agent_name is not None:
             found[names.AGENT_NAME] = self.agent_name
-        return found
+        return encodable(found)
 
     # --- what the engine calls ------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class RunSpans(RunTrace):
             case ToolExecutionEnd(tool_call_id=call_id, tool_name=name, not_run=NotRun() as found):
                 self._did_not_run(found, name, call_id)
             case ConsultationStart(plugin=plugin):
-                self.asking = plugin
+                self.asking = well_formed(plugin)
             case _:
                 pass
 
@@ -326,7 +326,7 @@ class RunSpans(RunTrace):
         found: dict[str, Any] = {names.RUN_ID: identity.run_id, names.RUN_DEPTH: identity.depth}
         if identity.parent_run_id is not None:
             found[names.RUN_PARENT_ID] = identity.parent_run_id
-        return found
+        return encodable(found)
 
     def mark_failed(self, span: Span, kind: str, text: str) -> None:
         """Set the error of a span. Its text may have content, and is treated like it."""
@@ -339,7 +339,7 @@ class RunSpans(RunTrace):
 
 def _labels(provider: str, model: str | None) -> dict[str, str]:
     found = {names.OPERATION_NAME: names.CHAT, names.PROVIDER_NAME: provider}
-    return found if model is None else {**found, names.REQUEST_MODEL: model}
+    return encodable(found if model is None else {**found, names.REQUEST_MODEL: model})
 
 
 def _provider(model: ModelRef) -> str:
