@@ -117,7 +117,7 @@ class RunSpans(RunTrace):
             names.CONVERSATION_ID: self.conversation_id,
         }
         found.update((name, value) for name, value in optional.items() if value)
-        if run.traces:
+        if run.is_resumed:
             found[names.RUN_IS_RESUMED] = True
         if run.suspended_ms is not None:
             found[names.RUN_SUSPENDED] = run.suspended_ms / 1000
