@@ -48,7 +48,7 @@ from clark_agent.types import (
 )
 from clark_agent.waiting import WaitingRequest
 
-__all__ = ["BROKEN_OFF", "FoldedRun", "fold", "fold_in", "result_message"]
+__all__ = ["BROKEN_OFF", "WITHOUT_WORK", "FoldedRun", "fold", "fold_in", "result_message"]
 
 
 class FoldedRun(Struct):
@@ -168,7 +168,7 @@ def fold(loaded: LoadedRun) -> FoldedRun:
 
 def fold_in(run: FoldedRun, record: Record) -> None:
     """Add the next record to the state."""
-    if not isinstance(record.entry, _WITHOUT_WORK):  # no process worked on it until then
+    if not isinstance(record.entry, WITHOUT_WORK):  # no process worked on it until then
         run.worked_ms += max(0, record.at - run.last.at)
     run.last = record
     try:
@@ -403,7 +403,7 @@ def _results(
     return messages
 
 
-_WITHOUT_WORK = (RunResumed, RequestDecided)
+WITHOUT_WORK = (RunResumed, RequestDecided)
 """Records that are written after a time in which no process worked on the run."""
 BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
 """Why an answer is discarded whose turn ends without another."""
