@@ -135,11 +135,13 @@ async def test_an_answer_that_was_interrupted_has_not_failed(
     await reading.wait()
     match way:
         case "steering":
-            steering.handle.steer("Stop.", "now")
+            _ = steering.handle.steer("Stop.", "now")
         case "token":
             token.cancel()
         case "task":
             task.cancel()
+        case _:
+            pass
     with suppress(RunAborted, asyncio.CancelledError):
         await task
     chat = next(span for span in telemetry.spans if span.name == "chat")

@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -149,7 +149,7 @@ async def test_a_span_that_a_stream_opens_stays_current_over_its_steps(
     outside: list[str] = []
     token = CancellationToken()
 
-    async def opens(events: AsyncIterable[Any]) -> AsyncIterator[Any]:
+    async def opens(events: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
         try:
             with tracer.start_as_current_span("request"):
                 async for event in events:
@@ -163,14 +163,14 @@ async def test_a_span_that_a_stream_opens_stays_current_over_its_steps(
             seen.append(now())
 
     async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
-        script = ScriptedStream(["Done."])(request, signal)
+        script: Any = ScriptedStream(["Done."])(request, signal)
         async with aclosing(opens(script) if by == "transport" else script) as events:
             async for event in events:
                 yield event
 
     class Opens(Effects):
-        async def ask_model(self, *args: Any) -> AsyncIterator[Any]:  # type: ignore[override]
-            events = super().ask_model(*args)
+        async def ask_model(self, *args: Any) -> AsyncIterator[Any]:
+            events: Any = super().ask_model(*args)
             async with aclosing(opens(events) if by == "effects" else events) as events:
                 async for event in events:
                     yield event
@@ -204,7 +204,7 @@ async def test_a_stream_that_is_left_behind_closes_its_spans_in_another_task(
     tracer = telemetry.spans_to.get_tracer("mine")
     may_end, has_ended = asyncio.Event(), asyncio.Event()
     token = CancellationToken()
-    seen = []
+    seen: list[Any] = []
 
     async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
         with tracer.start_as_current_span("request"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from unicodedata import combining, east_asian_width
 
@@ -27,6 +28,7 @@ from clark_agent import (
 from clark_agent.run_log import (
     Allow,
     GiveResult,
+    JsonlStore,
     LoggedSpan,
     MemoryStore,
     RunLog,
@@ -38,6 +40,7 @@ from clark_agent.run_log import (
     usage_tree,
     waiting_for,
 )
+from clark_agent.run_log.records import Asked, ToolStarted
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from clark_agent.types import Usage
 
@@ -142,6 +145,57 @@ async def test_the_time_in_which_a_run_was_suspended_is_a_span() -> None:
     assert found.count(".suspended") == 1
     assert "..execute_tool look" in found
     assert after.notes == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("last", "drawn"),
+    [
+        (
+            Asked,
+            [
+                "invoke_agent … ░░░░ not ended",
+                "└─ turn 1 … ░░░░ not ended",
+                " └─ chat m … ░░░░ not ended",
+            ],
+        ),
+        (
+            ToolStarted,
+            [
+                "invoke_agent … ░░░░ not ended",
+                "└─ turn 1 … ░░░░ not ended",
+                " ├─ chat m 1.0 s ████",
+                " └─ execute_tool look … ░ not ended",
+            ],
+        ),
+    ],
+)
+async def test_what_has_not_ended_is_marked(last: type, drawn: list[str], tmp_path: Path) -> None:
+    store, clock = JsonlStore(tmp_path), FakeClock()
+
+    class Slow(Model):
+        """Works for a second."""
+
+        async def __call__(self, *args: Any) -> AsyncIterator[Any]:
+            clock.time_ms += 1000
+            async for event in super().__call__(*args):
+                yield event
+
+    agent = Agent(
+        Slow([call("look", item="tea"), "Done."]),
+        tools=[look],
+        run_log=RunLog(store),
+        clock=clock,
+    )
+    await agent.run("Go.")
+    (logged,) = store.runs()
+    records = store.load(logged.run_id).records
+    end = next(n for n, record in enumerate(records) if isinstance(record.entry, last))
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: end + 1]))  # killed
+    tree = span_tree(JsonlStore(tmp_path), logged.run_id)
+    assert [re.sub(" +", " ", line) for line in tree_lines(tree, bar=4)] == drawn
+    for span in tree.walk():
+        assert ("not ended" in span.notes) is (span.ended_at is None)
 
 
 class Asks:

@@ -51,6 +51,7 @@ _NOTES = 10
 """How much room notes have at least."""
 _GAP = "  "
 _WAITS = "waits"
+_OPEN = "░"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -99,6 +100,7 @@ def _tree(store: RunStore, run_id: str, price: Price | None) -> LoggedSpan:
     builder = _Builder(folded.began, loaded.records[0].at, price)
     for record in loaded.records[1:]:
         builder.add(record)
+    builder.mark_open()
     for child in sorted(children_of(store, loaded, folded), key=lambda run: run.began_at):
         below = _tree(store, child.run_id, price)
         first = store.load(child.run_id).records[0].entry
@@ -118,6 +120,8 @@ class _Builder:
         self._turn: LoggedSpan | None = None
         self._number = 0
         self._asked_at = self._last_at = at
+        self._is_asking = False
+        """Whether a request has no answer yet."""
         self._calls: Sequence[ToolCall] = ()
         self._suspended: LoggedSpan | None = None
         self._tools: dict[tuple[int, int], LoggedSpan] = {}
@@ -131,7 +135,7 @@ class _Builder:
         match record.entry:
             case Asked(turn=turn):
                 self._begin_turn(turn, at)
-                self._asked_at = at
+                self._asked_at, self._is_asking = at, True
             case Consulted() as consulted:
                 self._consulted(consulted, at)
             case Answered() as answered:
@@ -163,6 +167,19 @@ class _Builder:
                 pass
         self._last_at = at
 
+    def mark_open(self) -> None:
+        """After the last record: say what has not ended, if the run is in progress or was killed."""
+        if self._run.ended_at is not None:
+            return
+        if self._suspended is not None:
+            self._run.notes.append("suspended")
+            return
+        if self._is_asking:
+            self._above().children.append(LoggedSpan(_chat(self._model), self._asked_at))
+        for span in self._run.walk():
+            if span.ended_at is None:
+                span.notes.append("not ended")
+
     def parent_of(self, child: RunBegan) -> LoggedSpan:
         """The span of the call that started a child run."""
         if child.call_place is not None:
@@ -183,8 +200,6 @@ class _Builder:
             costs = [call.cost for call in calls if call.usage is not None and _is_model_call(call)]
             known = [cost for cost in costs if cost is not None]
             run.cost = sum(known) if len(known) == len(costs) else None
-        if run.ended_at is None and self._suspended is None:
-            run.notes.append("not ended")
         return run
 
     def _begin_turn(self, turn: int, at: int) -> None:
@@ -202,8 +217,8 @@ class _Builder:
         return self._run if self._turn is None else self._turn
 
     def _answered(self, answered: Answered, at: int) -> None:
-        names = self._model.names
-        call = LoggedSpan(f"chat {names[0]}" if names else "chat", self._asked_at, at)
+        self._is_asking = False
+        call = LoggedSpan(_chat(self._model), self._asked_at, at)
         call.usage = answered.message.usage
         self._calls = answered.message.tool_calls
         if call.usage is not None and self._price is not None:
@@ -218,7 +233,7 @@ class _Builder:
         self._begin_turn(consulted.turn, self._last_at)
         model = consulted.model or self._model
         price = self._price if consulted.model is None else _known_price(model)
-        call = LoggedSpan(f"chat {model.names[0]}" if model.names else "chat", self._last_at, at)
+        call = LoggedSpan(_chat(model), self._last_at, at)
         call.usage = consulted.message.usage
         call.notes.append(f"asked by {consulted.plugin}")
         if call.usage is not None and price is not None:
@@ -263,6 +278,7 @@ class _Builder:
         return self._calls[position].name if position < len(self._calls) else "?"
 
     def _resumed(self, at: int) -> None:
+        self._is_asking = False  # it asks again
         if self._suspended is not None:
             self._suspended.ended_at = at
             self._suspended = None
@@ -288,6 +304,10 @@ class _Builder:
         self._end_turn(at)
         self._run.ended_at = at
         self._run.notes.append(outcome)
+
+
+def _chat(model: ModelRef) -> str:
+    return f"chat {model.names[0]}" if model.names else "chat"
 
 
 def _is_model_call(span: LoggedSpan) -> bool:
@@ -469,12 +489,17 @@ def _worked_until(root: LoggedSpan, at: int) -> int:
 
 
 def _bar(root: LoggedSpan, span: LoggedSpan, end: int, width: int) -> str:
-    """When the span was, between the start and the end of the whole: at least a thin line."""
+    """When the span was, between the start and the end of the whole: at least a thin line. One that
+    has not ended is light, up to the newest that is known.
+    """
     whole = max(1, end)
     ended = end if span.ended_at is None else _worked_until(root, span.ended_at)
     begins = round(_worked_until(root, span.began_at) * width * 8 / whole)
     ends = round(ended * width * 8 / whole)
     begins = min(max(0, begins), width * 8 - 1)
     full, rest = divmod(max(1, ends - begins), 8)
-    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
+    if span.ended_at is None:
+        drawn = _OPEN * max(1, width - begins // 8)
+    else:
+        drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
     return (" " * (begins // 8) + drawn)[:width].ljust(width)
