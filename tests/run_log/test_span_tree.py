@@ -190,7 +190,7 @@ async def test_what_has_not_ended_is_marked(last: type, drawn: list[str], tmp_pa
     (logged,) = store.runs()
     records = store.load(logged.run_id).records
     end = next(n for n, record in enumerate(records) if isinstance(record.entry, last))
-    (path,) = tmp_path.glob("*.jsonl")
+    path = tmp_path / f"{logged.run_id}.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: end + 1]))  # killed
     tree = span_tree(JsonlStore(tmp_path), logged.run_id)
     assert [re.sub(" +", " ", line) for line in tree_lines(tree, bar=4)] == drawn

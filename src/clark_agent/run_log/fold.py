@@ -48,7 +48,15 @@ from clark_agent.types import (
 )
 from clark_agent.waiting import WaitingRequest
 
-__all__ = ["BROKEN_OFF", "WITHOUT_WORK", "FoldedRun", "fold", "fold_in", "result_message"]
+__all__ = [
+    "BROKEN_OFF",
+    "WITHOUT_WORK",
+    "FoldedRun",
+    "fold",
+    "fold_in",
+    "fold_intact",
+    "result_message",
+]
 
 
 class FoldedRun(Struct):
@@ -164,6 +172,21 @@ def fold(loaded: LoadedRun) -> FoldedRun:
     for record in records[1:]:
         fold_in(run, record)
     return run
+
+
+def fold_intact(loaded: LoadedRun) -> tuple[LoadedRun, FoldedRun, LogDamaged | None]:
+    """Return the run up to the damage, its fold, and the damage, if there is any.
+
+    Raises like `fold` if nothing is intact, or if the log is of a newer version.
+    """
+    try:
+        return loaded, fold(loaded), None
+    except LogDamaged as error:
+        intact = [record for record in loaded.records if record.seq < error.at]
+        if not intact:
+            raise
+        loaded = replace(loaded, records=tuple(intact), problems=())
+        return loaded, fold(loaded), error
 
 
 def fold_in(run: FoldedRun, record: Record) -> None:

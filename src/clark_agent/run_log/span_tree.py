@@ -16,9 +16,9 @@ from unicodedata import combining, east_asian_width
 
 from msgspec import Struct, field
 
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, DecodeError
 from clark_agent.prices import ModelRef, Price, find_price
-from clark_agent.run_log.fold import WITHOUT_WORK, fold
+from clark_agent.run_log.fold import WITHOUT_WORK, fold_intact
 from clark_agent.run_log.fork import children_of
 from clark_agent.run_log.records import (
     Answered,
@@ -40,7 +40,7 @@ from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import ToolCall, Usage
 
-__all__ = ["BAR", "LoggedSpan", "span_tree", "tree_lines"]
+__all__ = ["BAR", "LoggedSpan", "intact_tree", "span_tree", "tree_lines"]
 
 BAR = 24
 """How wide bars are, if there is room."""
@@ -91,18 +91,38 @@ def span_tree(store: RunStore | RunLog, run_id: str, *, price: Price | None = No
 
     Raises `clark_agent.run_log.RunNotFound`, and `clark_agent.run_log.LogDamaged`.
     """
-    return _tree(store_of(store), run_id, price)
+    tree, damage = intact_tree(store_of(store), run_id, price)
+    for error in damage:
+        raise error
+    return tree
 
 
-def _tree(store: RunStore, run_id: str, price: Price | None) -> LoggedSpan:
-    loaded = store.load(run_id)
-    folded = fold(loaded)
+def intact_tree(
+    store: RunStore, run_id: str, price: Price | None = None
+) -> tuple[LoggedSpan, list[DecodeError]]:
+    """Return the tree of what can be read of a run and of the runs below it, and what is wrong with
+    the rest. Raises only if nothing of the run itself can be read.
+    """
+    errors: list[DecodeError] = []
+    return _tree(store, run_id, price, errors), errors
+
+
+def _tree(
+    store: RunStore, run_id: str, price: Price | None, errors: list[DecodeError]
+) -> LoggedSpan:
+    loaded, folded, damage = fold_intact(store.load(run_id))
+    if damage is not None:
+        errors.append(damage)
     builder = _Builder(folded.began, loaded.records[0].at, price)
     for record in loaded.records[1:]:
         builder.add(record)
-    builder.mark_open()
+    builder.mark_open("not ended" if damage is None else "damaged")
     for child in sorted(children_of(store, loaded, folded), key=lambda run: run.began_at):
-        below = _tree(store, child.run_id, price)
+        try:
+            below = _tree(store, child.run_id, price, errors)
+        except DecodeError as error:  # nothing of it can be read
+            errors.append(error)
+            continue
         first = store.load(child.run_id).records[0].entry
         assert isinstance(first, RunBegan)
         builder.parent_of(first).children.append(below)
@@ -167,8 +187,10 @@ class _Builder:
                 pass
         self._last_at = at
 
-    def mark_open(self) -> None:
-        """After the last record: say what has not ended, if the run is in progress or was killed."""
+    def mark_open(self, note: str) -> None:
+        """After the last record: note at what has not ended that it is in progress, or was killed,
+        or that its end cannot be read.
+        """
         if self._run.ended_at is not None:
             return
         if self._suspended is not None:
@@ -178,7 +200,7 @@ class _Builder:
             self._above().children.append(LoggedSpan(_chat(self._model), self._asked_at))
         for span in self._run.walk():
             if span.ended_at is None:
-                span.notes.append("not ended")
+                span.notes.append(note)
 
     def parent_of(self, child: RunBegan) -> LoggedSpan:
         """The span of the call that started a child run."""
