@@ -50,6 +50,8 @@ class TracedRun(Struct, frozen=True, kw_only=True, eq=False):
     """For a child run: the call that started it."""
     turns: int = 0
     """How many turns are over, if the run is resumed."""
+    is_resumed: bool = False
+    """Whether other processes have worked on the run, traced or not."""
     traces: tuple[Carrier, ...] = ()
     """What `RunTrace.carrier` was in the other processes that worked on the run, oldest first."""
     has_model: bool = True

@@ -34,7 +34,7 @@ from tests.strategies import messages
 
 MARK = "§"
 # Besides texts a part has these: names and ids that the conventions or the run define.
-_FIXED = {"type", "id", "name", "role", "modality", "mime_type", "finish_reason"}
+_FIXED = {"type", "id", "name", "role", "modality", "finish_reason"}
 
 
 def texts(value: Any, key: str = "") -> list[str]:
@@ -59,6 +59,43 @@ def test_every_message_has_its_form_and_every_text_is_redacted(said: list[AgentM
         assert all(isinstance(part["type"], str) for part in message["parts"])
     assert {*texts(written)} <= {MARK}
     assert json.loads(found["gen_ai.system_instructions"]) == [{"type": "text", "content": MARK}]
+
+
+def test_numbers_are_redacted_as_text() -> None:
+    given = {"card": 4111111111111111, "pin": 12.5, "n": [7, True, None], "at": -4e300}
+    asked: list[str] = []
+
+    def redact(text: str) -> str:
+        asked.append(text)
+        return "***" if text.startswith("4111") or text == "12.5" else text
+
+    found = json.loads(Content(redact).of_arguments(given)["gen_ai.tool.call.arguments"])
+    assert found == {"card": "***", "pin": "***", "n": [7, True, None], "at": -4e300}
+    assert asked == ["card", "4111111111111111", "pin", "12.5", "n", "7", "at", "-4e+300"]
+    plain = json.loads(Content().of_arguments(given)["gen_ai.tool.call.arguments"])
+    assert plain == given
+
+
+def test_keys_that_become_the_same_lose_no_value() -> None:
+    given = {"a": "1", "*** (2)": "2", "b": "3", "c": "4"}
+    content = Content(lambda text: "***" if text in "abc" else text)
+    found = json.loads(content.of_arguments(given)["gen_ai.tool.call.arguments"])
+    assert found == {"***": "1", "*** (2)": "2", "*** (3)": "3", "*** (4)": "4"}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ImageContent("https://example.com/secret.png", "image/secret"),
+        ImageContent("data:image/secret;base64,AAAA"),
+        FileContent("data:secret/x;base64,AAAA", "secret/y"),
+    ],
+)
+def test_the_types_of_images_and_files_are_redacted(block: Any) -> None:
+    found = Content(lambda text: MARK).of_request(
+        StreamRequest(system_prompt="", messages=[UserMessage((block,))])
+    )
+    assert "secret" not in str(found)
 
 
 def _role(message: Any) -> str:

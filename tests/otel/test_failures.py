@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from clark_agent import (
     AssistantMessage,
     BeforeRequestContext,
     CancellationToken,
+    ChannelSteering,
     Price,
     RunAborted,
     StopReason,
@@ -99,6 +101,72 @@ async def test_a_transport_that_ends_because_the_run_is_stopped_was_interrupted(
     assert "error.type" not in (chat.attributes or {})
 
 
+@pytest.mark.parametrize("obeys", [True, False])
+@pytest.mark.parametrize("way", ["steering", "token", "task", "stream"])
+async def test_an_answer_that_was_interrupted_has_not_failed(
+    telemetry: Telemetry, way: str, obeys: bool
+) -> None:
+    reading = asyncio.Event()
+    partial = AssistantMessage((), StopReason.ABORTED, usage=Usage(7, 1))
+
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        yield Start(EMPTY)
+        if len(request.messages) > 1:
+            yield Done(AssistantMessage.from_text("Done."))
+            return
+        yield Chunk(TextChunk("Hm"))
+        reading.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not obeys:
+                raise
+            yield Error(partial, StreamErrorKind.ABORTED, "secret")
+
+    steering, token = ChannelSteering(), CancellationToken()
+    agent = Agent(model, plugins=[steering, telemetry.tracing()])
+
+    async def stream() -> None:
+        async with agent.stream("Go."):
+            await reading.wait()
+
+    work = stream() if way == "stream" else agent.run("Go.", signal=token)
+    task = asyncio.ensure_future(work)
+    await reading.wait()
+    match way:
+        case "steering":
+            _ = steering.handle.steer("Stop.", "now")
+        case "token":
+            token.cancel()
+        case "task":
+            task.cancel()
+        case _:
+            pass
+    with suppress(RunAborted, asyncio.CancelledError):
+        await task
+    chat = next(span for span in telemetry.spans if span.name == "chat")
+    attributes = chat.attributes or {}
+    assert attributes["clark_agent.is_interrupted"] is True
+    assert chat.status.is_unset
+    assert "error.type" not in attributes
+    assert "gen_ai.response.finish_reasons" not in attributes
+    assert ("gen_ai.usage.input_tokens" in attributes) is obeys
+    points = telemetry.metrics()["gen_ai.client.operation.duration"]
+    assert not [point for point in points if "error.type" in point.attributes]
+
+
+async def test_a_transport_that_cancels_itself_has_failed(telemetry: Telemetry) -> None:
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        yield Start(EMPTY)
+        raise asyncio.CancelledError
+
+    with pytest.raises(StreamError):
+        await Agent(model, plugins=[telemetry.tracing()]).run("Go.")
+    attributes = telemetry.span("chat").attributes or {}
+    assert attributes["error.type"] == "CancelledError"
+    assert "clark_agent.is_interrupted" not in attributes
+
+
 @pytest.mark.parametrize(
     ("reason", "recorded"),
     [
@@ -132,6 +200,83 @@ async def test_a_tool_that_takes_too_long_has_a_timeout(telemetry: Telemetry) ->
     assert (span.attributes or {})["error.type"] == "timeout"
     (point,) = telemetry.metrics()["gen_ai.execute_tool.duration"]
     assert point.attributes["error.type"] == "timeout"
+
+
+async def ignoring_cancellations(event: asyncio.Event) -> None:
+    """Wait, also after the two cancellations with which a run leaves code behind."""
+    for _ in range(2):
+        with suppress(asyncio.CancelledError):
+            await event.wait()
+            return
+    await event.wait()
+
+
+@pytest.mark.parametrize("ends_with", ["a result", "an error"])
+async def test_the_span_of_a_tool_that_does_not_stop_ends_with_its_call(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture, ends_with: str
+) -> None:
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+
+    @tool(timeout=0.01)
+    async def stuck() -> str:
+        """Ignore every cancellation."""
+        await ignoring_cancellations(may_end)
+        has_ended.set()
+        if ends_with == "an error":
+            raise ValueError("too late")
+        return "too late"
+
+    agent = Agent(
+        ScriptedStream([call("stuck"), "Done."]),
+        tools=[stuck],
+        plugins=[telemetry.tracing(content=True)],
+        cancel_grace=0.01,
+    )
+    result = await agent.run("Go.")
+    assert result.messages[2].plain_text.endswith("may still be running.")
+    before = telemetry.span("execute_tool stuck").to_json()
+    may_end.set()
+    await has_ended.wait()
+    await asyncio.sleep(0)
+    span, turn = telemetry.span("execute_tool stuck"), telemetry.spans[1]
+    assert span.to_json() == before
+    assert (span.attributes or {})["error.type"] == "timeout"
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.end_time is not None
+    assert turn.end_time is not None
+    assert span.end_time <= turn.end_time
+    (point,) = telemetry.metrics()["gen_ai.execute_tool.duration"]
+    assert (point.count, point.attributes["error.type"]) == (1, "timeout")
+    assert not [record for record in caplog.records if "ended span" in record.getMessage()]
+
+
+async def test_the_span_of_a_transport_that_does_not_stop_ends_with_its_turn(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+    token = CancellationToken()
+
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        yield Start(EMPTY)
+        token.cancel()
+        await ignoring_cancellations(may_end)
+        has_ended.set()
+        yield Waiting(1.0, "concurrency")
+        yield Done(AssistantMessage.from_text("Too late."))
+
+    agent = Agent(model, plugins=[telemetry.tracing(content=True)], cancel_grace=0.01)
+    with pytest.raises(RunAborted):
+        await agent.run("Go.", signal=token)
+    assert telemetry.tree() == ["invoke_agent", ".turn", "..chat"]
+    before = telemetry.span("chat").to_json()
+    may_end.set()
+    await has_ended.wait()
+    await asyncio.sleep(0)
+    assert telemetry.span("chat").to_json() == before
+    assert (telemetry.span("chat").attributes or {})["clark_agent.is_interrupted"] is True
+    (point,) = telemetry.metrics()["gen_ai.client.operation.duration"]
+    assert point.count == 1
+    assert not [record for record in caplog.records if "ended span" in record.getMessage()]
 
 
 async def test_a_failed_run_has_the_cost_of_its_tree(telemetry: Telemetry) -> None:

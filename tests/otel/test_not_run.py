@@ -137,6 +137,29 @@ async def test_a_call_that_waits_is_suspended_and_then_what_was_decided(
     assert len(ran) == (event is None)
 
 
+@pytest.mark.parametrize("was_traced", [True, False])
+async def test_a_run_that_goes_on_is_marked_as_resumed(
+    telemetry: Telemetry, was_traced: bool
+) -> None:
+    store = MemoryStore()
+    agent = Agent(
+        ScriptedStream([call("pay", amount=1), "Done."]),
+        tools=[pay],
+        plugins=[Decides(Suspend({}))],
+        run_log=RunLog(store),
+    )
+    traced = agent.replace(plugins=[Decides(Suspend({})), telemetry.tracing()])
+    await (traced if was_traced else agent).run("Go.")
+    (request,) = waiting_for(store)
+    await decide(store, request.run_id, request.request_id, Allow())
+    await resume(store, request.run_id, traced)
+    *before, after = [span for span in telemetry.spans if span.name == "invoke_agent"]
+    assert (after.attributes or {})["clark_agent.run.is_resumed"] is True
+    assert len(after.links) == len(before) == was_traced
+    for span in before:
+        assert "clark_agent.run.is_resumed" not in (span.attributes or {})
+
+
 async def test_a_result_from_the_log_is_restored(telemetry: Telemetry) -> None:
     token, store = CancellationToken(), MemoryStore()
 

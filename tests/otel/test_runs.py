@@ -7,7 +7,8 @@ import io
 import json
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -136,6 +137,95 @@ async def test_a_span_that_a_tool_opens_stays_current_over_its_steps(telemetry: 
     await agent.run("Go.")
     assert seen == ["mine", "inner", "mine", "execute_tool work"]
     assert "....inner" in telemetry.tree()
+
+
+@pytest.mark.parametrize("by", ["transport", "effects"])
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_span_that_a_stream_opens_stays_current_over_its_steps(
+    telemetry: Telemetry, by: str, ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = telemetry.spans_to.get_tracer("mine")
+    seen: list[str] = []
+    outside: list[str] = []
+    token = CancellationToken()
+
+    async def opens(events: AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+        try:
+            with tracer.start_as_current_span("request"):
+                async for event in events:
+                    yield event
+                    seen.append(now())
+                    if not ends:
+                        token.cancel()
+                    with tracer.start_as_current_span("step"):
+                        await asyncio.sleep(0)
+        finally:
+            seen.append(now())
+
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        script: Any = ScriptedStream(["Done."])(request, signal)
+        async with aclosing(opens(script) if by == "transport" else script) as events:
+            async for event in events:
+                yield event
+
+    class Opens(Effects):
+        async def ask_model(self, *args: Any) -> AsyncIterator[Any]:
+            events: Any = super().ask_model(*args)
+            async with aclosing(opens(events) if by == "effects" else events) as events:
+                async for event in events:
+                    yield event
+
+    class Listens:
+        def on_event(self, event: Any) -> None:
+            outside.append(now())
+
+    agent = Agent(
+        model,
+        plugins=[telemetry.tracing(), Listens()],
+        effects=Opens(),
+    )
+    if ends:
+        await agent.run("Go.")
+    else:
+        with pytest.raises(RunAborted):
+            await agent.run("Go.", signal=token)
+    assert seen[-1] == "chat"
+    assert set(seen[:-1]) == {"request"}
+    assert set(outside) == {"invoke_agent", "turn"}
+    assert now() == "none"
+    steps = ["....step"] * (len(seen) - 1)
+    assert telemetry.tree() == ["invoke_agent", ".turn", "..chat", "...request", *steps]
+    assert not [record for record in caplog.records if "detach" in record.getMessage()]
+
+
+async def test_a_stream_that_is_left_behind_closes_its_spans_in_another_task(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracer = telemetry.spans_to.get_tracer("mine")
+    may_end, has_ended = asyncio.Event(), asyncio.Event()
+    token = CancellationToken()
+    seen: list[Any] = []
+
+    async def model(request: StreamRequest, signal: CancellationToken) -> AsyncIterator[Any]:
+        with tracer.start_as_current_span("request"):
+            yield Start(AssistantMessage((), StopReason.OTHER))
+            token.cancel()
+            for _ in range(2):
+                with suppress(asyncio.CancelledError):
+                    await may_end.wait()
+            seen.append(asyncio.current_task())
+        seen.append(now())
+        has_ended.set()
+
+    agent = Agent(model, plugins=[telemetry.tracing()], cancel_grace=0.01)
+    with pytest.raises(RunAborted):
+        await agent.run("Go.", signal=token)
+    may_end.set()
+    await has_ended.wait()
+    assert seen[0] is not asyncio.current_task()
+    assert seen[1] == "chat"
+    assert telemetry.tree() == ["invoke_agent", ".turn", "..chat", "...request"]
+    assert not [record for record in caplog.records if "detach" in record.getMessage()]
 
 
 async def test_a_run_is_below_the_span_of_its_caller(telemetry: Telemetry) -> None:

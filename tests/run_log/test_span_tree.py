@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from unicodedata import combining, east_asian_width
 
@@ -19,10 +21,14 @@ from clark_agent import (
     Suspend,
     TextContent,
     ToolExecutionError,
+    ToolResult,
+    ToolSuspended,
     tool,
 )
 from clark_agent.run_log import (
     Allow,
+    GiveResult,
+    JsonlStore,
     LoggedSpan,
     MemoryStore,
     RunLog,
@@ -31,9 +37,11 @@ from clark_agent.run_log import (
     resume,
     span_tree,
     tree_lines,
+    usage_tree,
     waiting_for,
 )
-from clark_agent.testing import ScriptedStream, call
+from clark_agent.run_log.records import Asked, ToolStarted
+from clark_agent.testing import FakeClock, ScriptedStream, call
 from clark_agent.types import Usage
 
 PRICE = Price(input=1.0, output=10.0)
@@ -137,6 +145,157 @@ async def test_the_time_in_which_a_run_was_suspended_is_a_span() -> None:
     assert found.count(".suspended") == 1
     assert "..execute_tool look" in found
     assert after.notes == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("last", "drawn"),
+    [
+        (
+            Asked,
+            [
+                "invoke_agent … ░░░░ not ended",
+                "└─ turn 1 … ░░░░ not ended",
+                " └─ chat m … ░░░░ not ended",
+            ],
+        ),
+        (
+            ToolStarted,
+            [
+                "invoke_agent … ░░░░ not ended",
+                "└─ turn 1 … ░░░░ not ended",
+                " ├─ chat m 1.0 s ████",
+                " └─ execute_tool look … ░ not ended",
+            ],
+        ),
+    ],
+)
+async def test_what_has_not_ended_is_marked(last: type, drawn: list[str], tmp_path: Path) -> None:
+    store, clock = JsonlStore(tmp_path), FakeClock()
+
+    class Slow(Model):
+        """Works for a second."""
+
+        async def __call__(self, *args: Any) -> AsyncIterator[Any]:
+            clock.time_ms += 1000
+            async for event in super().__call__(*args):
+                yield event
+
+    agent = Agent(
+        Slow([call("look", item="tea"), "Done."]),
+        tools=[look],
+        run_log=RunLog(store),
+        clock=clock,
+    )
+    await agent.run("Go.")
+    (logged,) = store.runs()
+    records = store.load(logged.run_id).records
+    end = next(n for n, record in enumerate(records) if isinstance(record.entry, last))
+    path = tmp_path / f"{logged.run_id}.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: end + 1]))  # killed
+    tree = span_tree(JsonlStore(tmp_path), logged.run_id)
+    assert [re.sub(" +", " ", line) for line in tree_lines(tree, bar=4)] == drawn
+    for span in tree.walk():
+        assert ("not ended" in span.notes) is (span.ended_at is None)
+
+
+class Asks:
+    """Suspends the run before a call, unless that was allowed."""
+
+    def on_before_tool_call(self, ctx: BeforeToolCallContext) -> Suspend | None:
+        return None if ctx.was_allowed else Suspend({"summary": "look"})
+
+
+async def test_a_call_that_waits_is_one_span_and_waiting_takes_no_time() -> None:
+    store, clock = MemoryStore(), FakeClock()
+
+    @tool
+    def danger() -> str:
+        """Work for two seconds."""
+        clock.time_ms += 2000
+        return "done"
+
+    class Slow(Model):
+        """Works for a second."""
+
+        async def __call__(self, *args: Any) -> AsyncIterator[Any]:
+            clock.time_ms += 1000
+            async for event in super().__call__(*args):
+                yield event
+
+    child = Agent(
+        Slow([call("danger"), "Done."]),
+        tools=[danger],
+        name="child",
+        plugins=[Asks()],
+        clock=clock,
+    )
+    parent = Agent(
+        Slow([call("child", task="Go."), "Done."]),
+        tools=[child.as_tool("Does it.")],
+        name="parent",
+        run_log=RunLog(store),
+        clock=clock,
+    )
+    await parent.run("Go.")
+    (request,) = waiting_for(store)
+    clock.time_ms += 3 * 86_400_000
+    await decide(store, request.run_id, request.request_id, Allow(), clock=clock)
+    clock.time_ms += 86_400_000
+    await resume(store, request.root_run_id, parent)
+    tree = span_tree(store, request.root_run_id)
+    assert names(tree) == [
+        "invoke_agent parent",
+        ".turn 1",
+        "..chat m",
+        "..execute_tool child",
+        "...invoke_agent child",
+        "....turn 1",
+        ".....chat m",
+        ".....execute_tool danger",
+        "....suspended",
+        "....turn 2",
+        ".....chat m",
+        ".suspended",
+        ".turn 2",
+        "..chat m",
+    ]
+    worked = {span.name: span.worked_ms for span in tree.walk()}
+    usage = usage_tree(store, request.root_run_id)
+    assert worked["invoke_agent parent"] == usage.milliseconds == 6000
+    assert worked["invoke_agent child"] == usage.children[0].milliseconds == 4000
+    assert worked["execute_tool child"] == 4000
+    assert [span.worked_ms for span in tree.walk() if span.name == "turn 1"] == [5000, 3000]
+    assert worked["suspended"] == 4 * 86_400_000
+    assert not [note for span in tree.walk() for note in span.notes if note != "done"]
+    for span in tree.walk():
+        assert all(span.began_at <= below.began_at for below in span.children)
+    lines = tree_lines(tree, bar=6)
+    assert lines[0].endswith("  ██████  done")
+    assert next(line for line in lines if "execute_tool child" in line).endswith("   ████")
+
+
+async def test_a_call_that_waits_for_its_result_is_one_span() -> None:
+    store, clock = MemoryStore(), FakeClock()
+
+    @tool
+    def ask() -> str:
+        """Wait for a result."""
+        clock.time_ms += 2000
+        raise ToolSuspended({"summary": "what?"})
+
+    agent = Agent(Model([call("ask"), "Done."]), tools=[ask], run_log=RunLog(store), clock=clock)
+    await agent.run("Go.")
+    (request,) = waiting_for(store)
+    before = {span.name: span for span in span_tree(store, request.run_id).walk()}
+    assert before["execute_tool ask"].notes == ["waits"]
+    clock.time_ms += 86_400_000
+    verdict = GiveResult(ToolResult.error("nothing"))
+    await decide(store, request.run_id, request.request_id, verdict, clock=clock)
+    await resume(store, request.run_id, agent)
+    tree = span_tree(store, request.run_id)
+    (found,) = [span for span in tree.walk() if span.name == "execute_tool ask"]
+    assert (found.worked_ms, found.notes) == (2000, ["error"])
+    assert tree.worked_ms == usage_tree(store, request.run_id).milliseconds == 2000
 
 
 def test_the_lines_are_aligned() -> None:

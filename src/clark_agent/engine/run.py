@@ -250,6 +250,7 @@ class Run:
                 prices=self.spending.bill().prices,
                 tool_call_id=self.lineage.call_id,
                 turns=0 if resumption is None else resumption.turns_before,
+                is_resumed=resumption is not None,
                 traces=() if resumption is None else resumption.traces,
                 suspended_ms=None if since is None else max(0, clock.now_ms() - since),
             ),

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 
-from clark_agent._text import message_of, well_formed
+from clark_agent._text import message_of
 from clark_agent.cancellation import CancellationToken
 from clark_agent.effects import Child, Effects
+from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import RunLetGo, ToolSuspended
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded
-from clark_agent.otel.current import InContext
+from clark_agent.otel.current import InContext, OwnContext
 from clark_agent.otel.server import server_of
-from clark_agent.otel.starting import start_span
+from clark_agent.otel.starting import encodable, start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef
 from clark_agent.result import RunResult
@@ -95,18 +96,16 @@ class TracedEffects(Effects):
         request: StreamRequest,
         signal: CancellationToken,
     ) -> AsyncIterable[StreamEvent]:
-        token = attach(call.context)
+        own = OwnContext(call.context)
         try:
-            events = ask(stream, request, signal)
+            events = own.run(ask, stream, request, signal)
         except BaseException as error:
             call.raised(error)
             raise
-        finally:
-            detach(token)
         if not hasattr(type(events), "__aiter__"):  # the loop says what is wrong with it
             call.raised(TypeError())
             return events
-        return TracedStream(events, call)
+        return TracedStream(events, call, own)
 
     def run_tool(self, tool: AgentTool, args: Any, ctx: ToolContext) -> Awaitable[ToolResult]:
         """Run a tool, in a span."""
@@ -143,21 +142,28 @@ async def _followed(work: Awaitable[ToolResult], call: ToolSpan) -> ToolResult:
 
 
 class ToolSpan:
-    """The span of a tool call."""
+    """The span of a tool call. It ends when the call has its result.
 
-    __slots__ = ("_began", "_ctx", "_labels", "_run", "_span", "context")
+    That a tool was left behind, and still runs, changes nothing.
+    """
+
+    __slots__ = ("_began", "_ctx", "_is_over", "_labels", "_run", "_span", "context")
 
     def __init__(self, run: RunSpans, tool: AgentTool, args: Any, ctx: ToolContext) -> None:
         self._run = run
         self._ctx = ctx
         self._began = perf_counter()
-        self._labels = {
-            names.OPERATION_NAME: names.EXECUTE_TOOL,
-            names.TOOL_NAME: tool.name,
-            names.TOOL_TYPE: "function",
-        }
+        self._is_over = False
+        self._labels: dict[str, str] = encodable(
+            {
+                names.OPERATION_NAME: names.EXECUTE_TOOL,
+                names.TOOL_NAME: tool.name,
+                names.TOOL_TYPE: "function",
+            }
+        )
         self._span: Span = INVALID_SPAN
         self.context: Context = run.turn_context
+        ctx.when_settled = self.settled
         self._start(tool, args, ctx)
 
     @guarded
@@ -165,7 +171,7 @@ class ToolSpan:
         run = self._run
         attributes = {**self._labels}
         if tool.description:
-            attributes[names.TOOL_DESCRIPTION] = well_formed(tool.description)
+            attributes[names.TOOL_DESCRIPTION] = tool.description
         self._span, self.context = span, _ = start_span(
             run.tracing.tracer,
             f"{names.EXECUTE_TOOL} {tool.name}",
@@ -179,6 +185,8 @@ class ToolSpan:
     @guarded
     def returned(self, result: ToolResult) -> None:
         """The tool has returned."""
+        if self._is_over:
+            return
         content, error = self._run.tracing.content, None
         is_result = isinstance(result, ToolResult)
         if is_result and result.is_error:
@@ -191,6 +199,8 @@ class ToolSpan:
     @guarded
     def raised(self, error: BaseException) -> None:
         """The tool has raised."""
+        if self._is_over:
+            return
         if isinstance(error, _NOT_FAILED):
             self._span.set_attribute(names.IS_SUSPENDED, True)
             self._end(None)
@@ -201,7 +211,15 @@ class ToolSpan:
         self._run.mark_failed(self._span, kind, message_of(error))
         self._end(kind)
 
+    @guarded
+    def settled(self) -> None:
+        """The call has its result. A tool that has not ended was stopped, and left behind."""
+        if not self._is_over:
+            self.raised(CancelledError("the tool did not stop, and was left behind"))
+
     def _end(self, error: str | None) -> None:
+        self._is_over = True
+        self._ctx.when_settled = None
         seconds = perf_counter() - self._began
         if self._run.tracing.metrics is not None:
             self._run.tracing.metrics.tool_called(self._labels, seconds, error)
@@ -212,24 +230,29 @@ class ToolSpan:
 
 
 class TracedStream:
-    """The events of a model call. Each step of the transport runs in the span."""
+    """The events of a model call. The transport runs in the span. A span that it makes the current
+    one itself, around its yields, stays the current one in its next steps.
+    """
 
-    __slots__ = ("_call", "_events", "_iterator")
+    __slots__ = ("_call", "_events", "_iterator", "_own")
 
-    def __init__(self, events: AsyncIterable[StreamEvent], call: ModelCall) -> None:
+    def __init__(
+        self, events: AsyncIterable[StreamEvent], call: ModelCall, own: OwnContext
+    ) -> None:
         self._events = events
         self._call = call
+        self._own = own
         self._iterator: AsyncIterator[StreamEvent] | None = None
 
     def __aiter__(self) -> TracedStream:
-        self._iterator = aiter(self._events)
+        self._iterator = self._own.run(aiter, self._events)
         return self
 
     async def __anext__(self) -> StreamEvent:
         assert self._iterator is not None
         call = self._call
         try:
-            event = await InContext(self._iterator.__anext__(), call.context)
+            event = await self._own.steps(self._iterator.__anext__())
         except StopAsyncIteration:
             call.ended()
             raise
@@ -246,7 +269,7 @@ class TracedStream:
         """Close the transport's stream. An answer that has not ended was interrupted."""
         self._call.stopped()
         if (close := getattr(self._events, "aclose", None)) is not None:
-            await InContext(close(), self._call.context)
+            await self._own.steps(close())
 
 
 class ModelCall:
@@ -287,6 +310,8 @@ class ModelCall:
         self.chunks: list[float] = []
         """When each chunk arrived."""
         self.context: Context = run.turn_context
+        run.leave_model_call()
+        run.model_call = self
         self._start(stream, request)
 
     @guarded
@@ -305,13 +330,15 @@ class ModelCall:
             attributes,
         )
         if span.is_recording():
-            span.set_attributes(_request_attributes(run, request))
+            span.set_attributes(encodable(_request_attributes(run, request)))
             if run.tracing.content is not None:
                 span.set_attributes(run.tracing.content.of_request(request))
 
     @guarded
     def note(self, event: Any) -> None:
         """What is not a chunk: an event, or what a broken transport yields."""
+        if self._is_over:
+            return
         match event:
             case Start(response=ResponseInfo() as response):
                 self._responds(response)
@@ -320,7 +347,11 @@ class ModelCall:
             case Error(partial, kind, text):
                 usage: Any = getattr(partial, "usage", None)
                 usage = usage if isinstance(usage, Usage) else None
-                self._failed(_kind(kind), str(text), usage)
+                error = _kind(kind)
+                if error == StreamErrorKind.ABORTED and self._is_stopped():
+                    self.stopped(usage)
+                else:
+                    self._failed(error, str(text), usage)
             case Waiting(seconds, reason):
                 known = reason in _WAITING_FOR
                 noted: dict[str, Any] = {
@@ -335,11 +366,11 @@ class ModelCall:
                 self.raised(TypeError("the transport yielded something else than an event"))
 
     def _responds(self, response: ResponseInfo) -> None:
-        if response.id is not None:
-            self._span.set_attribute(names.RESPONSE_ID, response.id)
+        optional = {names.RESPONSE_ID: response.id, names.RESPONSE_MODEL: response.model}
+        found = encodable({k: v for k, v in optional.items() if v is not None})
+        self._span.set_attributes(found)
         if response.model is not None:
-            self._labels[names.RESPONSE_MODEL] = response.model
-            self._span.set_attribute(names.RESPONSE_MODEL, response.model)
+            self._labels[names.RESPONSE_MODEL] = found[names.RESPONSE_MODEL]
 
     def _answered(self, message: Any) -> None:
         if not isinstance(message, AssistantMessage):
@@ -349,6 +380,9 @@ class ModelCall:
         if content is not None and self._span.is_recording():
             self._span.set_attributes(content.of_answer(message))
         error = _ANSWERS_FAILED.get(message.stop_reason)
+        if message.stop_reason is StopReason.ABORTED and self._is_stopped():
+            self.stopped(message.usage)
+            return
         if error is not None:
             self._run.mark_failed(self._span, error, message.error_message or "")
         self._end(error, message.usage, message.stop_reason)
@@ -359,10 +393,21 @@ class ModelCall:
 
     @guarded
     def raised(self, error: BaseException) -> None:
-        """The transport has raised, or the run was cancelled."""
+        """The transport has raised, or reading was interrupted."""
         if self._is_over:
             return
-        self._failed(type(error).__qualname__, message_of(error), None)
+        if isinstance(error, GeneratorExit) or (
+            isinstance(error, CancelledError) and self._is_stopped()
+        ):
+            self.stopped()
+        else:
+            self._failed(type(error).__qualname__, message_of(error), None)
+
+    def _is_stopped(self) -> bool:
+        """Whether the run does not want the answer any more. Otherwise a transport that says so has
+        failed.
+        """
+        return self._signal.cancelled or is_cancelled()
 
     @guarded
     def ended(self) -> None:
@@ -373,16 +418,20 @@ class ModelCall:
             self._failed(str(StreamErrorKind.EMPTY), "the stream ended without an answer", None)
 
     @guarded
-    def stopped(self) -> None:
-        """Nothing more is read. Without an answer, reading was interrupted."""
+    def stopped(self, usage: Usage | None = None) -> None:
+        """Nothing more is read. Without an answer, reading was interrupted, which is no failure of
+        the model.
+        """
         if not self._is_over:
             self._span.set_attribute(names.IS_INTERRUPTED, True)
-            self._end(None, None, None)
+            self._end(None, usage, None)
 
     def _end(self, error: str | None, usage: Usage | None, stopped: StopReason | None) -> None:
         if self._is_over:
             return
         self._is_over = True
+        if self._run.model_call is self:
+            self._run.model_call = None
         run, span, chunks, now = self._run, self._span, self.chunks, perf_counter()
         seconds = now - self._began
         first = chunks[0] - self._began if chunks else None

@@ -1,7 +1,7 @@
 """What is said in a run, as the conventions write it down: JSON in an attribute.
 
-Every text goes through the host's ``redact`` first. If that raises, or returns something else than
-a string, the text is replaced, so that nothing is recorded that was not redacted.
+Every text and every number goes through the host's ``redact`` first. If that raises, or returns
+something else than a string, it is replaced, so that nothing is recorded that was not redacted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Redact = Callable[[str], str]
 """Returns the text without what must not be recorded.
 
 Contract: a plain function, called in the run's event loop for each text, which therefore waits for
-it.
+it. A number is passed as text; if that comes back unchanged, the number stays a number.
 """
 
 P = ParamSpec("P")
@@ -136,16 +136,32 @@ class Content:
         return found if len(found) <= _LONGEST_WORD else f"{found[:_LONGEST_WORD]}…"
 
     def redacted(self, value: Any) -> Any:
-        """JSON, with every string in it redacted."""
+        """JSON, with every string and every number in it redacted."""
         match value:
             case str():
                 return self.text(value)
             case dict():
-                return {self.text(str(k)): self.redacted(each) for k, each in value.items()}
+                return self._object(value)
             case list() | tuple():
                 return [self.redacted(each) for each in value]
+            case int() | float() if self._redact is not None and not isinstance(value, bool):
+                written = str(value)
+                text = self.text(written)
+                return value if text == written else text
             case _:
                 return value
+
+    def _object(self, value: dict[Any, Any]) -> dict[str, Any]:
+        """An object, with its keys redacted. Keys that become the same are numbered."""
+        found: dict[str, Any] = {}
+        times: dict[str, int] = {}
+        for name, each in value.items():
+            key = text = self.text(str(name))
+            while key in found:
+                times[text] = times.get(text, 1) + 1
+                key = f"{text} ({times[text]})"
+            found[key] = self.redacted(each)
+        return found
 
     # --- the conventions' form of messages --------------------------------------------------------
 
@@ -212,10 +228,14 @@ class Content:
         modality = kind if kind in ("image", "audio", "video") else "document"
         if isinstance(block, ImageContent):
             modality = "image"
-        part = {"modality": modality, "mime_type": block.media_type}
-        if block.source.startswith("data:"):
-            if found := _MEDIA_TYPE.match(block.source):
-                part["mime_type"] = found[1]
+        media_type, is_inline = block.media_type, block.source.startswith("data:")
+        if is_inline and (found := _MEDIA_TYPE.match(block.source)):
+            media_type = found[1]
+        part = {
+            "modality": modality,
+            "mime_type": None if media_type is None else self.text(media_type),
+        }
+        if is_inline:
             return {"type": "blob", **part, "content": ""}
         return {"type": "uri", **part, "uri": self.text(block.source)}
 

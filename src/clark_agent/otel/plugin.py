@@ -30,8 +30,8 @@ class Tracing:
     Args:
         content: Record prompts, answers, arguments and results too, and the texts of errors. The
             messages of each request are recorded as a whole, which takes time and space.
-        redact: Called with each recorded text, in the run's event loop; returns what to record
-            instead.
+        redact: Called with each recorded text, and with each number as text, in the run's event
+            loop; returns what to record instead.
         metrics: Record metrics.
         agent_name: The name in the span of a run whose agent has none.
         tracer_provider: Makes the spans. The global provider by default.

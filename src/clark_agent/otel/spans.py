@@ -39,11 +39,11 @@ from clark_agent.events import (
 )
 from clark_agent.otel import conventions as names
 from clark_agent.otel._guard import guarded, report
-from clark_agent.otel.calls import TracedEffects
+from clark_agent.otel.calls import ModelCall, TracedEffects
 from clark_agent.otel.current import InContext
 from clark_agent.otel.logs import RUN_KEY
 from clark_agent.otel.propagation import carrier_of, links_to, resumed_context
-from clark_agent.otel.starting import start_span
+from clark_agent.otel.starting import encodable, start_span
 from clark_agent.otel.usage import usage_attributes
 from clark_agent.prices import ModelRef, Price, find_price
 from clark_agent.result import RunResult
@@ -80,6 +80,8 @@ class RunSpans(RunTrace):
         self._usage = Usage()
         self._cost: float | None = 0.0
         self._retries = self._discarded = self.attempts = self._calls = 0
+        self.model_call: ModelCall | None = None
+        """The model call that has not ended."""
         self.asking = ""
         """The plugin that was the last to ask a model."""
 
@@ -115,7 +117,7 @@ class RunSpans(RunTrace):
             names.CONVERSATION_ID: self.conversation_id,
         }
         found.update((name, value) for name, value in optional.items() if value)
-        if run.traces:
+        if run.is_resumed:
             found[names.RUN_IS_RESUMED] = True
         if run.suspended_ms is not None:
             found[names.RUN_SUSPENDED] = run.suspended_ms / 1000
@@ -125,7 +127,7 @@ class RunSpans(RunTrace):
         found = {**self.labels, names.OPERATION_NAME: names.INVOKE_AGENT}
         if self.agent_name is not None:
             found[names.AGENT_NAME] = self.agent_name
-        return found
+        return encodable(found)
 
     # --- what the engine calls ------------------------------------------------------------------
 
@@ -152,7 +154,7 @@ class RunSpans(RunTrace):
             case ToolExecutionEnd(tool_call_id=call_id, tool_name=name, not_run=NotRun() as found):
                 self._did_not_run(found, name, call_id)
             case ConsultationStart(plugin=plugin):
-                self.asking = plugin
+                self.asking = well_formed(plugin)
             case _:
                 pass
 
@@ -195,6 +197,7 @@ class RunSpans(RunTrace):
         attach(self.turn_context)  # kept by `InContext` until the next turn
 
     def _end_turn(self) -> None:
+        self.leave_model_call()
         span, self.turn_span = self.turn_span, INVALID_SPAN
         if span.is_recording():
             span.set_attributes(
@@ -205,6 +208,7 @@ class RunSpans(RunTrace):
         span.end()
 
     def _discard(self, reason: str) -> None:
+        self.leave_model_call()
         self._discarded += 1
         if self.turn_span.is_recording():
             self.turn_span.add_event(names.ANSWER_DISCARDED, {names.REASON: reason})
@@ -233,6 +237,11 @@ class RunSpans(RunTrace):
         """The attribute for the id of a call, if content is on: models can choose it."""
         content = self.tracing.content
         return {} if content is None or call_id is None else {name: content.word(call_id)}
+
+    def leave_model_call(self) -> None:
+        """End the span of a model call whose transport did not stop, and was left behind."""
+        if self.model_call is not None:
+            self.model_call.stopped()
 
     def begin_attempt(self) -> int:
         """Count a call to the model; return its number in the turn."""
@@ -317,7 +326,7 @@ class RunSpans(RunTrace):
         found: dict[str, Any] = {names.RUN_ID: identity.run_id, names.RUN_DEPTH: identity.depth}
         if identity.parent_run_id is not None:
             found[names.RUN_PARENT_ID] = identity.parent_run_id
-        return found
+        return encodable(found)
 
     def mark_failed(self, span: Span, kind: str, text: str) -> None:
         """Set the error of a span. Its text may have content, and is treated like it."""
@@ -330,7 +339,7 @@ class RunSpans(RunTrace):
 
 def _labels(provider: str, model: str | None) -> dict[str, str]:
     found = {names.OPERATION_NAME: names.CHAT, names.PROVIDER_NAME: provider}
-    return found if model is None else {**found, names.REQUEST_MODEL: model}
+    return encodable(found if model is None else {**found, names.REQUEST_MODEL: model})
 
 
 def _provider(model: ModelRef) -> str:

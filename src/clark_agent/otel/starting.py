@@ -1,4 +1,6 @@
-"""Starts spans, also if a processor raises."""
+"""Starts spans, also if a processor raises. Names and attributes are such that every exporter can
+encode them: one that cannot is a reason for exporters to lose a whole batch.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from clark_agent._text import well_formed
 from clark_agent.otel._guard import PASSING, report
 
-__all__ = ["start_span"]
+__all__ = ["encodable", "start_span"]
 
 
 def start_span(
@@ -33,16 +36,22 @@ def start_span(
     context, so that what happens in the span is still below its parent.
     """
     try:
-        span = tracer.start_span(name, parent, kind, dict(attributes or {}), links)
+        found = encodable(attributes or {})
+        span = tracer.start_span(well_formed(name), parent, kind, found, links)
     except PASSING:
         raise
     except BaseException as error:
         report("start_span")
-        found = _started_span(error.__traceback__)
-        if found is None:
+        started = _started_span(error.__traceback__)
+        if started is None:
             return INVALID_SPAN, parent
-        span = found
+        span = started
     return span, set_span_in_context(span, parent)
+
+
+def encodable(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes, without lone surrogates. Texts with content have none."""
+    return {k: well_formed(v) if isinstance(v, str) else v for k, v in attributes.items()}
 
 
 def _started_span(traceback: TracebackType | None) -> Span | None:

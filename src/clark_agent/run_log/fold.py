@@ -48,7 +48,15 @@ from clark_agent.types import (
 )
 from clark_agent.waiting import WaitingRequest
 
-__all__ = ["BROKEN_OFF", "FoldedRun", "fold", "fold_in", "result_message"]
+__all__ = [
+    "BROKEN_OFF",
+    "WITHOUT_WORK",
+    "FoldedRun",
+    "fold",
+    "fold_in",
+    "fold_intact",
+    "result_message",
+]
 
 
 class FoldedRun(Struct):
@@ -166,9 +174,24 @@ def fold(loaded: LoadedRun) -> FoldedRun:
     return run
 
 
+def fold_intact(loaded: LoadedRun) -> tuple[LoadedRun, FoldedRun, LogDamaged | None]:
+    """Return the run up to the damage, its fold, and the damage, if there is any.
+
+    Raises like `fold` if nothing is intact, or if the log is of a newer version.
+    """
+    try:
+        return loaded, fold(loaded), None
+    except LogDamaged as error:
+        intact = [record for record in loaded.records if record.seq < error.at]
+        if not intact:
+            raise
+        loaded = replace(loaded, records=tuple(intact), problems=())
+        return loaded, fold(loaded), error
+
+
 def fold_in(run: FoldedRun, record: Record) -> None:
     """Add the next record to the state."""
-    if not isinstance(record.entry, _WITHOUT_WORK):  # no process worked on it until then
+    if not isinstance(record.entry, WITHOUT_WORK):  # no process worked on it until then
         run.worked_ms += max(0, record.at - run.last.at)
     run.last = record
     try:
@@ -403,7 +426,7 @@ def _results(
     return messages
 
 
-_WITHOUT_WORK = (RunResumed, RequestDecided)
+WITHOUT_WORK = (RunResumed, RequestDecided)
 """Records that are written after a time in which no process worked on the run."""
 BROKEN_OFF = ("steered", "out_of_time", "out_of_budget")
 """Why an answer is discarded whose turn ends without another."""

@@ -16,9 +16,9 @@ from unicodedata import combining, east_asian_width
 
 from msgspec import Struct, field
 
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, DecodeError
 from clark_agent.prices import ModelRef, Price, find_price
-from clark_agent.run_log.fold import fold
+from clark_agent.run_log.fold import WITHOUT_WORK, fold_intact
 from clark_agent.run_log.fork import children_of
 from clark_agent.run_log.records import (
     Answered,
@@ -34,12 +34,13 @@ from clark_agent.run_log.records import (
     RunSuspended,
     ToolEnded,
     ToolStarted,
+    ToolWithdrawn,
 )
 from clark_agent.run_log.store import RunStore
 from clark_agent.run_log.writer import RunLog, store_of
 from clark_agent.types import ToolCall, Usage
 
-__all__ = ["BAR", "LoggedSpan", "span_tree", "tree_lines"]
+__all__ = ["BAR", "LoggedSpan", "intact_tree", "span_tree", "tree_lines"]
 
 BAR = 24
 """How wide bars are, if there is room."""
@@ -49,6 +50,8 @@ _LONGEST_NAME = 100
 _NOTES = 10
 """How much room notes have at least."""
 _GAP = "  "
+_WAITS = "waits"
+_OPEN = "░"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -65,6 +68,15 @@ class LoggedSpan(Struct):
     notes: list[str] = field(default_factory=list)
     """What else there is to say, such as why it failed."""
     children: list[LoggedSpan] = field(default_factory=list)
+    pauses: list[tuple[int, int]] = field(default_factory=list)
+    """When nothing worked on it: it waited, or its run was suspended or had no process."""
+
+    @property
+    def worked_ms(self) -> int | None:
+        """How long it took, without its pauses; None if it has not ended."""
+        if self.ended_at is None:
+            return None
+        return max(0, self.ended_at - self.began_at - sum(end - at for at, end in self.pauses))
 
     def walk(self) -> Iterator[LoggedSpan]:
         """This span and all below it."""
@@ -79,17 +91,38 @@ def span_tree(store: RunStore | RunLog, run_id: str, *, price: Price | None = No
 
     Raises `clark_agent.run_log.RunNotFound`, and `clark_agent.run_log.LogDamaged`.
     """
-    return _tree(store_of(store), run_id, price)
+    tree, damage = intact_tree(store_of(store), run_id, price)
+    for error in damage:
+        raise error
+    return tree
 
 
-def _tree(store: RunStore, run_id: str, price: Price | None) -> LoggedSpan:
-    loaded = store.load(run_id)
-    folded = fold(loaded)
+def intact_tree(
+    store: RunStore, run_id: str, price: Price | None = None
+) -> tuple[LoggedSpan, list[DecodeError]]:
+    """Return the tree of what can be read of a run and of the runs below it, and what is wrong with
+    the rest. Raises only if nothing of the run itself can be read.
+    """
+    errors: list[DecodeError] = []
+    return _tree(store, run_id, price, errors), errors
+
+
+def _tree(
+    store: RunStore, run_id: str, price: Price | None, errors: list[DecodeError]
+) -> LoggedSpan:
+    loaded, folded, damage = fold_intact(store.load(run_id))
+    if damage is not None:
+        errors.append(damage)
     builder = _Builder(folded.began, loaded.records[0].at, price)
     for record in loaded.records[1:]:
         builder.add(record)
+    builder.mark_open("not ended" if damage is None else "damaged")
     for child in sorted(children_of(store, loaded, folded), key=lambda run: run.began_at):
-        below = _tree(store, child.run_id, price)
+        try:
+            below = _tree(store, child.run_id, price, errors)
+        except DecodeError as error:  # nothing of it can be read
+            errors.append(error)
+            continue
         first = store.load(child.run_id).records[0].entry
         assert isinstance(first, RunBegan)
         builder.parent_of(first).children.append(below)
@@ -107,6 +140,8 @@ class _Builder:
         self._turn: LoggedSpan | None = None
         self._number = 0
         self._asked_at = self._last_at = at
+        self._is_asking = False
+        """Whether a request has no answer yet."""
         self._calls: Sequence[ToolCall] = ()
         self._suspended: LoggedSpan | None = None
         self._tools: dict[tuple[int, int], LoggedSpan] = {}
@@ -115,10 +150,12 @@ class _Builder:
     def add(self, record: Record) -> None:
         """Add a record."""
         at = record.at
+        if isinstance(record.entry, WITHOUT_WORK):
+            self._pause(at)
         match record.entry:
             case Asked(turn=turn):
                 self._begin_turn(turn, at)
-                self._asked_at = at
+                self._asked_at, self._is_asking = at, True
             case Consulted() as consulted:
                 self._consulted(consulted, at)
             case Answered() as answered:
@@ -131,7 +168,9 @@ class _Builder:
                 tool = self._tools.get((self._number, position))
                 if tool is not None and tool.ended_at is None:
                     tool.ended_at = at
-                    tool.notes.append("waits")
+                    tool.notes.append(_WAITS)
+            case ToolWithdrawn(position=position):
+                self._withdrawn(position, at)
             case BatchEnded():
                 self._end_turn(at)
             case RunSuspended():
@@ -147,6 +186,21 @@ class _Builder:
             case _:
                 pass
         self._last_at = at
+
+    def mark_open(self, note: str) -> None:
+        """After the last record: note at what has not ended that it is in progress, or was killed,
+        or that its end cannot be read.
+        """
+        if self._run.ended_at is not None:
+            return
+        if self._suspended is not None:
+            self._run.notes.append("suspended")
+            return
+        if self._is_asking:
+            self._above().children.append(LoggedSpan(_chat(self._model), self._asked_at))
+        for span in self._run.walk():
+            if span.ended_at is None:
+                span.notes.append(note)
 
     def parent_of(self, child: RunBegan) -> LoggedSpan:
         """The span of the call that started a child run."""
@@ -168,8 +222,6 @@ class _Builder:
             costs = [call.cost for call in calls if call.usage is not None and _is_model_call(call)]
             known = [cost for cost in costs if cost is not None]
             run.cost = sum(known) if len(known) == len(costs) else None
-        if run.ended_at is None and self._suspended is None:
-            run.notes.append("not ended")
         return run
 
     def _begin_turn(self, turn: int, at: int) -> None:
@@ -187,8 +239,8 @@ class _Builder:
         return self._run if self._turn is None else self._turn
 
     def _answered(self, answered: Answered, at: int) -> None:
-        names = self._model.names
-        call = LoggedSpan(f"chat {names[0]}" if names else "chat", self._asked_at, at)
+        self._is_asking = False
+        call = LoggedSpan(_chat(self._model), self._asked_at, at)
         call.usage = answered.message.usage
         self._calls = answered.message.tool_calls
         if call.usage is not None and self._price is not None:
@@ -203,7 +255,7 @@ class _Builder:
         self._begin_turn(consulted.turn, self._last_at)
         model = consulted.model or self._model
         price = self._price if consulted.model is None else _known_price(model)
-        call = LoggedSpan(f"chat {model.names[0]}" if model.names else "chat", self._last_at, at)
+        call = LoggedSpan(_chat(model), self._last_at, at)
         call.usage = consulted.message.usage
         call.notes.append(f"asked by {consulted.plugin}")
         if call.usage is not None and price is not None:
@@ -213,6 +265,10 @@ class _Builder:
         self._above().children.append(call)
 
     def _tool(self, position: int, call_id: str, name: str, at: int) -> LoggedSpan:
+        span = self._tools.get((self._number, position))
+        if span is not None:  # it goes on, after it has waited or its process has died
+            self._go_on(span, at)
+            return span
         span = LoggedSpan(f"execute_tool {name}", at)
         self._tools[self._number, position] = self._by_id[call_id] = span
         self._above().children.append(span)
@@ -220,30 +276,60 @@ class _Builder:
 
     def _tool_ended(self, ended: ToolEnded, at: int) -> None:
         span = self._tools.get((self._number, ended.position))
-        if span is None or span.ended_at is not None:
-            if span is not None and "waits" in span.notes:  # it has the result of the decision
-                return
+        if span is None:
             name = ended.tool_name or self._name_at(ended.position)
             span = self._tool(ended.position, ended.tool_call_id, name, at)
             span.notes.append("not run")
+        self._go_on(span, at)  # it may have waited for its result
         span.ended_at = at
         if ended.result.is_error:
             span.notes.append("error")
+
+    def _withdrawn(self, position: int, at: int) -> None:
+        """The tool was announced, and did not run."""
+        span = self._tools.get((self._number, position))
+        if span is not None and span.pauses:  # what it waited for still holds
+            span.ended_at = at
+            span.notes.append(_WAITS)
+        elif span is not None:
+            del self._tools[self._number, position]
+            above = self._above()
+            above.children = [below for below in above.children if below is not span]
 
     def _name_at(self, position: int) -> str:
         return self._calls[position].name if position < len(self._calls) else "?"
 
     def _resumed(self, at: int) -> None:
+        self._is_asking = False  # it asks again
         if self._suspended is not None:
             self._suspended.ended_at = at
             self._suspended = None
-        if self._turn is not None:
-            self._turn.ended_at = None  # its calls go on
+            if self._turn is not None:  # its calls go on
+                self._go_on(self._turn, at)
+
+    def _pause(self, at: int) -> None:
+        """Nothing has worked on the run since the last record."""
+        if at > self._last_at:
+            for span in (self._run, self._turn, *self._tools.values()):
+                if span is not None and span.ended_at is None:
+                    span.pauses.append((self._last_at, at))
+
+    def _go_on(self, span: LoggedSpan, at: int) -> None:
+        """Continue a span that had ended for the time being."""
+        if span.ended_at is not None:
+            span.pauses.append((span.ended_at, max(at, span.ended_at)))
+            span.ended_at = None
+        if _WAITS in span.notes:
+            span.notes.remove(_WAITS)
 
     def _end(self, outcome: str, at: int) -> None:
         self._end_turn(at)
         self._run.ended_at = at
         self._run.notes.append(outcome)
+
+
+def _chat(model: ModelRef) -> str:
+    return f"chat {model.names[0]}" if model.names else "chat"
 
 
 def _is_model_call(span: LoggedSpan) -> bool:
@@ -321,8 +407,8 @@ class _Table:
 
     def lines(self, bar: int) -> list[str]:
         """The lines, with bars of this length; 0 for none."""
-        start = self._spans[0].began_at
-        end = max(span.ended_at or span.began_at for span in self._spans)
+        root = self._spans[0]
+        end = _worked_until(root, max(span.ended_at or span.began_at for span in self._spans))
         lines = []
         for name, numbers, span, notes in zip(
             self._names, self._numbers, self._spans, self._notes, strict=True
@@ -332,7 +418,7 @@ class _Table:
                 cell.rjust(width) for cell, width in zip(numbers, self._widths, strict=False)
             ]
             if bar > 0:
-                columns.append(_bar(span, start, end, bar))
+                columns.append(_bar(root, span, end, bar))
             columns.append(notes)
             lines.append(_GAP.join(columns).rstrip())
         return lines
@@ -386,9 +472,9 @@ def _rows(span: LoggedSpan, stem: str, below: str) -> Iterator[tuple[str, Logged
 
 
 def _seconds(span: LoggedSpan) -> str:
-    if span.ended_at is None:
+    milliseconds = span.worked_ms
+    if milliseconds is None:
         return "…"
-    milliseconds = max(0, span.ended_at - span.began_at)
     if milliseconds < 1000:
         return f"{milliseconds} ms"
     if milliseconds < 120_000:
@@ -418,12 +504,24 @@ def _money(cost: float | None) -> str:
     return "" if cost is None else f"{cost:.4f}"
 
 
-def _bar(span: LoggedSpan, start: int, end: int, width: int) -> str:
-    """When the span was, between the start and the end of the whole: at least a thin line."""
-    whole = max(1, end - start)
-    begins = round((span.began_at - start) * width * 8 / whole)
-    ends = round(((span.ended_at or end) - start) * width * 8 / whole)
+def _worked_until(root: LoggedSpan, at: int) -> int:
+    """How long the whole was worked on until then: its pauses have no place on the line of time."""
+    paused = sum(max(0, min(at, end) - begin) for begin, end in root.pauses)
+    return at - root.began_at - paused
+
+
+def _bar(root: LoggedSpan, span: LoggedSpan, end: int, width: int) -> str:
+    """When the span was, between the start and the end of the whole: at least a thin line. One that
+    has not ended is light, up to the newest that is known.
+    """
+    whole = max(1, end)
+    ended = end if span.ended_at is None else _worked_until(root, span.ended_at)
+    begins = round(_worked_until(root, span.began_at) * width * 8 / whole)
+    ends = round(ended * width * 8 / whole)
     begins = min(max(0, begins), width * 8 - 1)
     full, rest = divmod(max(1, ends - begins), 8)
-    drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
+    if span.ended_at is None:
+        drawn = _OPEN * max(1, width - begins // 8)
+    else:
+        drawn = "█" * full + (_EIGHTHS[rest] if rest else "")
     return (" " * (begins // 8) + drawn)[:width].ljust(width)

@@ -210,6 +210,9 @@ class ToolContext(Generic[DepsT_co]):
     """Whether listeners are receiving an update of the tool."""
     when_reported: Callable[[], object] | None = None
     """Called as soon as they have it."""
+    when_settled: Callable[[], object] | None = None
+    """Called as soon as the call is over, as far as the run is concerned. The tool may still run.
+    """
     plain_result: object = _NO_RESULT
     """A result that was checked where it was made."""
     continued: Continued | None = None
@@ -361,6 +364,8 @@ class ToolContext(Generic[DepsT_co]):
         With ``drop``, an update that is being sent is cancelled too.
         """
         self._settled = True
+        if self.when_settled is not None:
+            self.when_settled()
         if drop and self._reporting is not None:
             self._reporting.cancel()
 

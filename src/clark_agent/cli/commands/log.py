@@ -19,7 +19,6 @@ from typing import TextIO
 import click
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from clark_agent.cli.app import examples
 from clark_agent.cli.options import (
@@ -47,13 +46,13 @@ from clark_agent.cli.view import (
     time_text,
     usage_text,
 )
-from clark_agent.errors import ConfigError, DecodeError, LogDamaged
+from clark_agent.errors import ConfigError, DecodeError
 from clark_agent.export import to_anthropic_messages, to_markdown, to_openai_messages
 from clark_agent.prices import Price
 from clark_agent.replay import replay as replay_run
 from clark_agent.run_log import check_prefix, fold, usage_tree, waiting_for
 from clark_agent.run_log import diff as first_difference
-from clark_agent.run_log.fold import FoldedRun
+from clark_agent.run_log.fold import fold_intact
 from clark_agent.run_log.records import (
     Answered,
     Asked,
@@ -155,7 +154,8 @@ def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Lo
     tools ran, and what waited for a decision, until when, and who decided it. The time in which a
     run was suspended counts for nothing. Damage to the log is reported at the end.
 
-    With --trace: a tree of the run, its turns, model calls, tools and child runs.
+    With --trace: a tree of the run, its turns, model calls, tools and child runs, as far as their
+    logs can be read.
     """
     cost = None if price is None else Price(input=price[0], output=price[1])
     if trace:
@@ -163,7 +163,7 @@ def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Lo
         show_trace(screen, log.store, find_run(log, run_id), price=cost)
         screen.close()
         return
-    loaded, folded, damage = _readable(log.store.load(find_run(log, run_id)))
+    loaded, folded, damage = fold_intact(log.store.load(find_run(log, run_id)))
     began, settings = folded.began, settings_of(folded.began)
     screen = RichScreen() if has_terminal() else PlainScreen(notes=sys.stdout)
     screen.note(f"run       {safe(loaded.run_id)}")
@@ -201,18 +201,6 @@ def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Lo
         if cost is not None:
             screen.note(f"{cost.of(tree.tree_usage):.4f} in all")
     screen.close()
-
-
-def _readable(loaded: LoadedRun) -> tuple[LoadedRun, FoldedRun, LogDamaged | None]:
-    """Return the run up to the damage, its fold, and the damage, if there is any."""
-    try:
-        return loaded, fold(loaded), None
-    except LogDamaged as error:
-        intact = [record for record in loaded.records if record.seq < error.at]
-        if not intact:
-            raise
-        loaded = replace(loaded, records=tuple(intact), problems=())
-        return loaded, fold(loaded), error
 
 
 class _Step(Struct):
