@@ -289,6 +289,9 @@ async def test_the_whole_text_can_be_read_back() -> None:
         ({"turns": 1}, "Result 0: "),
         ({"turns": 0}, FACT),
         ({"turns": "1", "page": -1}, "There are the pages 1 to 1, not -1."),
+        ({"turns": "1" * 5_000}, "turns such as 12 or 12-15"),
+        ({"turns": "1-" + "9" * 18}, "Result 0: "),
+        ({"turns": "1", "page": "9" * 5_000}, "too large"),
         ({"turns": "1", "page": 0}, "There are the pages 1 to 1, not 0."),
     ],
 )
