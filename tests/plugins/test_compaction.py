@@ -23,6 +23,7 @@ from clark_agent import (
     ConfigError,
     Conversation,
     CustomMessage,
+    ImageContent,
     LoopConfig,
     LoopOutcome,
     RunAborted,
@@ -32,6 +33,7 @@ from clark_agent import (
     StreamRequest,
     SystemMessage,
     TextContent,
+    TokenBudget,
     ToolCall,
     ToolResultMessage,
     UniqueToolCallIds,
@@ -48,7 +50,7 @@ from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, check_prefix, fork, usage_tree
 from clark_agent.stream import Done, Error, Start, StreamEvent
 from clark_agent.testing import RecordingSink, ScriptedStream, check_events, say
-from clark_agent.tools import ToolHistoryPolicy
+from clark_agent.tools import ToolHistoryPolicy, ToolResult
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
 FACT = "The password is swordfish."
@@ -691,6 +693,23 @@ async def test_a_run_that_is_cancelled_meanwhile_ends_and_goes_on_later() -> Non
     result = await run("Go on.", context, config)
     assert result.outcome is LoopOutcome.DONE
     assert marks(result.messages)
+
+
+@pytest.mark.parametrize("kilobytes", [5, 300])
+async def test_images_do_not_count_with_their_bytes(kilobytes: int) -> None:
+    model = Summarised(12)
+    image = ImageContent("data:image/png;base64," + "A" * (kilobytes * 1_365), "image/png")
+
+    @tool
+    def look(number: int) -> ToolResult:
+        """Look at the screen."""
+        return ToolResult((image,))
+
+    result, _ = await play(model, Compaction(128_000), TokenBudget(60_000), tools=[look])
+    assert result.outcome is LoopOutcome.DONE
+    assert marks(result.messages) == []
+    sent = [m for m in model.requests[-1].messages if isinstance(m, ToolResultMessage)]
+    assert [m.content for m in sent] == [(image,)] * 12
 
 
 # --- requests that are too large ------------------------------------------------------------------
