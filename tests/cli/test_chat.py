@@ -17,13 +17,16 @@ from typing import Any
 
 import pytest
 
+from clark_agent import run
 from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.options import Approvals, Settings
 from clark_agent.cli.slash import obey
 from clark_agent.cli.view import Style
+from clark_agent.config import LoopConfig
 from clark_agent.errors import ConfigError
-from clark_agent.run_log import Allow, JsonlStore, decide, waiting_for
-from clark_agent.types import AgentMessage, AssistantMessage, UserMessage
+from clark_agent.run_log import Allow, JsonlStore, RunLog, decide, waiting_for
+from clark_agent.testing import ScriptedStream
+from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, UserMessage
 from tests.cli.command_line import calls, calls_all, hangs, says
 from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -31,6 +34,11 @@ from tests.transports.wires_chat import bodies
 
 PATIENCE = 20.0  # seconds until a screen that does not come is an error
 ENV = {"OPENAI_API_KEY": "none", "LC_ALL": "C.UTF-8"}
+
+
+LONG_TALK: list[AgentMessage] = [UserMessage("Talk.")]
+for _number in range(30):
+    LONG_TALK += [AssistantMessage.from_text("word " * 2_000), UserMessage(f"And {_number}?")]
 
 
 def last_message(server: ByteServer) -> dict[str, Any]:
@@ -296,6 +304,24 @@ async def test_ctrl_c_clears_the_line_or_stops_the_run(tmp_path: Path) -> None:
         assert "half a line" in said[-1]
 
 
+async def test_ctrl_c_stops_a_compaction(tmp_path: Path) -> None:
+    answers = (hangs("They"), says("I am here."))
+    async with chatting(tmp_path, *answers) as (terminal, server):
+        config = LoopConfig(stream=ScriptedStream(["Yes."]), run_log=RunLog(terminal.store))
+        await run("Still there?", AgentContext("", tuple(LONG_TALK)), config)
+        await terminal.line(f"/resume {terminal.store.runs()[0].run_id}")
+        await terminal.sees("Yes.")
+        await terminal.line("/compact")
+        await terminal.until(lambda _: bool(bodies(server)), "the request for the summary")
+        await terminal.keys("C-c")
+        await terminal.sees("stopped; the conversation is as it was")
+        await server.client_gone()
+        await terminal.line("Are you there?")
+        await terminal.sees("I am here.")
+        roles = [m["role"] for m in bodies(server)[1]["messages"]]
+        assert roles.count("assistant") == 31  # all of them
+
+
 async def test_ctrl_c_twice_aborts_what_does_not_stop(tmp_path: Path) -> None:
     stubborn = calls("shell", command="trap '' INT TERM; echo $$ > began; sleep 60")
     async with chatting(tmp_path, stubborn, says("All right.")) as (terminal, server):
@@ -520,16 +546,13 @@ async def test_a_chat_is_compacted_by_hand(tmp_path: Path, monkeypatch: pytest.M
         settings = Settings(model=f"{server.url}/v1#m", tools=(), root=str(tmp_path))
         chat = Chat(settings, Notes(notes.append), log=None, approvals=Approvals(), system="")
         await obey(chat, "/compact")
-        history: list[AgentMessage] = [UserMessage("Talk.")]
-        for number in range(30):
-            history += [AssistantMessage.from_text("word " * 2_000), UserMessage(f"And {number}?")]
-        chat.conversation.context = chat.conversation.context.extend(history)
+        chat.conversation.context = chat.conversation.context.extend(LONG_TALK)
         await obey(chat, "/compact")
-        assert notes[0] == "there is nothing to compact yet"
-        assert notes[1].startswith("summarised: ")
+        assert notes[1] == "there is nothing to compact yet"
+        assert notes[3].startswith("summarised: 20 turns, ")
         assert chat.usage.output_tokens == 20
         with pytest.raises(ConfigError, match="takes no argument"):
             await obey(chat, "/compact all")
         assert len(bodies(server)) == 1
         await chat.close()
-    assert len(chat.conversation.messages) == len(history) + 1
+    assert len(chat.conversation.messages) == len(LONG_TALK) + 1

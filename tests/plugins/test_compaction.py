@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clark_agent import (
@@ -21,6 +23,7 @@ from clark_agent import (
     ConfigError,
     Conversation,
     CustomMessage,
+    ImageContent,
     LoopConfig,
     LoopOutcome,
     RunAborted,
@@ -28,7 +31,9 @@ from clark_agent import (
     StreamError,
     StreamErrorKind,
     StreamRequest,
+    SystemMessage,
     TextContent,
+    TokenBudget,
     ToolCall,
     ToolResultMessage,
     UniqueToolCallIds,
@@ -45,7 +50,7 @@ from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, check_prefix, fork, usage_tree
 from clark_agent.stream import Done, Error, Start, StreamEvent
 from clark_agent.testing import RecordingSink, ScriptedStream, check_events, say
-from clark_agent.tools import ToolHistoryPolicy
+from clark_agent.tools import ToolHistoryPolicy, ToolResult
 
 EMPTY = AssistantMessage((), StopReason.OTHER)
 FACT = "The password is swordfish."
@@ -286,6 +291,9 @@ async def test_the_whole_text_can_be_read_back() -> None:
         ({"turns": 1}, "Result 0: "),
         ({"turns": 0}, FACT),
         ({"turns": "1", "page": -1}, "There are the pages 1 to 1, not -1."),
+        ({"turns": "1" * 5_000}, "turns such as 12 or 12-15"),
+        ({"turns": "1-" + "9" * 18}, "Result 0: "),
+        ({"turns": "1", "page": "9" * 5_000}, "too large"),
         ({"turns": "1", "page": 0}, "There are the pages 1 to 1, not 0."),
     ],
 )
@@ -414,6 +422,104 @@ async def test_summaries_that_grow_are_merged() -> None:
     assert merged.first_turn == 1
     late = [text for text in texts(model.requests[-1]) if text.startswith("[A summary")]
     assert len(late) <= 5
+
+
+# --- what no model has seen ---------------------------------------------------------------------
+
+
+class Fetching(Summarised):
+    """A model that fetches batches of these sizes, and remembers what it has not seen before."""
+
+    def __init__(self, batches: list[list[int]], **settings: Any) -> None:
+        super().__init__(len(batches), **settings)
+        self.batches = batches
+        self.made: list[str] = []
+        """The results of all calls."""
+        self.answered: list[tuple[StreamRequest, list[str]]] = []
+        """The requests that it has answered, with the results that were not made before."""
+
+    async def __call__(
+        self, request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        async for event in super().__call__(request, signal):
+            if isinstance(event, Done) and request in self.requests:
+                known = sum([len(new) for _, new in self.answered])
+                self.answered.append((request, self.made[known:]))
+            if isinstance(event, Done) and event.message.tool_calls:
+                number = len(self.answered) - 1
+                calls = [
+                    ToolCall(f"{number}.{at}", "fetch", {"size": size})
+                    for at, size in enumerate(self.batches[number])
+                ]
+                event = Done(replace(event.message, content=tuple(calls)))
+            yield event
+
+    def number(self, request: StreamRequest) -> int:
+        return len(self.answered)
+
+    def fetch(self, size: int) -> str:
+        """Fetch something."""
+        self.made.append(f"Result {len(self.made)}: " + "x" * size)
+        return self.made[-1]
+
+
+class Notes:
+    """Adds messages after batches."""
+
+    def __init__(self, notes: Sequence[AgentMessage | None]) -> None:
+        self.notes = list(notes)
+
+    def next_steering_messages(self) -> list[AgentMessage]:
+        note = self.notes.pop(0) if self.notes else None
+        return [] if note is None else [note]
+
+
+NOTES = [None, UserMessage("Use metres."), SystemMessage("Remember the rules.")]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2_500), min_size=1, max_size=3), min_size=4, max_size=16),
+    st.lists(st.sampled_from(NOTES), max_size=16),
+    st.sampled_from(["", "What happened so far.", "word " * 4_000]),
+    st.sampled_from([None, "{size} > {limit} maximum", "Too long."]),
+)
+def test_a_model_sees_all_results_whole_before_they_are_replaced(
+    batches: list[list[int]],
+    notes: list[AgentMessage | None],
+    summary: str,
+    said: str | None,
+) -> None:
+    limit = None if said is None else WINDOW
+    model = Fetching(batches, summary=lambda request: summary, limit=limit, said=said or "")
+    compaction = Compaction(WINDOW if said is None else None)
+    asyncio.run(play(model, compaction, Notes(notes), tools=[tool(model.fetch)]))
+    for request, new in model.answered:
+        least = 250 + sum([len(text) // 4 + 8 for text in new])
+        if limit is None or least < 0.8 * limit:
+            assert set(new) <= set(texts(request))
+
+
+@pytest.mark.parametrize("note", NOTES)
+@pytest.mark.parametrize("summary", ["", "What happened so far."])
+async def test_a_message_behind_results_does_not_replace_them(
+    note: AgentMessage | None, summary: str
+) -> None:
+    batches = [[700], [700], [700], [3_600], [0], [0]]
+    model = Fetching(batches, summary=lambda request: summary)
+    notes = Notes([None, None, None, None, note])
+    result, _ = await play(model, Compaction(WINDOW), notes, tools=[tool(model.fetch)])
+    assert marks(result.messages)
+    assert model.made[3] in texts(model.requests[4])
+
+
+async def test_results_that_do_not_fit_can_be_read_back() -> None:
+    """They go last: behind what is pinned, and after the provider has rejected them."""
+    model = Fetching([[100], [100], [9_000], [0]], limit=WINDOW)
+    result, _ = await play(model, Compaction(WINDOW), tools=[tool(model.fetch)])
+    assert result.outcome is LoopOutcome.DONE
+    assert [mark.last_turn for mark in marks(result.messages)][-1] == 3
+    assert model.made[2] not in texts(model.answered[3][0])
+    assert "read_earlier" in texts(model.answered[3][0])[-1]
 
 
 # --- conversations ------------------------------------------------------------------------------
@@ -589,6 +695,23 @@ async def test_a_run_that_is_cancelled_meanwhile_ends_and_goes_on_later() -> Non
     assert marks(result.messages)
 
 
+@pytest.mark.parametrize("kilobytes", [5, 300])
+async def test_images_do_not_count_with_their_bytes(kilobytes: int) -> None:
+    model = Summarised(12)
+    image = ImageContent("data:image/png;base64," + "A" * (kilobytes * 1_365), "image/png")
+
+    @tool
+    def look(number: int) -> ToolResult:
+        """Look at the screen."""
+        return ToolResult((image,))
+
+    result, _ = await play(model, Compaction(128_000), TokenBudget(60_000), tools=[look])
+    assert result.outcome is LoopOutcome.DONE
+    assert marks(result.messages) == []
+    sent = [m for m in model.requests[-1].messages if isinstance(m, ToolResultMessage)]
+    assert [m.content for m in sent] == [(image,)] * 12
+
+
 # --- requests that are too large ------------------------------------------------------------------
 
 
@@ -611,6 +734,39 @@ async def test_a_provider_need_not_say_how_large_the_window_is(said: str) -> Non
     result, _ = await play(model, Compaction())
     assert result.outcome is LoopOutcome.DONE
     assert len([request for request in model.requests if size_of(request) > 1_200]) <= 3
+
+
+@pytest.mark.parametrize("said", ["Your input is too long.", "{size} tokens > {limit} maximum"])
+@pytest.mark.parametrize("window", [None, 1_200])
+async def test_what_is_pinned_goes_if_nothing_else_makes_the_request_fit(
+    said: str, window: int | None
+) -> None:
+    model = Summarised(0, limit=1_200, said=said)
+    compaction = Compaction(window, pinned=lambda m: "IMPORTANT" in m.plain_text)
+    talk = Conversation(LoopConfig(stream=model, plugins=[compaction]), "You talk.")
+    await talk.send(FACT)
+    await talk.send("IMPORTANT: " + "a rule " * 350)
+    await talk.send("More. " * 30)
+    question = "Read this: " + "word " * 480
+    assert (await talk.send(question)).outcome is LoopOutcome.DONE
+    assert texts(model.requests[-1])[0] == FACT
+    assert texts(model.requests[-1])[-1] == question
+    assert size_of(model.requests[-1]) <= 1_200
+    sizes = [size_of(request) for request in model.requests[3:]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+async def test_the_request_after_a_compaction_by_hand_is_checked(by_hand: bool) -> None:
+    model = Summarised(0)
+    talk = Conversation(LoopConfig(stream=model, plugins=[Compaction(WINDOW)]), "You talk.")
+    for number in range(12):
+        await talk.send(f"Question {number}. " + "Tell me about it. " * 15)
+    if by_hand:
+        assert await talk.compact() is not None
+    await talk.send("word " * 1_400)
+    assert len(marks(talk.messages)) == 1 + by_hand
+    assert size_of(model.requests[-1]) <= WINDOW
 
 
 async def test_another_run_of_the_conversation_knows_the_window() -> None:

@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from clark_agent import (
     AgentContext,
     AgentMessage,
+    AssistantMessage,
+    CancellationToken,
+    Compaction,
     LoopConfig,
+    StopReason,
+    StreamError,
+    StreamErrorKind,
+    StreamRequest,
     SystemMessage,
+    TextContent,
     TransformContext,
     run,
     tool,
 )
+from clark_agent.errors import InvalidContinuationError
+from clark_agent.messages import JsonSizeEstimator, estimate_messages
 from clark_agent.plugins import TokenBudget
-from clark_agent.run_log import MemoryStore, PrefixChanged, RunLog, check_prefix, usage_tree
+from clark_agent.run_log import (
+    MemoryStore,
+    PrefixChanged,
+    RunLog,
+    check_prefix,
+    resume,
+    usage_tree,
+)
 from clark_agent.run_log.fold import fold, fold_in
-from clark_agent.run_log.prefix import PrefixCause, PrefixReport
+from clark_agent.run_log.prefix import PrefixCause, PrefixReader, PrefixReport
 from clark_agent.run_log.records import Asked
 from clark_agent.run_log.sent import SentMessages
+from clark_agent.run_log.store import LoadedRun
 from clark_agent.run_log.writer import encode_entry
-from clark_agent.testing import ScriptedStream, call
-from tests.run_log.stories import FAILURES, STORIES, begin
+from clark_agent.stream import Done, Error, Start, StreamEvent
+from clark_agent.testing import ScriptedStream, call, say
+from tests.run_log.stories import FAILURES, STORIES, begin, copy_of
 
+EMPTY = AssistantMessage((), StopReason.OTHER)
 CALLS = [call("look", n=n) for n in range(6)]
 
 
@@ -34,6 +60,12 @@ CALLS = [call("look", n=n) for n in range(6)]
 def look(n: int) -> str:
     """Look."""
     return f"{n} " * 200
+
+
+@tool
+def small(n: int) -> str:
+    """Look briefly."""
+    return f"{n} " * 80
 
 
 @tool
@@ -73,6 +105,118 @@ async def test_the_requests_of_a_log_are_rebuilt_as_they_were_sent(name: str) ->
             if isinstance(record.entry, Asked):
                 assert timeless(sent.messages) == timeless(record.entry.request["messages"])
         check_prefix(store, summary.run_id)
+
+
+class Editor:
+    """A transform of the hypothesis test: edits some requests in one way, and copies the others."""
+
+    def __init__(self, name: str, how: str, every: int, after: int) -> None:
+        self.name = name
+        self.how = how
+        self.every = every
+        self.after = after
+        self.own: list[AgentMessage] = []
+
+    def should_transform(self, messages: Sequence[AgentMessage], ctx: TransformContext) -> bool:
+        return self.how != "rarely" or ctx.iteration % self.every == 0
+
+    def transform_context(
+        self, messages: Sequence[AgentMessage], ctx: TransformContext
+    ) -> Sequence[AgentMessage]:
+        is_due = len(messages) > self.after and ctx.iteration % self.every == 0
+        match self.how:
+            case "raise" if is_due:
+                raise ValueError("not now")
+            case "drop":  # only what compactions make, for example
+                return [m for m in messages if not m.plain_text.startswith("[")]
+            case "drop one" if is_due:
+                return [m for n, m in enumerate(messages) if n != 1]
+            case "insert" if is_due:
+                return [messages[0], SystemMessage("Mind."), *messages[1:]]
+            case "edit" if is_due:
+                short = (TextContent("short"),)
+                return [
+                    replace(m, content=short) if m.role == "tool_result" else m for m in messages
+                ]
+            case "end" if is_due:
+                return [*messages, SystemMessage(f"{len(messages)} messages")]
+            case "rarely":
+                return [*messages, SystemMessage("Mind.")]
+            case "same":
+                return messages
+            case "own list":  # changed in place
+                self.own[:] = [m for n, m in enumerate(messages) if n != self.after or not is_due]
+                return self.own
+            case _:
+                return list(messages)
+
+
+HOW = ["copy", "raise", "drop", "drop one", "insert", "edit", "end", "rarely", "same", "own list"]
+EDITORS = st.builds(
+    Editor, st.sampled_from("abc"), st.sampled_from(HOW), st.integers(1, 4), st.integers(0, 9)
+)
+
+
+@given(
+    st.lists(EDITORS, max_size=3),
+    st.lists(EDITORS, max_size=3),
+    st.sampled_from([600, 900, 100_000]),
+    st.none() | st.integers(500, 900),
+    st.integers(0, 200),
+)
+def test_requests_that_plugins_have_edited_are_rebuilt_as_they_were_sent(
+    before: list[Editor],
+    behind: list[Editor],
+    window: int,
+    limit: int | None,
+    cut: int,
+) -> None:
+    async def model(
+        request: StreamRequest, signal: CancellationToken
+    ) -> AsyncIterator[StreamEvent]:
+        yield Start(EMPTY)
+        if "Write a summary" in request.messages[-1].plain_text:
+            yield Done(say("Nothing special."))
+            return
+        if limit is not None and estimate_messages(JsonSizeEstimator(), request.messages) > limit:
+            yield Error(EMPTY, StreamErrorKind.CONTEXT_OVERFLOW, "too long")
+            return
+        number = next(numbers)
+        yield Done(
+            say("done") if number > 14 else say("", call("small", call_id=f"c{number}", n=1))
+        )
+
+    store, numbers = MemoryStore(), count()
+    plugins: list[Any] = [*before, Compaction(window), *behind]
+    run_log = RunLog(store, full_requests=True)
+    config = LoopConfig(stream=model, tools=[small], plugins=plugins, run_log=run_log)
+    with suppress(StreamError):
+        asyncio.run(run("go", AgentContext(), config))
+    (summary,) = store.runs()
+    loaded = store.load(summary.run_id)
+    check_rebuilt(loaded)
+    rest, numbers = copy_of(store, summary.run_id, 1 + cut % len(loaded.records)), count(20)
+    config = config.replace(run_log=RunLog(rest, full_requests=True))
+    with suppress(StreamError, InvalidContinuationError):
+        asyncio.run(resume(rest, summary.run_id, config))
+    check_rebuilt(rest.load(summary.run_id))
+
+
+def check_rebuilt(loaded: LoadedRun) -> None:
+    """The log says what each request had, and what of it was in the one before."""
+    state = fold(replace(loaded, records=loaded.records[:1]))
+    reader = PrefixReader(state, JsonSizeEstimator())
+    last: list[Any] = []
+    for record in loaded.records[1:]:
+        fold_in(state, record)
+        prefix = reader.read(record.entry, record.seq)
+        if isinstance(record.entry, Asked) and prefix is not None:
+            sent = timeless(record.entry.request["messages"])
+            assert timeless(reader.messages) == sent
+            is_same = [old == new for old, new in zip(last, sent, strict=False)]
+            kept = (*is_same, False).index(False)
+            assert prefix.kept_messages == kept
+            last = sent
 
 
 def timeless(messages: Sequence[Any]) -> list[Any]:

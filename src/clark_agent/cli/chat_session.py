@@ -105,6 +105,7 @@ class Chat:
         self._task: asyncio.Task[bool] | None = None
         self._is_closing = False
         self._token = CancellationToken()
+        self._is_compacting = False
         self._receipts: list[SteeringReceipt] = []
         self._waiting: set[asyncio.Task[None]] = set()
 
@@ -194,7 +195,12 @@ class Chat:
         self._task.add_done_callback(self._over)
 
     def interrupt(self) -> bool:
-        """Ask the run to stop; the second call aborts it. Return whether a run was active."""
+        """Ask the run to stop; the second call aborts it. Or stop the compaction. Return whether
+        there was something to stop.
+        """
+        if self._is_compacting:
+            self._token.cancel("interrupted")
+            return True
         if self._task is None:
             return False
         if self._token.cancelled:
@@ -239,12 +245,16 @@ class Chat:
         return False
 
     async def compact(self) -> CompactionReport | None:
-        """Summarise older turns now. None if there is nothing to replace."""
-        self.screen.status("compacting")
+        """Summarise older turns now. None if there is nothing to replace. Raises `RunAborted` after
+        `interrupt`; then nothing has changed.
+        """
+        self._token = CancellationToken()
+        self._is_compacting = True
+        self.screen.note("compacting; Ctrl-C stops it")
         try:
-            done = await self.conversation.compact()
+            done = await self.conversation.compact(self._token)
         finally:
-            self.screen.status("")
+            self._is_compacting = False
         if done is not None:
             self.usage += done.usage
         return done

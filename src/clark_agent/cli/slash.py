@@ -17,7 +17,7 @@ from clark_agent.cli.chat_session import Chat
 from clark_agent.cli.options import TOOLS, find_run, tool_names
 from clark_agent.cli.view import one_line, usage_text
 from clark_agent.conversation import Conversation
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ConfigError, RunAborted
 from clark_agent.export import to_markdown
 from clark_agent.toolkit.approval import Approval
 from clark_agent.tools.repair import close_match
@@ -144,14 +144,19 @@ async def _resume(chat: Chat, given: str) -> None:
 async def _compact(chat: Chat, _: str) -> None:
     if chat.is_running:
         raise ConfigError("/compact has to wait until the run ends; Ctrl-C stops it")
-    done = await chat.compact()
+    try:
+        done = await chat.compact()
+    except RunAborted:
+        chat.screen.note("stopped; the conversation is as it was")
+        return
     if done is None:
         chat.screen.note("there is nothing to compact yet")
         return
     what = "summarised" if done.has_summary else "left out (the model gave no summary)"
-    turns = done.last_turn - done.first_turn + 1
+    count = done.last_turn - done.first_turn + 1
+    turns = "1 turn" if count == 1 else f"{count} turns"
     chat.screen.note(
-        f"{what}: {turns} turns, {done.tokens_before:,} → {done.tokens_after:,} tokens; "
+        f"{what}: {turns}, {done.tokens_before:,} → {done.tokens_after:,} tokens; "
         f"{usage_text(done.usage)}"
     )
 

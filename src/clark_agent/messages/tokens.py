@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from clark_agent.messages.wire import encode_message
-from clark_agent.types import AgentMessage
+from clark_agent.types import AgentMessage, FileContent, ImageContent
 
 __all__ = ["CachingEstimator", "JsonSizeEstimator", "TokenEstimator", "estimate_messages"]
 
@@ -29,12 +31,60 @@ class TokenEstimator(Protocol):
         ...
 
 
+_IMAGE = 1_600
+"""What an image costs, whatever its bytes. Anthropic scales images down to about this cost (1,568
+pixels on the long side, a token for 750 pixels); most other models charge less. What a provider
+counts corrects it."""
+
+_CHARS_PER_TOKEN = {"text": 16 / 3, "audio": 500, "video": 500}
+"""How many characters of base64 a token has, by the kind of media. A token of text has four bytes,
+one of a recording at usual bit rates about 400."""
+_CHARS_OF_DOCUMENT = 50
+"""The same for other files. Pages of a PDF are billed as text and as images, at about 2,000 tokens,
+and have from 30 to 300 kilobytes."""
+_TEXTS = ("application/json", "application/xml", "application/yaml")
+
+
 class JsonSizeEstimator:
-    """A quarter of the bytes of the message's JSON: close enough for English, without a model."""
+    """A quarter of the bytes of the message's JSON: close enough for English, without a model.
+
+    Images and files in base64 (``data:`` URLs) do not count with their bytes: an image costs 1,600
+    tokens, a file what its kind and size suggest. The Rust crate counts their bytes, as of text.
+    """
 
     def estimate_message(self, message: AgentMessage) -> int:
         """The cost of one message in tokens. Never raises."""
+        content = getattr(message, "content", None)
+        if isinstance(content, tuple):
+            inline = [block for block in content if _is_inline(block)]
+            if inline:
+                rest = [replace(b, source="") if _is_inline(b) else b for b in content]
+                message = replace(message, content=tuple(rest))
+                return len(encode_message(message)) // 4 + sum(map(_media_cost, inline))
         return len(encode_message(message)) // 4
+
+
+def _is_inline(block: Any) -> bool:
+    return isinstance(block, (ImageContent, FileContent)) and bool(_base64_at(block.source))
+
+
+def _base64_at(source: str) -> int:
+    """Where the data of a ``data:`` URL in base64 begins; 0 if it is none."""
+    head, comma, _ = source[:200].lower().partition(";base64,")
+    return len(head) + len(comma) if comma and head.startswith("data:") else 0
+
+
+def _media_cost(block: ImageContent | FileContent) -> int:
+    """The cost of an image or a file in a ``data:`` URL."""
+    if isinstance(block, ImageContent):
+        return _IMAGE
+    start = _base64_at(block.source)
+    size = len(block.source) - start
+    media_type = (block.media_type or block.source[5:start].partition(";")[0]).lower()
+    kind = "text" if media_type in _TEXTS else media_type.partition("/")[0]
+    if kind in _CHARS_PER_TOKEN:
+        return int(size / _CHARS_PER_TOKEN[kind])
+    return max(_IMAGE, size // _CHARS_OF_DOCUMENT)
 
 
 def estimate_messages(estimator: TokenEstimator, messages: Iterable[AgentMessage]) -> int:

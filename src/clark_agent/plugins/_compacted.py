@@ -134,8 +134,8 @@ class Projection:
         and the estimate of its messages."""
         self.measured_before: tuple[int, int] | None = None
         """The same for the last request before it."""
-        self.attempts = 0
-        """How many compactions there were since the newest answer."""
+        self.compacted = 0
+        """``total`` after the newest compaction."""
         self.failures = 0
         """How many compactions in a row have no summary."""
         self.windows: dict[str, int] = {}
@@ -170,7 +170,6 @@ class Projection:
     def _note(self, message: AgentMessage) -> None:
         if isinstance(message, AssistantMessage):
             self.turns += 1
-            self.attempts = 0
             usage = message.usage
             if usage is not None:
                 sent = (
@@ -193,7 +192,6 @@ class Projection:
         place = aligned(view, min(end, max(self.start, end - mark.kept)), self.start, end)
         self.parts = self.parts_with(mark, view, place, end)
         self.summaries = sum([self._estimate(UserMessage(part.mark.text)) for part in self.parts])
-        self.attempts += 1
         self.failures = 0 if mark.has_summary else self.failures + 1
         self.turns_before_start += answers(view, self.start, place)
         self.start = place
@@ -201,7 +199,7 @@ class Projection:
         task = [m for m in view[: self.task] if mark_of(m) is None]
         messages = [*task, *[m for part in self.parts for m in part.messages], *newest]
         self.log = MessageLog(messages)
-        self.total = sum([self._estimate(message) for message in messages])
+        self.total = self.compacted = sum([self._estimate(message) for message in messages])
         if self.measured is not None:
             self.measured_before, self.measured = self.measured, None
 

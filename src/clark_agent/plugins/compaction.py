@@ -27,6 +27,7 @@ from clark_agent.types import (
     AgentMessage,
     AssistantMessage,
     CustomMessage,
+    SystemMessage,
     ToolResultMessage,
     UserMessage,
 )
@@ -41,6 +42,13 @@ _LEAST_SHARE = 0.25
 """Which share of what is between trigger and target a compaction must free at least."""
 _TEXT_SHARE = 0.5
 """Which share of the window the text may have that another request is made of."""
+_OVERFLOWS = 3
+"""How often a request of one turn can be made smaller, as the engine does it."""
+_SMALLER = 0.95
+"""How large a request may be, as a share of the one before that was too large."""
+_LAST_RESORTS = ((True, False), (False, True), (True, True))
+"""What goes if nothing else helps: what is pinned, what no model has seen, or both; the latter two
+only after an overflow."""
 _CHARS = 3
 """How many characters of text a token has at least, usually."""
 
@@ -49,12 +57,13 @@ class Compaction:
     """Keeps conversations of any length within the window of the model, by summaries.
 
     Before a request above ``trigger`` (a share of the window) it lets a model summarise the older
-    turns, so that about ``target`` remains. The newest messages stay word for word, as do the task
-    (everything before the first answer), the newest message of the user, plans, open calls, what
-    people have decided, and messages for which ``pinned`` returns true. Later compactions add
-    further summaries, and the earlier ones stay, so that the provider's cache keeps them; when they
-    grow too many, they are merged. If a provider still rejects a request as too large, its error
-    starts a compaction, and says how large the window is.
+    turns, so that about ``target`` remains. The newest messages stay word for word, with all that
+    the model has not seen yet, as do the task (everything before the first answer), the newest
+    message of the user, plans, open calls, what people have decided, and messages for which
+    ``pinned`` returns true. Later compactions add further summaries, and the earlier ones stay, so
+    that the provider's cache keeps them; when they grow too many, they are merged. If a provider
+    still rejects a request as too large, its error starts a compaction, and says how large the
+    window is.
 
     Nothing is lost: the transcript keeps all messages, and the model can read them with the tool
     ``read_earlier``, which the plugin brings unless ``read_back`` is False. A compaction itself is
@@ -104,6 +113,7 @@ class Compaction:
         self._transcript = Projection(pinned)
         self._edited = Projection(pinned)
         self._known_overhead: tuple[object, str, int] | None = None
+        self._overflows = 0  # how many requests of this turn were too large
 
     def for_run(self) -> Compaction:
         """Return a new instance, which has not seen a transcript."""
@@ -136,12 +146,12 @@ class Compaction:
 
     async def before_request(self, ctx: BeforeRequestContext) -> list[CustomMessage] | None:
         """Compact the transcript if the next request would be too large, or was."""
+        self._overflows = 0 if ctx.overflow is None else self._overflows + 1
         state = self._follow(ctx)
-        is_small = state.size <= self.trigger * state.window
-        if ctx.overflow is None and (is_small or self._transcript.attempts):
-            return None  # or it was compacted since the newest answer
         least = 0.0
         if ctx.overflow is None:
+            if state.size <= self.trigger * state.window:
+                return None
             least = _LEAST_SHARE * (self.trigger - self.target) * state.window
         mark = await self._compact(ctx, state, least)
         return None if mark is None else [mark.message()]
@@ -167,13 +177,9 @@ class Compaction:
     async def _compact(
         self, ctx: BeforeRequestContext, state: _State, least: float, *, by_hand: bool = False
     ) -> Mark | None:
-        """Compact, if that frees more than ``least`` tokens."""
-        plan = self._plan(ctx, state)
-        is_enough = plan.freed * state.scale > least
-        if (state.size > state.window and not is_enough) or state.after(plan.freed) > state.window:
-            last_resort = self._plan(ctx, state, drops_pins=True)
-            plan = last_resort if last_resort.freed > plan.freed else plan
-        if plan.freed <= 0 or plan.freed * state.scale <= least:
+        """Compact, if that frees more than ``least`` tokens, or makes the request fit."""
+        plan = self._chosen(ctx, state, least)
+        if not state.is_worth(plan.freed, least):
             return None
         summary = await self._summary(ctx, state, plan, by_hand=by_hand)
         text, freed = plan.note, plan.freed
@@ -181,7 +187,10 @@ class Compaction:
             text = replaced(plan.turns, summary, can_read=bool(self.tools))
             made = Mark(text=text, merges=plan.merges, drops_pins=plan.drops_pins)
             freed = self._freed(ctx, made, plan.place)
-        if summary is None or freed <= 0:  # or it is longer than what it is about
+        is_larger = freed <= 0  # than what it is about
+        if ctx.overflow is not None:
+            is_larger = state.after(freed) > _SMALLER * state.size and freed < plan.freed
+        if summary is None or is_larger:
             plan = self._without_merging(ctx, state, plan)
             summary, text, freed = None, plan.note, plan.freed
             what = turns_text(plan.note_turns)
@@ -197,10 +206,32 @@ class Compaction:
             last_turn=last,
             messages=plan.place - plan.first,
             tokens_before=round(state.size),
-            tokens_after=round(state.after(freed)),
+            tokens_after=max(0, round(state.after(freed))),
             window=state.said,
             model=None if state.said is None else _model_of(ctx),
         )
+
+    def _chosen(self, ctx: BeforeRequestContext, state: _State, least: float) -> _Plan:
+        """The first plan with which the request fits, else the one that frees most.
+
+        Until it is the last attempt, an estimate says whether it fits. A plan that has not helped
+        before must free half.
+        """
+        best = self._plan(ctx, state)
+        is_needed = ctx.overflow is not None or state.size > state.window
+        for tried, (pins, unread) in enumerate(_LAST_RESORTS, 1):
+            limit = float(state.window)
+            if ctx.overflow is not None:
+                has_failed = self._overflows > min(tried, _OVERFLOWS - 1)
+                limit = min(limit, state.size * (0.5 if has_failed else _SMALLER))
+            is_worth = state.is_worth(best.freed, least) or not is_needed
+            if state.after(best.freed) <= limit and is_worth:
+                break
+            if unread and ctx.overflow is None:
+                break  # a model may take more than is known of it
+            plan = self._plan(ctx, state, drops_pins=pins, drops_unread=unread)
+            best = plan if plan.freed > best.freed else best
+        return best
 
     def _plan(
         self,
@@ -209,13 +240,17 @@ class Compaction:
         *,
         may_merge: bool = True,
         drops_pins: bool = False,
+        drops_unread: bool = False,
     ) -> _Plan:
         view, projection, end = ctx.messages, self._transcript, ctx.messages.stable
-        target = self.target * state.window / 2**projection.attempts
+        target = self.target * state.window / 2 ** max(0, self._overflows - 1)
         merges = may_merge and projection.summaries * state.scale > _MERGE_SHARE * target
         merges = merges or drops_pins
-        newest = _cost(ctx, view, projection.start, end)
-        place = self._place(ctx, state, target - state.size + state.scale * newest)
+        if drops_unread:
+            place = _newest_note(view, projection.start, end)
+        else:
+            newest = _cost(ctx, view, projection.start, end)
+            place = self._place(ctx, state, target - state.size + state.scale * newest)
         turns = note_turns = _turns(projection, view, place, merges=merges)
         if not merges and projection.before_notes < len(projection.parts):
             first = projection.parts[projection.before_notes].mark.first_turn
@@ -226,14 +261,14 @@ class Compaction:
         if place <= projection.start and not drops_pins:
             freed = 0
         first = projection.task if merges else projection.start
-        return _Plan(first, place, merges, drops_pins, turns, note_turns, note, freed)
+        return _Plan(first, place, merges, drops_pins, drops_unread, turns, note_turns, note, freed)
 
     def _without_merging(self, ctx: BeforeRequestContext, state: _State, plan: _Plan) -> _Plan:
         """The plan if there is no summary: earlier summaries stay, unless only they can go."""
         has_summaries = any(part.mark.has_summary for part in self._transcript.parts)
         if plan.drops_pins or not plan.merges or not has_summaries:
             return plan
-        kept = self._plan(ctx, state, may_merge=False)
+        kept = self._plan(ctx, state, may_merge=False, drops_unread=plan.drops_unread)
         is_enough = kept.freed > 0 and state.after(kept.freed) <= state.window
         return kept if is_enough else plan
 
@@ -260,26 +295,20 @@ class Compaction:
         return projection.total - task - made - _cost(ctx, view, place, view.stable)
 
     def _place(self, ctx: BeforeRequestContext, state: _State, room: float) -> int:
-        """Where the newest messages begin that stay: as many whole turns as there is room for, and
-        at least the newest one.
+        """Where the newest messages begin that stay: what no model has seen, and as many whole
+        turns before it as there is room for; at least one turn.
         """
         view, start, end = ctx.messages, self._transcript.start, ctx.messages.stable
-        place = index = end
-        used = 0.0
+        place = index = _unread(view, start, end)
+        used = state.scale * _cost(ctx, view, place, end)
+        has_turn = any(not isinstance(view[n], CustomMessage) for n in range(place, end))
         while index > start:
             index -= 1
-            used += state.scale * ctx.estimator.estimate_message(view[index])
-            if used > room and place < end:
+            used += state.scale * _cost(ctx, view, index, index + 1)
+            if used > room and has_turn:
                 break
             if _is_boundary(view, index, start, end):
-                place = index
-        rest = state.size - state.scale * _cost(ctx, view, start, place)
-        if rest > self.trigger * state.window:  # then unanswered messages go, but for the newest
-            for index in range(end - 1, place, -1):
-                if isinstance(view[index], AssistantMessage):
-                    break
-                if isinstance(view[index], UserMessage):
-                    return aligned(view, index, start, end)
+                place, has_turn = index, True
         return place
 
 
@@ -291,6 +320,7 @@ class _Plan(Struct, frozen=True):
     """It replaces the messages from ``first`` to ``place``."""
     merges: bool
     drops_pins: bool
+    drops_unread: bool
     turns: tuple[int, int]
     note_turns: tuple[int, int]
     """Those that a note covers: it takes the place of notes right before it."""
@@ -314,19 +344,24 @@ class _State(Struct, frozen=True):
         """The size with that many estimated tokens less."""
         return self.size - freed * self.scale
 
+    def is_worth(self, freed: int, least: float) -> bool:
+        """Whether to free that many estimated tokens: more than ``least``, or enough to fit."""
+        is_fit = self.after(freed) <= self.window < self.size
+        return freed > 0 and (is_fit or freed * self.scale > least)
+
     @classmethod
     def of(cls, plugin: Compaction, ctx: BeforeRequestContext, projection: Projection) -> _State:
         overhead = plugin.overhead(ctx)
-        estimate = projection.total + overhead
         measured = projection.measured or projection.measured_before
         scale = 1.0
         if measured is not None:
             scale = min(4.0, max(0.25, measured[0] / max(1, measured[1] + overhead)))
         if projection.measured is not None:
-            counted, then = projection.measured
-            size = counted + max(0, projection.total - then) * max(1.0, scale)
+            known, then = projection.measured
         else:
-            size = estimate * scale
+            then = projection.compacted
+            known = round((then + overhead) * scale)
+        size = known + max(0, projection.total - then) * max(1.0, scale)
         window = plugin.window or ctx.context_window or window_of(ctx.model) or DEFAULT_WINDOW
         window = projection.windows.get(_model_of(ctx) or "", window)
         said: int | None = None
@@ -361,8 +396,36 @@ def _model_of(ctx: BeforeRequestContext) -> str | None:
 
 
 def _cost(ctx: BeforeRequestContext, view: MessageView, start: int, end: int) -> int:
+    """The estimated tokens of messages. Markers cost nothing: no model gets them."""
     estimate = ctx.estimator.estimate_message
-    return sum([estimate(view[index]) for index in range(start, end)])
+    messages = [view[index] for index in range(start, end)]
+    return sum([estimate(message) for message in messages if mark_of(message) is None])
+
+
+def _unread(view: MessageView, start: int, end: int) -> int:
+    """Where what no model has seen begins: behind the newest answer, or with it if it has calls,
+    because they stay with their results.
+    """
+    place = end
+    while place > start:
+        message = view[place - 1]
+        if isinstance(message, AssistantMessage):
+            return place - 1 if message.tool_calls else place
+        place -= 1
+    return start
+
+
+def _newest_note(view: MessageView, start: int, end: int) -> int:
+    """Where the newest message of the user or of the system is, if it is behind all results; else
+    the end. Open calls stay.
+    """
+    place = end
+    for index in range(end - 1, start - 1, -1):
+        if isinstance(view[index], (UserMessage, SystemMessage)):
+            place = index
+        if not isinstance(view[index], CustomMessage):
+            break
+    return aligned(view, place, start, end)
 
 
 def _is_boundary(view: MessageView, place: int, start: int, end: int) -> bool:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
+
+from msgspec.structs import replace
 
 from clark_agent.plugins._compacted import mark_of, turns_of
 from clark_agent.plugins._turn_text import text_of
 from clark_agent.tools import AgentTool, ToolContext, ToolHistoryPolicy, ToolResult
-from clark_agent.types import AgentMessage, AssistantMessage
+from clark_agent.types import AgentMessage, AssistantMessage, ToolCall, ToolResultMessage
 
 __all__ = ["READ_EARLIER", "ReadEarlier"]
 
@@ -19,8 +23,10 @@ _FOUND = 20
 """How many turns a search shows."""
 _AROUND = 120
 """How many characters it shows on both sides of the words."""
+_ECHOED = 200
+"""How many characters of the words are repeated if nothing was found."""
 
-_RANGE = r"\s*(\d+)\s*(?:(?:-|–|to)\s*(\d+)\s*)?"
+_RANGE = r"\s*(\d{1,18})\s*(?:(?:-|–|to)\s*(\d{1,18})\s*)?"
 
 _PARAMETERS: dict[str, Any] = {
     "type": "object",
@@ -63,7 +69,10 @@ class ReadEarlier(AgentTool):
         first = int(asked[1])
         last = first if asked[2] is None else int(asked[2])
         page = args.get("page")
-        return read(messages, first, last, 1 if page is None else int(page))
+        try:
+            return read(messages, first, last, 1 if page is None else int(page))
+        except (ValueError, OverflowError):
+            return ToolResult.error("The page is not a number, or too large.")
 
 
 def before_call(messages: Sequence[AgentMessage], call_id: str) -> Sequence[AgentMessage]:
@@ -85,7 +94,9 @@ def numbered(messages: Sequence[AgentMessage]) -> list[range]:
 
 
 def found(messages: Sequence[AgentMessage], words: str) -> str:
-    """The turns with a message that has all the words, newest first."""
+    """The turns with a message that has all the words, newest first. Calls of this tool, which have
+    the words too, and their results do not count.
+    """
     wanted = [word.lower() for word in words.split()]
     turns = numbered(messages)
     lines: list[str] = []
@@ -96,21 +107,41 @@ def found(messages: Sequence[AgentMessage], words: str) -> str:
         if shown and count <= _FOUND:
             lines += [f"turn {number}: {line}" for line in shown]
     if not lines:
-        return f"No message has all of these words: {' '.join(wanted)}."
+        return f"No message has all of these words: {_shortened(' '.join(wanted))}."
     more = [f"… and {count - _FOUND} more turns. Use other words."] if count > _FOUND else []
     return _clipped("\n".join([*lines, *more]))
 
 
 def _excerpt(message: AgentMessage, wanted: Sequence[str]) -> str:
-    if mark_of(message) is not None:
+    if mark_of(message) is not None or _is_own(message):
         return ""
+    if isinstance(message, AssistantMessage):
+        message = replace(message, content=tuple([b for b in message.content if not _is_own(b)]))
     text = " ".join(text_of(message).split())
     lower = text.lower()
     if not lower or not all(word in lower for word in wanted):
         return ""
-    place = lower.index(wanted[0])
+    place = _place(text, lower, lower.index(wanted[0]))
     start, end = max(0, place - _AROUND), place + len(wanted[0]) + _AROUND
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+
+
+def _is_own(item: object) -> bool:
+    """Whether it is a call of this tool, or the result of one."""
+    if isinstance(item, ToolCall):
+        return item.name == ReadEarlier.name
+    return isinstance(item, ToolResultMessage) and item.tool_name == ReadEarlier.name
+
+
+def _place(text: str, lower: str, at: int) -> int:
+    """Where a character of the text in lower case is in the text: some become several."""
+    if len(lower) == len(text):
+        return at
+    return bisect_right(list(accumulate([len(character.lower()) for character in text])), at)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _ECHOED else f"{text[:_ECHOED]}…"
 
 
 def _clipped(text: str) -> str:

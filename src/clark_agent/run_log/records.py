@@ -182,6 +182,8 @@ class ContextEdited(_Entry, frozen=True, kw_only=True, tag="context_edited"):
     plugin: str
     edits: tuple[Edit, ...]
     is_lasting: bool = False
+    which: NonNegativeInt = 0
+    """Of several plugins with this name that edit requests: which one, in the order of calls."""
 
 
 class ToolsGated(_Entry, frozen=True, kw_only=True, tag="tools_gated"):

@@ -11,6 +11,7 @@ with is what the edits are applied to here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -26,6 +27,10 @@ __all__ = ["REPAIR", "SentMessages"]
 REPAIR = repair_history.__name__
 """The name under which the engine records its own repairs."""
 
+_Editor: TypeAlias = tuple[str, int]
+"""The name of a plugin, and which one of that name it is."""
+_REPAIR: _Editor = (REPAIR, 0)
+
 _NOTE = SystemMessage(ZERO_OUTPUT_RECOVERY)
 
 
@@ -35,9 +40,9 @@ class SentMessages:
     def __init__(self, run: FoldedRun) -> None:
         self._run = run
         """The state of the run, which the caller keeps up to date."""
-        self._order = {name: place for place, name in enumerate(run.began.plugins)}
-        self._views: dict[str, _View] = {}
-        self._edits: dict[str, ContextEdited] = {}
+        self._order = _order(run.began.plugins)
+        self._views: dict[_Editor, _View] = {}
+        self._edits: dict[_Editor, ContextEdited] = {}
         """What was recorded for the next request."""
         self._source: object = None
         """The list that the newest request was taken from."""
@@ -62,8 +67,8 @@ class SentMessages:
             case RunResumed():
                 self._start_over()
                 self._has_note = False
-            case ContextEdited(plugin=plugin):
-                self._edits[plugin] = entry
+            case ContextEdited(plugin=plugin, which=which):
+                self._edits[plugin, which] = entry
             case Answered(error=StreamErrorKind.ZERO_OUTPUT_TRANSPORT):
                 self._has_note = True
             case Asked(turn=turn):
@@ -76,6 +81,7 @@ class SentMessages:
 
     def _start_over(self) -> None:
         self._views.clear()
+        self._edits.clear()  # of a request that was not made
         self._source = None
 
     def _asked(self) -> int:
@@ -104,24 +110,34 @@ class SentMessages:
         transcript = self._run.transcript
         source, stable = transcript, len(transcript)
         given: Sequence[AgentMessage] = [*transcript, _NOTE] if self._has_note else transcript
-        for name in self._chain():
-            edited = self._edits.get(name)
-            if edited is None and name == REPAIR:  # made for single requests
+        for editor in self._chain():
+            edited = self._edits.get(editor)
+            if edited is None and editor == _REPAIR:  # made for single requests
                 continue
-            view = self._views.get(name)
-            if view is None:
-                view = self._views[name] = _View(given)
+            view = self._views.get(editor)
+            if view is None:  # nothing is known of it before its first edit
+                view = self._views[editor] = _View(given)
             stable = view.update(given, () if edited is None else edited.edits)
             given = source = view.messages
         return source, stable
 
-    def _chain(self) -> list[str]:
+    def _chain(self) -> list[_Editor]:
         """The plugins with views of their own, in the order in which they are called."""
         if not self._views and not self._edits:
             return []
         last = len(self._order)
-        places = {**self._order, REPAIR: last + 1}
-        return sorted({**self._views, **self._edits}, key=lambda name: places.get(name, last))
+        places = {**self._order, _REPAIR: last + 1}
+        return sorted({**self._views, **self._edits}, key=lambda each: places.get(each, last))
+
+
+def _order(names: Sequence[str]) -> dict[_Editor, int]:
+    """The place of each plugin; those with the same name are numbered."""
+    counts: dict[str, int] = {}
+    order: dict[_Editor, int] = {}
+    for place, name in enumerate(names):
+        which = counts[name] = counts.get(name, -1) + 1
+        order[name, which] = place
+    return order
 
 
 class _View:

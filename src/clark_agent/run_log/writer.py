@@ -381,7 +381,12 @@ class RunWriter(Journal):
         self._mail_task: asyncio.Task[None] | None = None
         self._accepted = 0
         self._steering: dict[SteeringReceipt, int] = {}
-        self._edits: dict[str, tuple[Sequence[AgentMessage], Sequence[AgentMessage]]] = {}
+        self._views: dict[tuple[str, int], _View] = {}
+        """What plugins have made of the transcript, as the log has it: a plugin that has edited
+        nothing yet has none.
+        """
+        self._transforms: dict[str, int] = {}
+        """How many plugins of a name have edited the next request."""
         self._gates: dict[str, tuple[str, ...] | None] = {}
         self._tools: dict[str, dict[str, Any]] = {}
         """The tools that the log knows of."""
@@ -655,6 +660,7 @@ class RunWriter(Journal):
         """Record the fingerprint of a request. With `Durability.TURN`, this syncs the earlier
         turns.
         """
+        self._transforms.clear()
         last, attempt = self._attempts
         self._attempts = turn, attempt + 1 if turn == last else 1
         fingerprint = self._fingerprint
@@ -974,25 +980,34 @@ class RunWriter(Journal):
     ) -> None:
         """Record how a plugin's view differs from its last view plus the new messages.
 
-        The common prefix is skipped if it is known without a comparison.
+        The common prefix is skipped if it is known without a comparison. `SentMessages` applies the
+        edits to the same messages.
         """
-        expected: Sequence[AgentMessage] = before
-        given, shared = after, 0
-        last = self._edits.get(plugin)
-        if last is None and after is before:
+        if is_lasting:
+            self._views.clear()  # they do not extend to the new transcript
+            self._write_edits(plugin, changes(before, after), is_lasting=True)
             return
-        if is_lasting:  # earlier views do not extend to the new transcript
-            self._edits.clear()
+        which = self._transforms[plugin] = self._transforms.get(plugin, -1) + 1
+        last = self._views.get((plugin, which))
+        if last is None:
+            edits = () if after is before else changes(before, after)
+            if not edits:
+                return
         else:
-            if last is not None:
-                shared = _shared(last[1], after)
-                expected = [*last[1][shared:], *before[len(last[0]) :]]
-                given = after[shared:]
-            self._edits[plugin] = (before, after)
-        edits = changes(expected, given, shared)
+            shared = _shared(last.made, after)
+            expected = [*last.made[shared:], *before[last.taken :]]
+            edits = changes(expected, after[shared:], shared)
+        made = after if isinstance(after, MessageView) else tuple(after)
+        self._views[plugin, which] = _View(len(before), made)
+        self._write_edits(plugin, edits, which)
+
+    def _write_edits(
+        self, plugin: str, edits: tuple[Edit, ...], which: int = 0, *, is_lasting: bool = False
+    ) -> None:
         if edits:
             self.write(
-                ContextEdited(plugin=plugin, edits=edits, is_lasting=is_lasting), flush=False
+                ContextEdited(plugin=plugin, edits=edits, which=which, is_lasting=is_lasting),
+                flush=False,
             )
 
     def gated(self, plugin: str, allow: tuple[str, ...] | None) -> None:
@@ -1171,6 +1186,14 @@ def _fields(value: msgspec.Struct) -> Any:
             value.__struct_fields__, value.__struct_encode_fields__, strict=True
         )
     }
+
+
+class _View(Struct, frozen=True):
+    """What a plugin has made of the messages that it got."""
+
+    taken: int
+    """How many it got."""
+    made: Sequence[AgentMessage]
 
 
 def _shared(earlier: Sequence[AgentMessage], later: Sequence[AgentMessage]) -> int:
