@@ -559,6 +559,31 @@ async def test_an_answer_is_for_the_call_that_asked_only_and_only_once() -> None
     assert deployed == ["test"]
 
 
+async def test_a_question_without_an_answer_is_asked_again() -> None:
+    gate = ApprovalGate(elicited_approval())
+    server = mcp_server([deploying([])], plugins=[gate])
+
+    async def elicit(context: Any, params: Any) -> types.ElicitResult | types.ErrorData:
+        raise AssertionError
+
+    async with Client(server, elicitation_callback=elicit) as client:
+
+        async def deploy(**answers: Any) -> Any:
+            calling = client.session.call_tool(
+                "deploy", {"target": "test"}, allow_input_required=True, **answers
+            )
+            return await asyncio.wait_for(calling, 5)
+
+        first = await deploy()
+        again = await deploy(request_state=first.request_state, input_responses={})
+        assert isinstance(again, types.InputRequiredResult)
+        assert again.input_requests == first.input_requests
+        yes = types.ElicitResult(action="accept", content={"decision": "once"})
+        answers = dict.fromkeys(again.input_requests or {}, yes)
+        last = await deploy(request_state=again.request_state, input_responses=answers)
+    assert texts(last) == ["deployed to test"]
+
+
 async def test_outside_a_call_nobody_is_there_to_ask() -> None:
     deployed: list[str] = []
     agent = Agent(

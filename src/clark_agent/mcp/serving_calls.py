@@ -167,13 +167,14 @@ class ServedCall:
         """Wait for the result, or for questions to the client. Cancelling it cancels the call."""
         self._request = request
         try:
-            while not self.task.done():
+            while True:
+                await self._send_progress(request)
+                if self.task.done():
+                    break
+                if self._questions:
+                    return self._ask_in_result(park)
                 await self._news.wait()
                 self._news.clear()
-                await self._send_progress(request)
-                if self._questions and not self.task.done():
-                    return self._ask_in_result(park)
-            await self._send_progress(request)
         except asyncio.CancelledError:
             await self.stop(_CANCELLED)
             raise
