@@ -147,7 +147,8 @@ async def serve_mcp(
     on_listening: Callable[[str], None] | None = None,
     **options: Unpack[ServerOptions],
 ) -> Signals | None:
-    """Serve until the client closes stdin, or until SIGTERM or Ctrl-C. Return the signal, if any.
+    """Serve until the client closes stdin or stdout, or until SIGTERM or Ctrl-C. Return the signal,
+    if any.
 
     With ``http="HOST:PORT"`` over streamable HTTP instead; then the signal has its usual effect
     afterwards. A host that other machines can reach needs a ``token`` and ``hosts``, as in

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from hashlib import sha256
 from io import TextIOWrapper
+from queue import SimpleQueue
 from threading import Semaphore, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,13 +31,19 @@ __all__ = ["http_app", "parse_address", "serve_http", "serve_stdio"]
 # --- stdin and stdout -----------------------------------------------------------------------------
 
 
+_LAST_ANSWERS_SECONDS = 1.0
+
+
 async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.Signals | None:
-    """Serve one client until it closes stdin, or until SIGTERM or SIGINT. Return the signal."""
+    """Serve one client until it closes stdin or stdout, or until SIGTERM or SIGINT.
+
+    Return the signal.
+    """
     import anyio
     from mcp.server.stdio import stdio_server
 
     ended_by: signal.Signals | None = None
-    with _private_stdin() as stdin, anyio.CancelScope() as scope:
+    with _private_stdin() as stdin, _private_stdout() as stdout, anyio.CancelScope() as scope:
 
         def end(number: signal.Signals) -> None:
             nonlocal ended_by
@@ -44,20 +51,22 @@ async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.S
             stop()
             scope.cancel()
 
-        with _on_signals(end):
-            lines: Any = _Lines(stdin)
-            async with stdio_server(stdin=lines) as (received, sent):
+        with _on_signals(end), _Answers(stdout, scope.cancel) as answers:
+            streams: Any = {"stdin": _Lines(stdin), "stdout": answers}
+            async with stdio_server(**streams) as (received, sent):
                 with _prints_to_stderr():
                     await server.run(received, sent, server.create_initialization_options())
+                # The client may have stopped reading too.
+                scope.deadline = anyio.current_time() + _LAST_ANSWERS_SECONDS
     return ended_by
 
 
 @contextmanager
 def _prints_to_stderr() -> Generator[None]:
-    """Print to stderr, in every way.
+    """Let Python print to stderr.
 
-    The SDK lets the descriptor point there meanwhile. What is in a buffer of Python must be written
-    while it does, or the client would get it in the end.
+    What is in a buffer must be written while the descriptor points there, or the client would get
+    it in the end.
     """
     stdout = sys.stdout
     stdout.flush()
@@ -113,6 +122,31 @@ def _private_stdin() -> Generator[BinaryIO]:
         os.dup2(private, 0)
 
 
+@contextmanager
+def _private_stdout() -> Generator[BinaryIO]:
+    """Yield stdout under a descriptor of its own; meanwhile tools and commands write to stderr."""
+    try:
+        is_real = sys.stdout.buffer.fileno() == 1
+    except (AttributeError, OSError, ValueError):
+        is_real = False
+    if not is_real:  # replaced, as in a test
+        yield sys.stdout.buffer
+        return
+    sys.stdout.flush()
+    private = os.dup(1)
+    try:
+        os.dup2(2, 1)
+    except OSError:  # stderr is closed
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+    try:
+        # Not closed: the thread that writes it may still wait for the client to read.
+        yield os.fdopen(private, "wb", buffering=0, closefd=False)
+    finally:
+        os.dup2(private, 1)
+
+
 class _Lines:
     """The lines of a file, read by a thread that does not keep the process from ending.
 
@@ -145,6 +179,61 @@ class _Lines:
                 self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
+
+
+class _Answers:
+    """A file, written by a thread that does not keep the process from ending.
+
+    The SDK's own writer cannot be cancelled while it waits for the client to read.
+    """
+
+    def __init__(self, file: BinaryIO, on_closed: Callable[[], None]) -> None:
+        self._file = file
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._texts: SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = SimpleQueue()
+
+    def __enter__(self) -> _Answers:
+        Thread(target=self._write, name="clark_agent.mcp.stdout", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._texts.put(None)
+
+    async def write(self, text: str) -> None:
+        """Write the text. If the client has closed the other end, nobody is left to serve."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._texts.put((text.encode(), written))
+        try:
+            await written
+        except ConnectionError:
+            self._on_closed()
+
+    async def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def _write(self) -> None:
+        while (item := self._texts.get()) is not None:
+            text, written = item
+            error: OSError | None = None
+            try:
+                left = memoryview(text)
+                while left:
+                    left = left[self._file.write(left) :]
+                self._file.flush()
+            except OSError as failed:
+                error = failed
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(_settle, written, error)
+
+
+def _settle(written: asyncio.Future[None], error: OSError | None) -> None:
+    if written.done():  # cancelled
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
 
 
 # --- HTTP -----------------------------------------------------------------------------------------
