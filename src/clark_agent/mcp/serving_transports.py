@@ -239,6 +239,8 @@ def _settle(written: asyncio.Future[None], error: OSError | None) -> None:
 # --- HTTP -----------------------------------------------------------------------------------------
 
 _SHUTDOWN_SECONDS = 10
+_IDLE_SECONDS = 30 * 60
+"""Then a session without requests ends. It belongs to a client before protocol 2026-07-28."""
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -258,7 +260,11 @@ def http_app(
         allowed_hosts=names,
         allowed_origins=[f"{scheme}://{name}" for name in names for scheme in ("http", "https")],
     )
-    app = server.streamable_http_app(streamable_http_path=path, transport_security=security)
+    app = server.streamable_http_app(
+        streamable_http_path=path,
+        session_idle_timeout=_IDLE_SECONDS,
+        transport_security=security,
+    )
     if token is not None:
         app.user_middleware.insert(0, Middleware(_BearerToken, token=token))
     return app
