@@ -324,11 +324,19 @@ async def _status(app: Any, headers: dict[str, str]) -> int:
         ({"http": "8000"}, "HOST:PORT"),
         ({"http": "127.0.0.1:http"}, "HOST:PORT"),
         ({"http": "::1:8000"}, "brackets"),
+        ({"http": "[::1:8000"}, "HOST:PORT"),
+        ({"http": "http://127.0.0.1:8000"}, "HOST:PORT"),
+        ({"http": "127.0.0.1 :8000"}, "HOST:PORT"),
         ({"http": "0.0.0.0:8000"}, "needs a token"),
         ({"http": "0.0.0.0:8000", "token": "x"}, "names that clients use"),
         ({"token": "x"}, "need http"),
         ({"http": "127.0.0.1:0", "token": " "}, "token is empty"),
         ({"http": "127.0.0.1:0", "hosts": "a"}, "must be a list"),
+        ({"http": "127.0.0.1:0", "hosts": [""]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["*"]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["::1"]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["a.b,c.d"]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["a.b:x"]}, "expected a host"),
         ({"http": "127.0.0.1:0", "path": "mcp"}, "slash"),
     ],
 )
@@ -340,7 +348,7 @@ async def test_wrong_settings(options: dict[str, Any], text: str) -> None:
 async def test_an_address_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
+        with pytest.raises(ConfigError, match=f"on {address}: Address already in use$"):
             await serve_mcp([add], http=address, on_listening=pytest.fail)
 
 

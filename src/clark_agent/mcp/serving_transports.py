@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import os
+import re
 import signal
 import socket
 import sys
@@ -241,6 +242,8 @@ def _settle(written: asyncio.Future[None], error: OSError | None) -> None:
 _SHUTDOWN_SECONDS = 10
 _IDLE_SECONDS = 30 * 60
 """Then a session without requests ends. It belongs to a client before protocol 2026-07-28."""
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_PORT = re.compile(r":[0-9]{1,5}")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -277,8 +280,13 @@ def _allowed(hosts: Sequence[str] | None) -> list[str]:
     given = _LOOPBACK if hosts is None else tuple(hosts)
     allowed: list[str] = []
     for host in given:
-        has_port = ":" in host.rpartition("]")[2]
-        allowed += [host] if has_port else [host, f"{host}:*"]
+        name = _HOST.match(host)
+        port = "" if name is None else host[name.end() :]
+        if name is None or (port and not _PORT.fullmatch(port)):
+            raise ConfigError(
+                f"expected a host, such as agents.example.com, 10.0.0.5:8000 or [::1], not {host!r}"
+            )
+        allowed += [host] if port else [host, f"{host}:*"]
     return allowed
 
 
@@ -320,11 +328,13 @@ async def serve_http(
     host, port = parse_address(address)
     if not _is_loopback(host):
         if token is None:
-            raise ConfigError(f"other machines can reach {host}: an MCP server there needs a token")
+            raise ConfigError(
+                f"other machines can reach {host}: an MCP server there needs a token (--token)"
+            )
         if hosts is None:
             raise ConfigError(
-                f"other machines can reach {host}: give the names that clients use for it, as in "
-                "hosts=['agents.example.com']"
+                f"other machines can reach {host}: give the names that clients use for it as hosts "
+                "(--host), such as agents.example.com"
             )
     app = http_app(server, path=path, token=token, hosts=hosts)
     uvicorn = load_extra("uvicorn", "mcp", "an MCP server over HTTP")
@@ -347,7 +357,8 @@ async def serve_http(
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ConfigError(f"cannot listen on {address}: {reason}") from None
     with listener:
         if on_listening is not None:
             on_listening(f"http://{host}:{listener.getsockname()[1]}{path}")
@@ -357,11 +368,12 @@ async def serve_http(
 def parse_address(address: str) -> tuple[str, int]:
     """Split ``HOST:PORT``. Raises `ConfigError`."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, not {address!r}")
-    if ":" in host and not host.startswith("["):
-        raise ConfigError(f"write an IPv6 address in brackets: [{host}]:{port}")
-    return host, int(port)
+    if _PORT.fullmatch(colon + port) and int(port) <= 65535:
+        if _HOST.fullmatch(host):
+            return host, int(port)
+        if _HOST.fullmatch(f"[{host}]"):
+            raise ConfigError(f"write an IPv6 address in brackets: [{host}]:{port}")
+    raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, not {address!r}")
 
 
 def _is_loopback(host: str) -> bool:
