@@ -148,9 +148,9 @@ async def serve_mcp(
     on_listening: Callable[[str], None] | None = None,
     **options: Unpack[ServerOptions],
 ) -> Signals | None:
-    """Serve until the client closes stdin or stdout, or until SIGTERM or Ctrl-C. Return the signal,
-    if any.
+    """Serve until the client closes stdin, or until SIGTERM or Ctrl-C. Return the signal, if any.
 
+    If the client has closed stdout, the next message for it ends the server too.
     With ``http="HOST:PORT"`` over streamable HTTP instead; then the signal has its usual effect
     afterwards. A host that other machines can reach needs a ``token`` and ``hosts``, as in
     `mcp_app`. Port 0 is any free one; ``on_listening`` gets the URL.

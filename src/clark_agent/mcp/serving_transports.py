@@ -36,9 +36,9 @@ _LAST_ANSWERS_SECONDS = 1.0
 
 
 async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.Signals | None:
-    """Serve one client until it closes stdin or stdout, or until SIGTERM or SIGINT.
+    """Serve one client until it closes stdin, or until SIGTERM or SIGINT. Return the signal.
 
-    Return the signal.
+    If the client has closed stdout, the next message for it ends the server too.
     """
     import anyio
     from mcp.server.stdio import stdio_server

@@ -114,9 +114,9 @@ def mcp_serve(
 ) -> int:
     """Serve an agent, or tools, to MCP clients.
 
-    Over stdin and stdout, the server ends when the client closes one of them. Tools with side
-    effects ask the user of the client before they run; a client that cannot ask is refused, unless
-    --yes or --allow permits them. If a client cancels a call, the run or the tool is cancelled.
+    Over stdin and stdout, the server ends when the client closes stdin. Tools with side effects ask
+    the user of the client before they run; a client that cannot ask is refused, unless --yes or
+    --allow permits them. If a client cancels a call, the run or the tool is cancelled.
 
     SIGTERM ends the server. Runs of an agent with a run log can be resumed then.
     """
