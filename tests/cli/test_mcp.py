@@ -175,6 +175,8 @@ async def test_wrong_usage(tmp_path: Path, notes: tuple[str, str]) -> None:
             ("mcp-serve", "--tools", "files", "--http", "127.0.0.1:0", "--token", "NOT_SET"),
             ("mcp-serve", "--tools", "files", "--http", "0.0.0.0:80"),
             ("mcp-serve", "--tools", "files", "--model", "x"),
+            ("mcp-serve", "--agent", "x:y", "--root", "."),
+            ("mcp-serve", "--tools", "files", "--http", "127.0.0.1:0", "--host", "https://a.b"),
             ("run", "--mcp", "missing.json", "-m", "local:", "Hello"),
         ]
     )
@@ -195,9 +197,11 @@ async def test_wrong_usage(tmp_path: Path, notes: tuple[str, str]) -> None:
         "either --agent MODULE:NAME or --tools",
         "either --agent MODULE:NAME or --tools",
         "need --http",
-        "the variable is not set",
+        "the environment variable is not set, or empty",
         "needs a token",
         "--model needs --agent",
+        "--root needs --tools",
+        "expected a host",
         "missing.json",
     ]
     for text, part in zip(texts, expected, strict=True):

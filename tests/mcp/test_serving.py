@@ -559,6 +559,31 @@ async def test_an_answer_is_for_the_call_that_asked_only_and_only_once() -> None
     assert deployed == ["test"]
 
 
+async def test_a_question_without_an_answer_is_asked_again() -> None:
+    gate = ApprovalGate(elicited_approval())
+    server = mcp_server([deploying([])], plugins=[gate])
+
+    async def elicit(context: Any, params: Any) -> types.ElicitResult | types.ErrorData:
+        raise AssertionError
+
+    async with Client(server, elicitation_callback=elicit) as client:
+
+        async def deploy(**answers: Any) -> Any:
+            calling = client.session.call_tool(
+                "deploy", {"target": "test"}, allow_input_required=True, **answers
+            )
+            return await asyncio.wait_for(calling, 5)
+
+        first = await deploy()
+        again = await deploy(request_state=first.request_state, input_responses={})
+        assert isinstance(again, types.InputRequiredResult)
+        assert again.input_requests == first.input_requests
+        yes = types.ElicitResult(action="accept", content={"decision": "once"})
+        answers = dict.fromkeys(again.input_requests or {}, yes)
+        last = await deploy(request_state=again.request_state, input_responses=answers)
+    assert texts(last) == ["deployed to test"]
+
+
 async def test_outside_a_call_nobody_is_there_to_ask() -> None:
     deployed: list[str] = []
     agent = Agent(
@@ -623,6 +648,11 @@ async def wait(ctx: ToolContext) -> str:
         (FOLDER / "ended").touch()
     return ""
 
+def long() -> str:
+    "Return more than pipes hold."
+    (FOLDER / "started").touch()
+    return "x" * 2_000_000
+
 async def stream(request, signal):
     (FOLDER / "started").touch()
     await signal.wait()
@@ -630,7 +660,7 @@ async def stream(request, signal):
     yield
 
 agent = Agent(stream, name="agent", run_log=RunLog(JsonlStore(FOLDER / "runs")))
-ended_by = asyncio.run(serve_mcp([loud, wait, agent]))
+ended_by = asyncio.run(serve_mcp([loud, wait, long, agent]))
 (FOLDER / "over").write_text(str(ended_by))
 """
 
@@ -657,16 +687,17 @@ def _await(path: Path) -> None:
         time.sleep(0.01)
 
 
-async def _started(folder: Path, tool_name: str, arguments: dict[str, Any]) -> Any:
+async def _started(
+    folder: Path, tool_name: str, arguments: dict[str, Any], *, stdout: int | None = None
+) -> Any:
     """Start the server with a call under way, without the SDK's client, which would clean up."""
     script = folder / "server.py"
     script.write_text(PROGRAM)
     pipe = asyncio.subprocess.PIPE
     server = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), str(folder), stdin=pipe, stdout=pipe
+        sys.executable, str(script), str(folder), stdin=pipe, stdout=stdout or pipe
     )
     assert server.stdin is not None
-    assert server.stdout is not None
     info = {"name": "test", "version": "1"}
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}
     for message in (
@@ -686,6 +717,35 @@ async def test_the_end_of_stdin_cancels_calls_and_ends_the_server(tmp_path: Path
     assert await asyncio.wait_for(server.wait(), 30) == 0
     assert (tmp_path / "ended").exists()
     assert (tmp_path / "over").read_text() == "None"
+
+
+async def test_a_closed_stdout_cancels_calls_and_ends_the_server(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    server = await _started(tmp_path, "wait", {}, stdout=writing)
+    os.close(writing)
+    os.close(reading)
+    server.stdin.write(b'{"jsonrpc": "2.0", "id": 3, "method": "tools/list"}\n')
+    assert await asyncio.wait_for(server.wait(), 30) == 0
+    assert (tmp_path / "ended").exists()
+    assert (tmp_path / "over").read_text() == "None"
+    server.stdin.close()
+
+
+@pytest.mark.parametrize("way", ["signal", "stdin"])
+async def test_a_client_that_does_not_read_cannot_keep_the_server(tmp_path: Path, way: str) -> None:
+    reading, writing = os.pipe()
+    server = await _started(tmp_path, "long", {}, stdout=writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as answers:
+        await asyncio.to_thread(answers.readline)
+        await asyncio.to_thread(answers.read, 100)  # now the long answer is being written
+        if way == "signal":
+            os.kill(server.pid, signal.SIGTERM)
+        else:
+            server.stdin.close()
+        assert await asyncio.wait_for(server.wait(), 30) == 0
+    assert (tmp_path / "over").exists()
+    server.stdin.close()
 
 
 async def test_sigterm_cancels_calls_and_ends_the_server(tmp_path: Path) -> None:

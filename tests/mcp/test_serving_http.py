@@ -201,6 +201,68 @@ async def test_a_closed_connection_cancels_the_tool() -> None:
         await asyncio.wait_for(ended.wait(), 5)
 
 
+async def test_the_end_of_a_session_cancels_what_a_closed_connection_does_not() -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def wait() -> str:
+        """Wait."""
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    headers = {"accept": "application/json, text/event-stream"}
+    async with (
+        serving(mcp_app([wait])) as url,
+        httpx2.AsyncClient(headers=headers, timeout=30) as client,
+    ):
+
+        async def post(method: str, **message: Any) -> httpx2.Response:
+            request = {"jsonrpc": "2.0", "method": method, **message}
+            return await client.post(f"{url}/mcp", json=request)
+
+        info = {"name": "test", "version": "1"}
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+        opened = await post("initialize", id=1, params=hello)
+        client.headers["mcp-session-id"] = opened.headers["mcp-session-id"]
+        await post("notifications/initialized")
+        calling = asyncio.create_task(
+            post("tools/call", id=2, params={"name": "wait", "arguments": {}})
+        )
+        await asyncio.wait_for(started.wait(), 5)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await post("tools/list", id=3)
+        assert not ended.is_set()
+        await client.delete(f"{url}/mcp")
+        await asyncio.wait_for(ended.wait(), 5)
+
+
+async def test_a_question_that_is_not_answered_ends_the_call() -> None:
+    async def deploy() -> str:
+        """Deploy."""
+        raise AssertionError
+
+    async def elicit(
+        context: Any, params: types.ElicitRequestParams
+    ) -> types.ElicitResult | types.ErrorData:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    gate = ApprovalGate(elicited_approval())
+    app = mcp_app([deploy], plugins=[gate], question_timeout=0.05)
+    async with (
+        serving(app) as url,
+        Client(f"{url}/mcp", mode="legacy", elicitation_callback=elicit) as client,
+    ):
+        result = await asyncio.wait_for(client.call_tool("deploy", {}), 5)
+    assert result.is_error
+    assert "the client has not answered a question in time" in texts(result)[0]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -262,11 +324,19 @@ async def _status(app: Any, headers: dict[str, str]) -> int:
         ({"http": "8000"}, "HOST:PORT"),
         ({"http": "127.0.0.1:http"}, "HOST:PORT"),
         ({"http": "::1:8000"}, "brackets"),
+        ({"http": "[::1:8000"}, "HOST:PORT"),
+        ({"http": "http://127.0.0.1:8000"}, "HOST:PORT"),
+        ({"http": "127.0.0.1 :8000"}, "HOST:PORT"),
         ({"http": "0.0.0.0:8000"}, "needs a token"),
         ({"http": "0.0.0.0:8000", "token": "x"}, "names that clients use"),
         ({"token": "x"}, "need http"),
         ({"http": "127.0.0.1:0", "token": " "}, "token is empty"),
         ({"http": "127.0.0.1:0", "hosts": "a"}, "must be a list"),
+        ({"http": "127.0.0.1:0", "hosts": [""]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["*"]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["::1"]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["a.b,c.d"]}, "expected a host"),
+        ({"http": "127.0.0.1:0", "hosts": ["a.b:x"]}, "expected a host"),
         ({"http": "127.0.0.1:0", "path": "mcp"}, "slash"),
     ],
 )
@@ -278,7 +348,7 @@ async def test_wrong_settings(options: dict[str, Any], text: str) -> None:
 async def test_an_address_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
+        with pytest.raises(ConfigError, match=f"on {address}: Address already in use$"):
             await serve_mcp([add], http=address, on_listening=pytest.fail)
 
 

@@ -9,7 +9,8 @@ if the agent has one. Tools are offered as they are. The rules:
 
 - What an agent does (turns, tools) and what a tool reports is progress for the client.
 - A client that cancels a call, or disconnects, cancels the run or the tool. Over HTTP before
-  version 2026-07-28 of the protocol, a closed connection is not a cancellation.
+  version 2026-07-28 of the protocol, a closed connection is not a cancellation: the end of the
+  session is, and after half an hour without a request a session ends.
 - A failure is a result with ``isError`` and a text that says what happened, never a traceback.
 - An agent with an output type has an output schema, and returns structured content.
 - With `elicited_approval` and `elicited_answer`, an `ApprovalGate` and ``ask_user`` ask the user of
@@ -98,9 +99,9 @@ def mcp_server(
         deps: The dependencies of the agent or of the tools, for every call.
         plugins: Plugins for the calls of tools, such as an `ApprovalGate`. An agent has its own.
         tool_timeout: Seconds that a call of a tool may take, unless the tool has its own timeout.
-        question_timeout: Seconds after which a call is cancelled whose client does not come back
-            with the answer to a question. For clients of protocol 2026-07-28: older ones hold the
-            call open instead.
+        question_timeout: Seconds after which a call is cancelled whose client does not answer a
+            question. Clients of protocols before 2026-07-28 have no limit over stdin and stdout:
+            they hold the call open, and the end of the pipe tells if they are gone.
 
     Raises `ConfigError`.
     """
@@ -149,6 +150,7 @@ async def serve_mcp(
 ) -> Signals | None:
     """Serve until the client closes stdin, or until SIGTERM or Ctrl-C. Return the signal, if any.
 
+    If the client has closed stdout, the next message for it ends the server too.
     With ``http="HOST:PORT"`` over streamable HTTP instead; then the signal has its usual effect
     afterwards. A host that other machines can reach needs a ``token`` and ``hosts``, as in
     `mcp_app`. Port 0 is any free one; ``on_listening`` gets the URL.

@@ -131,7 +131,7 @@ class ServedCall:
         """
         request = self._request
         if request is not None and not _is_modern(request):
-            return await request.session.elicit_form(message, schema, request.request_id)
+            return await self._ask_in_request(request, message, schema)
         if self.token.cancelled:
             raise CallOver(self.token.reason or "the call is over")
         self._asked += 1
@@ -142,6 +142,18 @@ class ServedCall:
             return await question.answer
         finally:
             self._questions.pop(key, None)
+
+    async def _ask_in_request(
+        self, request: ServerRequestContext[Any], message: str, schema: dict[str, Any]
+    ) -> types.ElicitResult:
+        # Over HTTP, nothing tells that the client is gone.
+        limit = None if request.request is None else self._question_timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await request.session.elicit_form(message, schema, request.request_id)
+        except TimeoutError:
+            self.cancel(_UNANSWERED)
+            raise CallOver(_UNANSWERED) from None
 
     # --- for requests ---------------------------------------------------------------------------
 
@@ -167,13 +179,14 @@ class ServedCall:
         """Wait for the result, or for questions to the client. Cancelling it cancels the call."""
         self._request = request
         try:
-            while not self.task.done():
+            while True:
+                await self._send_progress(request)
+                if self.task.done():
+                    break
+                if self._questions:
+                    return self._ask_in_result(park)
                 await self._news.wait()
                 self._news.clear()
-                await self._send_progress(request)
-                if self._questions and not self.task.done():
-                    return self._ask_in_result(park)
-            await self._send_progress(request)
         except asyncio.CancelledError:
             await self.stop(_CANCELLED)
             raise

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import os
+import re
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from hashlib import sha256
 from io import TextIOWrapper
+from queue import SimpleQueue
 from threading import Semaphore, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,13 +32,19 @@ __all__ = ["http_app", "parse_address", "serve_http", "serve_stdio"]
 # --- stdin and stdout -----------------------------------------------------------------------------
 
 
+_LAST_ANSWERS_SECONDS = 1.0
+
+
 async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.Signals | None:
-    """Serve one client until it closes stdin, or until SIGTERM or SIGINT. Return the signal."""
+    """Serve one client until it closes stdin, or until SIGTERM or SIGINT. Return the signal.
+
+    If the client has closed stdout, the next message for it ends the server too.
+    """
     import anyio
     from mcp.server.stdio import stdio_server
 
     ended_by: signal.Signals | None = None
-    with _private_stdin() as stdin, anyio.CancelScope() as scope:
+    with _private_stdin() as stdin, _private_stdout() as stdout, anyio.CancelScope() as scope:
 
         def end(number: signal.Signals) -> None:
             nonlocal ended_by
@@ -44,20 +52,22 @@ async def serve_stdio(server: Server[Any], stop: Callable[[], None]) -> signal.S
             stop()
             scope.cancel()
 
-        with _on_signals(end):
-            lines: Any = _Lines(stdin)
-            async with stdio_server(stdin=lines) as (received, sent):
+        with _on_signals(end), _Answers(stdout, scope.cancel) as answers:
+            streams: Any = {"stdin": _Lines(stdin), "stdout": answers}
+            async with stdio_server(**streams) as (received, sent):
                 with _prints_to_stderr():
                     await server.run(received, sent, server.create_initialization_options())
+                # The client may have stopped reading too.
+                scope.deadline = anyio.current_time() + _LAST_ANSWERS_SECONDS
     return ended_by
 
 
 @contextmanager
 def _prints_to_stderr() -> Generator[None]:
-    """Print to stderr, in every way.
+    """Let Python print to stderr.
 
-    The SDK lets the descriptor point there meanwhile. What is in a buffer of Python must be written
-    while it does, or the client would get it in the end.
+    What is in a buffer must be written while the descriptor points there, or the client would get
+    it in the end.
     """
     stdout = sys.stdout
     stdout.flush()
@@ -113,6 +123,31 @@ def _private_stdin() -> Generator[BinaryIO]:
         os.dup2(private, 0)
 
 
+@contextmanager
+def _private_stdout() -> Generator[BinaryIO]:
+    """Yield stdout under a descriptor of its own; meanwhile tools and commands write to stderr."""
+    try:
+        is_real = sys.stdout.buffer.fileno() == 1
+    except (AttributeError, OSError, ValueError):
+        is_real = False
+    if not is_real:  # replaced, as in a test
+        yield sys.stdout.buffer
+        return
+    sys.stdout.flush()
+    private = os.dup(1)
+    try:
+        os.dup2(2, 1)
+    except OSError:  # stderr is closed
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+    try:
+        # Not closed: the thread that writes it may still wait for the client to read.
+        yield os.fdopen(private, "wb", buffering=0, closefd=False)
+    finally:
+        os.dup2(private, 1)
+
+
 class _Lines:
     """The lines of a file, read by a thread that does not keep the process from ending.
 
@@ -147,9 +182,68 @@ class _Lines:
             self._loop.call_soon_threadsafe(self._lines.put_nowait, None)
 
 
+class _Answers:
+    """A file, written by a thread that does not keep the process from ending.
+
+    The SDK's own writer cannot be cancelled while it waits for the client to read.
+    """
+
+    def __init__(self, file: BinaryIO, on_closed: Callable[[], None]) -> None:
+        self._file = file
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._texts: SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = SimpleQueue()
+
+    def __enter__(self) -> _Answers:
+        Thread(target=self._write, name="clark_agent.mcp.stdout", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._texts.put(None)
+
+    async def write(self, text: str) -> None:
+        """Write the text. If the client has closed the other end, nobody is left to serve."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._texts.put((text.encode(), written))
+        try:
+            await written
+        except ConnectionError:
+            self._on_closed()
+
+    async def flush(self) -> None:
+        """Nothing is kept back."""
+
+    def _write(self) -> None:
+        while (item := self._texts.get()) is not None:
+            text, written = item
+            error: OSError | None = None
+            try:
+                left = memoryview(text)
+                while left:
+                    left = left[self._file.write(left) :]
+                self._file.flush()
+            except OSError as failed:
+                error = failed
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(_settle, written, error)
+
+
+def _settle(written: asyncio.Future[None], error: OSError | None) -> None:
+    if written.done():  # cancelled
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
+
+
 # --- HTTP -----------------------------------------------------------------------------------------
 
 _SHUTDOWN_SECONDS = 10
+_IDLE_SECONDS = 30 * 60
+"""Then a session without requests ends. It belongs to a client before protocol 2026-07-28."""
+_HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_PORT = re.compile(r":[0-9]{1,5}")
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -169,7 +263,11 @@ def http_app(
         allowed_hosts=names,
         allowed_origins=[f"{scheme}://{name}" for name in names for scheme in ("http", "https")],
     )
-    app = server.streamable_http_app(streamable_http_path=path, transport_security=security)
+    app = server.streamable_http_app(
+        streamable_http_path=path,
+        session_idle_timeout=_IDLE_SECONDS,
+        transport_security=security,
+    )
     if token is not None:
         app.user_middleware.insert(0, Middleware(_BearerToken, token=token))
     return app
@@ -182,8 +280,13 @@ def _allowed(hosts: Sequence[str] | None) -> list[str]:
     given = _LOOPBACK if hosts is None else tuple(hosts)
     allowed: list[str] = []
     for host in given:
-        has_port = ":" in host.rpartition("]")[2]
-        allowed += [host] if has_port else [host, f"{host}:*"]
+        name = _HOST.match(host)
+        port = "" if name is None else host[name.end() :]
+        if name is None or (port and not _PORT.fullmatch(port)):
+            raise ConfigError(
+                f"expected a host, such as agents.example.com, 10.0.0.5:8000 or [::1], not {host!r}"
+            )
+        allowed += [host] if port else [host, f"{host}:*"]
     return allowed
 
 
@@ -225,11 +328,13 @@ async def serve_http(
     host, port = parse_address(address)
     if not _is_loopback(host):
         if token is None:
-            raise ConfigError(f"other machines can reach {host}: an MCP server there needs a token")
+            raise ConfigError(
+                f"other machines can reach {host}: an MCP server there needs a token (--token)"
+            )
         if hosts is None:
             raise ConfigError(
-                f"other machines can reach {host}: give the names that clients use for it, as in "
-                "hosts=['agents.example.com']"
+                f"other machines can reach {host}: give the names that clients use for it as hosts "
+                "(--host), such as agents.example.com"
             )
     app = http_app(server, path=path, token=token, hosts=hosts)
     uvicorn = load_extra("uvicorn", "mcp", "an MCP server over HTTP")
@@ -252,7 +357,8 @@ async def serve_http(
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror or error}") from None
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ConfigError(f"cannot listen on {address}: {reason}") from None
     with listener:
         if on_listening is not None:
             on_listening(f"http://{host}:{listener.getsockname()[1]}{path}")
@@ -262,11 +368,12 @@ async def serve_http(
 def parse_address(address: str) -> tuple[str, int]:
     """Split ``HOST:PORT``. Raises `ConfigError`."""
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, not {address!r}")
-    if ":" in host and not host.startswith("["):
-        raise ConfigError(f"write an IPv6 address in brackets: [{host}]:{port}")
-    return host, int(port)
+    if _PORT.fullmatch(colon + port) and int(port) <= 65535:
+        if _HOST.fullmatch(host):
+            return host, int(port)
+        if _HOST.fullmatch(f"[{host}]"):
+            raise ConfigError(f"write an IPv6 address in brackets: [{host}]:{port}")
+    raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, not {address!r}")
 
 
 def _is_loopback(host: str) -> bool:

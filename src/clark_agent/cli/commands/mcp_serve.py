@@ -60,9 +60,8 @@ __all__ = ["mcp_serve"]
     "-C",
     "--root",
     metavar="FOLDER",
-    default=".",
     type=click.Path(file_okay=False),
-    help="The folder that the tools work in and cannot leave. Default: the current one.",
+    help="The folder that --tools work in and cannot leave. Default: the current one.",
 )
 @click.option("--name", metavar="NAME", help="The name of the server. Default: the agent's.")
 @click.option(
@@ -103,7 +102,7 @@ def mcp_serve(
     deps: str | None,
     model: str | None,
     tools: tuple[str, ...],
-    root: str,
+    root: str | None,
     name: str | None,
     description: str | None,
     instructions: str | None,
@@ -131,6 +130,8 @@ def mcp_serve(
     elif token is not None or hosts:
         raise ConfigError("--token and --host need --http")
     if agent is not None:
+        if root is not None:
+            raise ConfigError("--root needs --tools: an agent brings its own")
         what: Any = _agent(agent, model, approvals)
         with redirect_stdout(sys.stderr):
             given_deps = None if deps is None else load_deps(deps)
@@ -140,7 +141,7 @@ def mcp_serve(
             if given is not None:
                 raise ConfigError(f"--{option} needs --agent")
         gate = _gate(approvals, ())
-        workspace = Workspace(os.path.abspath(os.path.expanduser(root)))
+        workspace = Workspace(os.path.abspath(os.path.expanduser(root or ".")))
         what = make_tools(tool_names(tools), workspace, gate, elicited_answer())
         options["plugins"] = [gate]
     if http is not None:
@@ -183,5 +184,5 @@ def _token(variable: str | None) -> str | None:
         return None
     secret = os.environ.get(variable, "").strip()
     if not secret:
-        raise ConfigError(f"--token {variable}: the variable is not set")
+        raise ConfigError(f"--token {variable}: the environment variable is not set, or empty")
     return secret
