@@ -53,6 +53,7 @@ OUTSIDE = (
     "toolkit",
     "transports",
     "view/test_actions.py",
+    "view/test_aside.py",
     "view/test_browser",
     "view/test_command.py",
     "view/test_large.py",
@@ -123,34 +124,43 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_cover: coverage is not measured here")
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if config.getoption("--fast") and runs_tests:
-        settings.load_profile("few")
-        sys.addaudithook(_refuse)
+    if runs_tests:
+        sys.addaudithook(_refuse)  # in every run, or only a fast one would show what is missing
+        if config.getoption("--fast"):
+            settings.load_profile("few")
 
 
-_running: list[str] = []
+_fast: list[str] = []
+"""The fast test that is running, if any."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    _running.append(item.nodeid)
+    if is_outside(item.path):
+        return (yield)
+    _fast.append(item.nodeid)
     try:
         return (yield)
     finally:
-        _running.pop()
+        _fast.pop()
 
 
 def _refuse(event: str, arguments: object) -> None:
-    if event in _STARTS and _running:
+    if event in _STARTS and _fast:
         raise RuntimeError(f"{event} in a fast test: list its file in tests.selection.OUTSIDE")
+
+
+def is_outside(path: Path) -> bool:
+    """Whether the tests of a file are left out of a fast run."""
+    name = path.relative_to(_ROOT).as_posix()
+    return name.startswith(OUTSIDE) and name not in INSIDE
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In a fast run the modules of slow tests are not even imported."""
     if not config.getoption("--fast") or collection_path.suffix != ".py":
         return None
-    path = collection_path.relative_to(_ROOT).as_posix()
-    return True if path.startswith(OUTSIDE) and path not in INSIDE else None
+    return True if is_outside(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
