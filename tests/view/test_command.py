@@ -101,7 +101,7 @@ def test_it_shows_runs_and_ends_with_ctrl_c(tmp_path: Path) -> None:
             assert (session["can_write"], session["csrf"]) == (False, "")
             (row,) = client.get("/api/runs").json()["runs"]
             assert row["run_id"] == run_id
-            with client.stream("GET", f"/api/runs/{run_id}/events") as events:
+            with client.stream("GET", f"/api/events?run={run_id}") as events:
                 assert events.status_code == 200
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -119,7 +119,7 @@ def test_a_stream_does_not_keep_it_from_ending(tmp_path: Path) -> None:
     with (
         serving("--log", str(tmp_path / "runs"), cwd=tmp_path) as (process, url),
         opened(url) as client,
-        client.stream("GET", f"/api/runs/{run_id}/events") as events,
+        client.stream("GET", f"/api/events?run={run_id}") as events,
     ):
         lines = events.iter_lines()
         while next(lines) != "event: run":
@@ -136,14 +136,14 @@ def test_with_an_agent_it_forks(tmp_path: Path) -> None:
         session = client.get("/api/session").json()
         assert (session["can_run"], session["agent"]) == (True, "shop:shop")
         done = client.post(
-            f"/api/runs/{run_id}/fork",
+            f"/api/fork?run={run_id}",
             json={"prompt": "Again."},
             headers={"x-clark-token": session["csrf"]},
         ).json()
-        with client.stream("GET", f"/api/runs/{done['run_id']}/events") as events:
+        with client.stream("GET", f"/api/events?run={done['run_id']}") as events:
             text = "".join(events.iter_text())
         assert "From the page." in text
-        row = client.get(f"/api/runs/{done['run_id']}").json()["run"]
+        row = client.get(f"/api/run?run={done['run_id']}").json()["run"]
         assert row["forked_from"]["run_id"] == run_id
         assert process.poll() is None
 
