@@ -348,6 +348,16 @@ async def test_the_id_of_a_run_is_not_that_of_its_child(tmp_path: Path) -> None:
     async with command_line(tmp_path, []) as (run, _):
         run.env["PYTHONPATH"] = str(tmp_path)
         said = await run("run", "--yes", "--trace", "--agent", "family:parent", "Go.")
+        with_both = await run("runs")
+        (child,) = [each.run_id for each in run.store.runs() if each.depth]
+        (root,) = [each for each in run.store.runs() if not each.depth]
+        path = run.store.path_of(root.run_id)
+        path.rename(path.with_suffix(".elsewhere"))
+        without_parent = await run.each([("runs",), ("show", "last")])
+        path.with_suffix(".elsewhere").rename(path)
+    assert (len(with_both.out.splitlines()), child[:8] in with_both.out) == (1, False)
+    assert without_parent[0].out.startswith(child[:8])
+    assert f"run       {child}" in without_parent[1].out
     (root,) = [each for each in run.store.runs() if not each.depth]
     assert said.code == 0, said.err
     assert f"run {root.run_id[:8]}" in said.err

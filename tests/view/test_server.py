@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ from clark_agent.run_log import (
     MemoryStore,
     RunLog,
     RunStore,
+    deliver,
+    span_tree,
+    usage_tree,
 )
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import Entry, Record, RunBegan, RunEnded
 from clark_agent.testing import FakeClock, ScriptedStream, call, say
 from clark_agent.types import ImageContent, TextContent, Usage
 from clark_agent.view import shapes
+from clark_agent.view.export import write_run
 from clark_agent.view.items import Item
 from tests.run_log import stories
 from tests.run_log.storing import KINDS, open_store
@@ -233,6 +238,53 @@ async def many_runs(store: RunStore, count: int) -> None:
             appender.append(record, encode_json(record))
         appender.close()
         await appender.barrier()
+
+
+async def written(store: RunStore, run_id: str, parent: str | None, depth: int) -> None:
+    """Write the log of a run that has just begun, with any parent."""
+    began = RunBegan(identity=RunIdentity(run_id, parent, depth), prompts=(UserMessage(run_id),))
+    record = Record(2, 0, run_id, ord(run_id[0]), began)
+    seal_all([record])
+    appender = store.create(run_id)
+    appender.append(record, encode_json(record))
+    appender.close()
+    await appender.barrier()
+
+
+@each_store
+async def test_a_run_whose_parent_is_not_there_is_outermost(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    for run_id, parent, depth in (("b", "a", 1), ("c", "b", 2), ("d", "gone", 4), ("e", "d", 5)):
+        await written(store, run_id, parent, depth)
+    async with site(store) as page:
+        found = await page.get("runs")
+        assert [(row["run_id"], row["children"]) for row in found["runs"]] == [("d", 1), ("b", 1)]
+        assert (await page.get("runs", all="1"))["total"] == 4
+        assert [row["run_id"] for row in (await page.get("runs", parent="b"))["runs"]] == ["c"]
+        assert (await page.get("run", run="b"))["parents"] == []
+        view = await page.get("run", run="c")
+        assert (view["parents"], view["run"]["parent_run_id"]) == (["b"], "b")
+
+
+@each_store
+async def test_parents_in_a_circle_end(kind: str, tmp_path: Path) -> None:
+    store = make(kind, tmp_path)
+    circles = (("self", "self", 1), ("a", "c", 1), ("b", "a", 2), ("c", "b", 1), ("d", "e", 1))
+    for run_id, parent, depth in (*circles, ("e", "d", 1)):
+        await written(store, run_id, parent, depth)
+    async with site(store) as page:
+        listed = (await page.get("runs"))["runs"]
+        assert sorted(row["run_id"] for row in listed) == ["a", "c", "d", "e", "self"]
+        for run_id, *_ in circles:
+            view = await page.get("run", run=run_id)
+            below = ["b"] if run_id == "a" else []
+            assert [child["run"]["run_id"] for child in view["children"]] == below
+            assert view["parents"] == (["a"] if run_id == "b" else [])
+            assert [child.run_id for child in usage_tree(store, run_id).children] == below
+            assert len([*span_tree(store, run_id).walk()]) == 1 + len(below)
+            assert write_run(store, run_id, StringIO()) == ()
+            assert deliver(store, run_id, "paid", id=run_id)
+            assert not deliver(store, run_id, "paid", id=run_id)
 
 
 @each_store

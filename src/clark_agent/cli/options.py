@@ -37,6 +37,7 @@ from clark_agent.durable.dbos import attach
 from clark_agent.errors import ConfigError, RunNotFound, RunStoreError
 from clark_agent.plugins import ChannelSteering, Compaction, LoopDetector
 from clark_agent.run_context import SystemPrompt
+from clark_agent.run_log.families import outermost
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import RunBegan
 from clark_agent.run_log.sqlite import SqliteStore
@@ -649,7 +650,8 @@ def find_submitted(log: Log, given: str) -> tuple[str, str | None]:
     """Resolve a run like `find_run`. Return also its queue if it has not begun."""
     submitted = [] if log.queues is None or given == "last" else log.queues.queued()
     queued = {run.run_id: run.queue for run in submitted}
-    known = [run.run_id for run in log.store.runs() if given != "last" or run.depth == 0]
+    every = log.store.runs()
+    known = [run.run_id for run in (outermost(every) if given == "last" else every)]
     if given == "last" and known:
         return known[0], None
     for run_id in known:  # it may have begun meanwhile

@@ -53,6 +53,7 @@ from clark_agent.prices import Price
 from clark_agent.replay import replay as replay_run
 from clark_agent.run_log import check_prefix, fold, usage_tree, waiting_for
 from clark_agent.run_log import diff as first_difference
+from clark_agent.run_log.families import outermost
 from clark_agent.run_log.fold import FoldedRun
 from clark_agent.run_log.records import (
     Answered,
@@ -89,12 +90,15 @@ __all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
     type=click.IntRange(min=1),
     help="How many runs to list. Default: 20.",
 )
-@click.option("--all", "children", is_flag=True, help="Include runs that other runs started.")
+@click.option(
+    "--all", "children", is_flag=True, help="Include runs that other runs in the log started."
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
 @log_options(is_shared=True)
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
-    found = [run for run in log.store.runs() if children or not run.depth][:limit]
+    every = log.store.runs()
+    found = (every if children else outermost(every))[:limit]
     if as_json:
         for run in found:
             JsonView().write(run)
