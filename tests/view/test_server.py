@@ -480,3 +480,6 @@ async def test_wrong_parameters_are_explained() -> None:
         for path in ("run", "items", "events", "request"):
             assert "run must be" in (await page.get(path, code=400))["message"]
         assert "turn must be" in (await page.get("request", run="x", code=400))["message"]
+        for after in ("x", "-1", "1", "5.", ".x", "1e5.x", "9" * 30 + ".x"):
+            answer = await page.get("runs", code=400, after=after)
+            assert answer["message"].startswith("after must be"), answer

@@ -8,6 +8,7 @@ page, not the number of runs.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
@@ -41,6 +42,7 @@ _MOST_HITS = 1000
 _MOST_SCANNED = 32 << 20
 _LONGEST_SCAN = 2.0
 _SNIPPET = 60
+_CURSOR = re.compile(r"(-?[0-9]{1,20})\.(.+)", re.DOTALL)
 
 
 class Query(Struct, frozen=True, kw_only=True):
@@ -260,8 +262,7 @@ class Catalog:
         runs = [run for run in self._runs if self._matches(run, query, found, search)]
         start = 0
         if query.after is not None:
-            began_at, _, run_id = query.after.partition(".")
-            place = int(began_at), run_id
+            place = _cursor(query.after)
             later = (n for n, run in enumerate(runs) if _place(run) < place)
             start = next(later, len(runs))
         page = runs[start : start + query.limit]
@@ -342,6 +343,14 @@ class Catalog:
 
 def _place(run: RunSummary) -> tuple[int, str]:
     return run.began_at, run.run_id
+
+
+def _cursor(text: str) -> tuple[int, str]:
+    """Return the place that a cursor names. Raises `ValueError`."""
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise ValueError(f"after must be next of the page before, not {text[:40]!r}")
+    return int(found[1]), found[2]
 
 
 def _says(run: RunSummary, head: Head, q: str) -> bool:
