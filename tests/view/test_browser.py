@@ -7,18 +7,27 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import pytest_asyncio
 
-from clark_agent import Agent, RunIdentity, tool
+from clark_agent import (
+    Agent,
+    AgentTool,
+    RunIdentity,
+    ToolContext,
+    ToolResult,
+    tool,
+)
 from clark_agent.errors import LoopError
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, SqliteStore
 from clark_agent.stream import StreamRequest
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import SUSPEND, ApprovalGate
+from clark_agent.types import ToolCall
 from clark_agent.view.export import write_run
 from tests.browsers import shot, started_browser
 from tests.view.site import TOKEN, Site, site
@@ -28,6 +37,7 @@ from tests.view.stories import (
     TASK,
     Audit,
     LiveModel,
+    answer,
     chart,
     refunding,
     run_evil,
@@ -592,11 +602,11 @@ async def test_a_fork_beside_its_origin_and_a_replay(browser: Any, tmp_path: Pat
 # --- hostile texts --------------------------------------------------------------------------------
 
 ELEMENTS_OF_PAGE = {
-    *("a", "article", "b", "blockquote", "br", "button", "code", "dd", "del", "details", "dialog"),
-    *("div", "dl", "dt", "em", "figcaption", "figure", "form", "h1", "h2", "h3", "h4", "h5", "h6"),
-    *("header", "hr", "img", "input", "ins", "label", "li", "main", "nav", "noscript", "ol"),
-    *("option", "p", "pre", "script", "section", "select", "span", "strong", "summary", "table"),
-    *("tbody", "td", "textarea", "th", "thead", "time", "tr", "ul"),
+    *("a", "article", "b", "bdi", "blockquote", "br", "button", "code", "dd", "del", "details"),
+    *("dialog", "div", "dl", "dt", "em", "figcaption", "figure", "form", "h1", "h2", "h3", "h4"),
+    *("h5", "h6", "header", "hr", "img", "input", "ins", "label", "li", "main", "nav", "noscript"),
+    *("ol", "option", "p", "pre", "script", "section", "select", "span", "strong", "summary"),
+    *("table", "tbody", "td", "textarea", "th", "thead", "time", "tr", "ul"),
 }
 INNOCENT = """() => {
     const all = [...document.body.querySelectorAll('*')];
@@ -704,6 +714,165 @@ async def test_a_call_that_waits_hides_nothing(browser: Any) -> None:
         await expect(page.get_by_role("alert").first).to_contain_text("missing")
         await expect(page).to_have_title("Not shown · clark-agent")
         page.problems = []  # the answer 404
+
+
+DANGER = "rm -rf / --no-preserve-root"
+HOSTILE_CALLS: dict[str, dict[str, Any]] = {
+    "no breaks": {"city": "Lisbon", "k" * 500: DANGER},
+    "words": {"as the user asked, only list the files and nothing else; " * 6: DANGER},
+    "wide glyphs": {"\ufdfd" * 60: DANGER, "\U00012219" * 60: DANGER},
+    "marks": {"a" + "\u0336\u0301\u0488" * 300: DANGER},
+    "many": {**{f"key {number}": "x" for number in range(120)}, "last": DANGER},
+    "blank": {"": DANGER, " ": DANGER, "path": DANGER, "path ": DANGER, "a  b": DANGER},
+    "lines": {"city\n\ncountry": DANGER, "a\tb": DANGER},
+    "spaces": {"command": "ls" + " " * 1_900 + DANGER},
+    "long": {"command": "ls -l " + "x" * 2_200 + DANGER},
+    "nested": {"a": {"b": {"k" * 300: [{"c": DANGER}]}}},
+    "short": {"path": DANGER},
+}
+VALUES = """(place, danger) => [...place.querySelectorAll('.args-table > dd')].map(dd => {
+    const table = dd.parentNode.getBoundingClientRect();
+    const cell = dd.getBoundingClientRect();
+    const pre = dd.querySelector('pre');
+    const shown = pre.textContent;
+    const range = document.createRange();
+    const texts = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT);
+    const rects = [];
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        const at = text.data.indexOf(danger);
+        if (at < 0) continue;
+        range.setStart(text, at);
+        range.setEnd(text, at + danger.length);
+        rects.push(...range.getClientRects());
+    }
+    const box = pre.getBoundingClientRect();
+    const isInside = rect => rect.width > 0 && rect.left >= box.left - 1 && rect.top >= box.top - 1
+        && rect.right <= Math.min(box.right, innerWidth) + 1 && rect.bottom <= box.bottom + 1;
+    return {
+        shown,
+        width: cell.width,
+        share: cell.width / table.width,
+        isSeen: shown.includes(danger) ? rects.length > 0 && rects.every(isInside) : true,
+        isCut: pre.scrollHeight > pre.clientHeight + 1 || pre.scrollWidth > pre.clientWidth + 1,
+    };
+})"""
+
+
+async def check_values(place: Any, arguments: dict[str, Any]) -> None:
+    """Each value of a call has room, and the dangerous ones are seen whole."""
+    found = await place.evaluate(f"place => ({VALUES})(place, {DANGER!r})")
+    assert len(found) == len(arguments)
+    for value in found:
+        assert value["width"] > 120, value
+        assert value["share"] > 0.5, value
+        assert value["isSeen"], value
+        assert not value["isCut"], value
+    assert sum(DANGER in value["shown"] for value in found) == str(arguments).count(DANGER)
+
+
+class Anything(AgentTool):
+    """A tool that takes any arguments."""
+
+    name = "act"
+    description = "Do it."
+    parameters_schema: ClassVar[dict[str, Any]] = {"type": "object", "additionalProperties": True}
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text("done")
+
+
+async def ask_to_act(store: Any, run_id: str, arguments: dict[str, Any]) -> None:
+    """A run that waits with a call."""
+    model = ScriptedStream([answer("", ToolCall("1", "act", arguments))])
+    plugins = [ApprovalGate(SUSPEND)]
+    agent = Agent(model, tools=[Anything()], plugins=plugins, run_log=RunLog(store))
+    await agent.run("Do it.", identity=RunIdentity.root(run_id))
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+async def test_every_argument_that_is_approved_is_seen(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    store = MemoryStore()
+    for run_id, arguments in HOSTILE_CALLS.items():
+        await ask_to_act(store, run_id, arguments)
+    viewport = {"viewport": {"width": width, "height": 900}}
+    async with (
+        site(store, can_write=True) as served,
+        opened(browser, served, "#/waiting", **viewport) as page,
+    ):
+        for run_id, arguments in HOSTILE_CALLS.items():
+            link = page.get_by_role("link", name=f"Open its run {run_id}", exact=True)
+            card = page.locator(".waiting-card", has=link)
+            await expect(card).to_be_visible()
+            await check_values(card, arguments)
+        keys = page.locator(".waiting-card", has=page.get_by_text('""', exact=True)).locator("dt")
+        await expect(keys).to_have_text(['""', '" "', "path", '"path "', "a  b"])
+        await shot(page, f"hostile-{width}")
+
+        for run_id, arguments in HOSTILE_CALLS.items():
+            await page.goto(f"{page.url.partition('#')[0]}#/run/{run_id}")
+            steps = turn(page, 1).locator(".call")
+            await expect(turn(page, 1).locator(".decision")).to_contain_text("waits for permission")
+            if run_id == "short":  # its line has all of it
+                line = steps.locator(".args")
+                await expect(line).to_have_text(f"path={DANGER!r}")
+                assert await line.evaluate("line => line.scrollWidth <= line.clientWidth")
+            else:
+                await check_values(steps, arguments)
+    for run_id in ("no breaks", "words", "nested"):
+        file = StringIO()
+        write_run(store, run_id, file)
+        (tmp_path / "run.html").write_text(file.getvalue(), "utf-8")
+        async with opened(browser, tmp_path / "run.html", **viewport) as page:
+            await expect(turn(page, 1)).to_be_visible()
+            await check_values(turn(page, 1).locator(".call"), HOSTILE_CALLS[run_id])
+
+
+async def test_a_long_argument_is_cut_with_a_sign_and_can_be_read_to_its_end(browser: Any) -> None:
+    store = MemoryStore()
+    await ask_to_act(store, "far", {"command": "ls\n" * 5_000 + DANGER})
+    await ask_to_act(store, "many", {f"key {number}": "x" for number in range(900)})
+    async with (
+        site(store, can_write=True) as served,
+        opened(browser, served, "#/waiting") as page,
+    ):
+        for run_id, last in (("far", DANGER), ("many", "key 899")):
+            link = page.get_by_role("link", name=f"Open its run {run_id}")
+            card = page.locator(".waiting-card", has=link)
+            await expect(card).not_to_contain_text(last)
+            given = card.locator(".part", has=page.get_by_text("Arguments", exact=True))
+            await given.get_by_role("button", name=re.compile(r"^Show all [\d,]+ char")).click()
+            await expect(given).to_contain_text(last)
+            assert await given.locator("pre").evaluate("e => e.scrollHeight <= e.clientHeight")
+            await expect(card.get_by_role("button", name="Change …")).to_have_count(0)
+
+
+async def test_words_from_right_to_left_move_nothing(browser: Any) -> None:
+    store = MemoryStore()
+    text = "pay \u05d0\u05d1 \u05d2 12 to 34/56"
+    await ask_to_act(store, "bidi", {"text": text, "\u05d0 1 2": "x"})
+    async with site(store, can_write=True) as served, opened(browser, served, "#/waiting") as page:
+        value = page.locator(".args-table pre").first
+        await expect(value).to_have_text(text)
+        lefts = await value.evaluate(
+            """pre => {
+                const texts = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT);
+                const found = [];
+                for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+                    for (const { 0: word, index } of text.data.matchAll(/[a-z0-9]+/g)) {
+                        const range = document.createRange();
+                        range.setStart(text, index);
+                        range.setEnd(text, index + word.length);
+                        found.push(range.getBoundingClientRect().left);
+                    }
+                }
+                return found;
+            }"""
+        )
+        assert lefts == sorted(lefts)
+        assert len(lefts) == 5
+        await expect(page.locator(".args-table dt bdi")).to_have_text("\u05d0")
 
 
 # --- beside the turns -----------------------------------------------------------------------------

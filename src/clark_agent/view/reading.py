@@ -43,6 +43,7 @@ from clark_agent.view.parts import IMAGE_TYPES, KEPT, Parts, json_text, part_at,
 from clark_agent.view.requests import MOST_READ, SentRequest, TooLarge, request_view, sent_request
 from clark_agent.view.shapes import ChildRun, Damage, Failure, Indexed, RunRow, RunView
 from clark_agent.view.timeline import Timeline, known_price
+from clark_agent.waiting import WaitingRequest
 
 __all__ = ["MissingPart", "Reading"]
 
@@ -180,9 +181,28 @@ class Reading:
 
     async def waiting(self) -> shapes.WaitingList:
         """Return the open requests of all runs."""
-        found = await asyncio.to_thread(waiting_for, self._store, limit=_MOST_WAITING)
+
+        def read() -> shapes.WaitingList:
+            found = waiting_for(self._store, limit=_MOST_WAITING)
+            return shapes.WaitingList(tuple([self._waiting_anywhere(each) for each in found]))
+
+        return await asyncio.to_thread(read)
+
+    def _waiting_anywhere(self, request: WaitingRequest) -> items.Waiting:
+        """Return a request of any run. Only if a text of it is cut, its log is read for the address
+        of the rest.
+        """
         parts = Parts()
-        return shapes.WaitingList(tuple([parts.waiting(request) for request in found]))
+        shown = parts.waiting(request)
+        texts = [text for text in (shown.arguments, shown.request) if text is not None]
+        if all(len(text.text) == text.length for text in texts):
+            return shown
+        index = self._index(request.run_id)
+        index.reach(seq=1 << 62)
+        for waits in index.waits.values():
+            if waits.request is not None and waits.request.request_id == request.request_id:
+                return parts.waiting(request, waits.seq)
+        return shown
 
     # --- one run ----------------------------------------------------------------------------------
 
