@@ -39,6 +39,7 @@ from tests.view.stories import (
     LiveModel,
     answer,
     chart,
+    refund,
     refunding,
     run_evil,
     run_evil_failure,
@@ -412,6 +413,47 @@ async def test_a_run_is_followed_steered_and_stopped(browser: Any, tmp_path: Pat
         with pytest.raises(LoopError):
             await run
     store.close()
+
+
+async def test_a_long_run_that_waited_is_followed_when_it_goes_on(browser: Any) -> None:
+    store = MemoryStore()
+    looks = [call("run_tests", path=f"tests/{number}") for number in range(60)]
+    order = {"order": 7, "amount": 1.0, "reason": "broken"}
+    script = [*looks, call("refund", **order), *looks[:9], "Over."]
+
+    def next_step(request: StreamRequest) -> Any:
+        step = script[(len(request.messages) - 1) // 2]
+        return answer(step) if isinstance(step, str) else answer("", step)
+
+    agent = Agent(
+        ScriptedStream([next_step], at_end="repeat"),
+        tools=[run_tests, refund],
+        plugins=[ApprovalGate(SUSPEND)],
+        run_log=RunLog(store),
+        max_iterations=None,
+    )
+    await agent.run("Go.", identity=RunIdentity.root("long"))
+    async with (
+        site(store, can_write=True, agent=agent) as served,
+        opened(browser, served, "#/run/long") as page,
+    ):
+        outline = page.get_by_role("navigation", name="Turns")
+        await expect(outline.get_by_role("link")).to_have_count(61)
+        await expect(turn(page, 1)).to_be_in_viewport()
+        await expect(turn(page, 61)).to_have_count(0)
+        await expect(page.get_by_role("button", name="Follow it")).to_have_count(0)
+        (request,) = (await served.get("waiting"))["waiting"]
+        body = {"request_id": request["request_id"], "decision": "allow"}
+        await served.post("decide", body, run="long")
+
+        # The overview grows, what one reads stays, and the page offers the end.
+        await expect(outline.get_by_role("link")).to_have_count(71)
+        await expect(page.locator(".run-head .status")).to_have_text("done")
+        await expect(turn(page, 1)).to_be_in_viewport()
+        await page.get_by_role("button", name="Follow it").click()
+        await expect(turn(page, 71)).to_be_in_viewport()
+        await expect(turn(page, 71)).to_contain_text("Over.")
+        await expect(page.get_by_role("button", name="Follow it")).to_have_count(0)
 
 
 class Wire:
