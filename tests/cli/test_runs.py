@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clark_agent.cli.app import run_command_line
 from clark_agent.cli.commands.log import _opened
 from clark_agent.cli.options import state_folder
 from clark_agent.errors import ConfigError
@@ -363,6 +364,29 @@ async def test_the_id_of_a_run_is_not_that_of_its_child(tmp_path: Path) -> None:
     assert f"run {root.run_id[:8]}" in said.err
     assert "\n│  └─ execute_tool child" in said.err
     assert "\n│     └─ invoke_agent child" in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs",), ("show", "x"), ("show", "x", "--trace"), ("replay", "x"), ("diff", "x", "y"),
+        ("prefix", "x"), ("export", "x", "--html"), ("waiting",), ("decide", "x", "allow"),
+        ("steer", "x", "Hi"), ("cancel", "x"), ("follow", "x"), ("resume", "x"),
+        ("fork", "x", "Hi"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["none.db", "no/such/none.db", "none"])
+def test_commands_about_runs_create_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line([*words, "--store", name]) == 2
+    assert f"there is no log at {tmp_path / name}: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

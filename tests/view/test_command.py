@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +167,21 @@ def test_mistakes_are_explained(
     assert "nothing" in capsys.readouterr().err
     assert run_command_line(["view", "runs", "--log", "runs"]) == 2
     assert "STORE" in capsys.readouterr().err
-    assert not (tmp_path / "missing.db").exists()
+    assert run_command_line(["view", "no/such/folder/missing.db"]) == 2
+    assert "there is no log at" in capsys.readouterr().err
+    (tmp_path / "random.db").write_bytes(b"not a database " * 400)
+    assert run_command_line(["view", "random.db"]) == 1
+    assert f"{tmp_path / 'random.db'}: file is not a database" in capsys.readouterr().err
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE books (title TEXT)")
+    assert run_command_line(["view", "other.db"]) == 1
+    assert "other.db is not a database of runs" in capsys.readouterr().err
+    (tmp_path / "folder.db").mkdir()
+    assert run_command_line(["view", "folder.db"]) == 2
+    assert "folder.db is a folder" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "folder.db", "other.db", "random.db", "runs"
+    }  # fmt: skip
 
 
 def test_without_its_packages_it_says_what_to_install(

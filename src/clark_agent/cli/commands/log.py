@@ -94,7 +94,7 @@ __all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
     "--all", "children", is_flag=True, help="Include runs that other runs in the log started."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
-@log_options(is_shared=True)
+@log_options(is_shared=True, must_exist=True)
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
     every = log.store.runs()
@@ -151,7 +151,7 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     help="The price of a million input and output tokens; adds the cost of each step.",
 )
 @click.option("--trace", is_flag=True, help="Draw its spans instead: times, tokens and cost.")
-@log_options(is_shared=True)
+@log_options(is_shared=True, must_exist=True)
 def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Log) -> None:
     """Show the messages, tool calls and usage of a run.
 
@@ -338,7 +338,7 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 @click.command(epilog=examples("clark-agent replay last", "clark-agent replay 3f2a --tools none"))
 @run_argument()
 @agent_options
-@log_options()
+@log_options(must_exist=True)
 def replay(*, run_id: str, given: Given, log: Log) -> int:
     """Replay a logged run offline and report what differs.
 
@@ -366,7 +366,7 @@ def replay(*, run_id: str, given: Given, log: Log) -> int:
 @click.command(epilog=examples("clark-agent diff 3f2a 91bc"))
 @run_argument("first")
 @run_argument("second")
-@log_options()
+@log_options(must_exist=True)
 def diff(*, first: str, second: str, log: Log) -> int:
     """Report the first difference between two runs, ignoring times and run ids.
 
@@ -386,7 +386,7 @@ def diff(*, first: str, second: str, log: Log) -> int:
     type=click.FloatRange(min=0, max=100),
     help="Fail if less than this share of what could repeat was the same.",
 )
-@log_options()
+@log_options(must_exist=True)
 def prefix(*, run_id: str, percent: float | None, log: Log) -> int:
     """Show how much of each request was the same as in the one before: what a provider can cache.
 
@@ -474,7 +474,7 @@ FORMATS: dict[str, Callable[[LoadedRun], str]] = {
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="The output file. Default: stdout."
 )
-@log_options()
+@log_options(must_exist=True)
 def export(
     *,
     run_id: str,

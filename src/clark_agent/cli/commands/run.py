@@ -166,7 +166,7 @@ def run(
 @agent_options
 @approval_options
 @json_option
-@log_options()
+@log_options(must_exist=True)
 def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, log: Log) -> int:
     """Resume a run that was interrupted, failed or is suspended.
 
@@ -233,7 +233,7 @@ def check_not_queued(log: Log, run_id: str) -> None:
 @agent_options
 @approval_options
 @json_option
-@log_options()
+@log_options(must_exist=True)
 def fork(
     *,
     run_id: str,
