@@ -18,9 +18,11 @@ from clark_agent.cli.commands.log import _opened
 from clark_agent.cli.options import state_folder
 from clark_agent.errors import ConfigError
 from clark_agent.messages.wire import decode_json, encode_json
+from clark_agent.run_log import JsonlStore, RunLog
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import Record
 from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
+from tests.run_log import stories
 from tests.transports.wires_chat import bodies
 
 
@@ -387,6 +389,18 @@ def test_commands_about_runs_create_nothing(
     assert run_command_line([*words, "--store", name]) == 2
     assert f"there is no log at {tmp_path / name}: " in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_logs_that_cannot_be_listed_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(stories.told("plain", RunLog(JsonlStore(tmp_path))))
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "new.jsonl").write_text('{"v":2,')
+    assert run_command_line(["runs", "--log", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "not listed: the first record of broken.jsonl cannot be read\n"
+    assert len(said.out.splitlines()) == 1
 
 
 def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

@@ -440,6 +440,26 @@ async def test_damage_is_shown_and_the_rest_can_be_read(tmp_path: Path) -> None:
         assert row["status"] == "done"
 
 
+async def test_damaged_logs_that_cannot_be_listed_are_named(tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    await one_run(store)
+    await one_run(store, "renamed")
+    store.path_of("renamed").rename(tmp_path / "other.jsonl")
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "notes.txt").write_text("These are notes.\n")
+    (tmp_path / "begun.jsonl").write_text('{"v":2,"seq":0')
+    (tmp_path / "empty.jsonl").touch()
+    async with site(store) as page:
+        found = checked(await page.get("runs"), shapes.RunList)
+        assert [row.run_id for row in found.runs] == ["r1"]
+        assert found.unreadable == ("broken.jsonl", "other.jsonl")
+        (tmp_path / "broken.jsonl").unlink()
+        (tmp_path / "other.jsonl").rename(store.path_of("renamed"))
+        page.reading.catalog.refresh(force=True)
+        found = checked(await page.get("runs"), shapes.RunList)
+        assert (found.total, found.unreadable) == (2, ())
+
+
 ODD_IDS = (
     "a/b", "a b", "é", "x?y#z", "%41", "turns", "job", "job/items", "job/turns", "job/events",
     "job/image", "job/requests/1", "job/steer", ".", "..", "/", "/job", "job/", "\n", "日本",

@@ -39,6 +39,7 @@ _TASK = 300
 _FRESH = 0.5
 """For how many seconds a listing counts."""
 _MOST_HITS = 1000
+_MOST_FILES = 100
 _MOST_SCANNED = 32 << 20
 _LONGEST_SCAN = 2.0
 _SNIPPET = 60
@@ -117,6 +118,8 @@ class Catalog:
         self._models: set[str] = set()
         self._agents: set[str] = set()
         self._statuses: tuple[str, ...] = ()
+        self._files: tuple[str, ...] = ()
+        """Files of the store that cannot be read."""
 
     @property
     def kind(self) -> Literal["full_text", "scan"]:
@@ -140,6 +143,8 @@ class Catalog:
                     children.setdefault(above.run_id, []).append(run.run_id)
             self._runs, self._children, self._by_id = runs, children, by_id
             self._statuses = tuple(sorted({self._status(run) for run in runs}))
+            unreadable = getattr(self._store, "unreadable", list)
+            self._files = tuple(unreadable()[:_MOST_FILES])
             self._listed_at = self._clock()
             self._took = self._listed_at - now
 
@@ -278,6 +283,7 @@ class Catalog:
             known=min(len(self._heads), len(self._runs)),
             of=len(self._runs),
             search=search,
+            unreadable=self._files,
         )
 
     def _found(self, row: RunRow, found: _Found | None) -> RunRow:

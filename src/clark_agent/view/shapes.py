@@ -188,6 +188,10 @@ class RunList(Struct, frozen=True):
     """How many runs were looked at, of ``of``. Filters miss the others until then; ask again."""
     of: int
     search: SearchInfo | None
+    unreadable: tuple[str, ...] = ()
+    """Files in the folder that are named like logs, but do not begin with a record of the run that
+    they are named after: damaged logs, whose runs are not in the list. At most 100.
+    """
 
 
 class Indexed(Struct, frozen=True):

@@ -99,6 +99,8 @@ def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
     every = log.store.runs()
     found = (every if children else outermost(every))[:limit]
+    for name in getattr(log.store, "unreadable", tuple)():
+        click.echo(f"not listed: the first record of {safe(name)} cannot be read", err=True)
     if as_json:
         for run in found:
             JsonView().write(run)
