@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -162,11 +162,43 @@ async def test_the_list_is_searched_filtered_and_opened_with_the_keyboard(
     store.close()
 
 
+async def test_damaged_logs_are_named_above_the_list(browser: Any, tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    await some_runs(store)
+    broken = [tmp_path / f"broken{number}.jsonl" for number in range(7)]
+    for path in broken:
+        path.write_text("{\n")
+    async with site(store) as served, opened(browser, served) as page:
+        await expect(page.locator(".run-row")).to_have_count(3)
+        words = "7 damaged logs cannot be listed, because the first record cannot be read: broken0"
+        await expect(page.locator(".list .notice")).to_contain_text(words)
+        await expect(page.locator(".list .notice")).to_contain_text("broken4.jsonl, …")
+        for path in broken:
+            path.unlink()
+        await expect(page.locator(".list .notice")).to_be_hidden()
+
+
+async def test_a_run_with_any_id_is_opened_from_the_list(browser: Any) -> None:
+    store = MemoryStore()
+    names = ["job/items", "job/events", ".", "..", "\n", "日本/é"]
+    agent = Agent(ScriptedStream(["Yes."], at_end="repeat"), run_log=RunLog(store))
+    for name in names:
+        await agent.run(f"Task {name!r}.", identity=RunIdentity.root(name))
+    async with site(store) as served, opened(browser, served) as page:
+        for name in names:
+            await page.get_by_role("link", name=f"Task {name!r}.", exact=True).click()
+            await expect(turn(page, 1)).to_contain_text("Yes.")
+            await turn(page, 1).get_by_role("button", name="What the model saw").click()
+            await expect(turn(page, 1).locator(".request")).to_contain_text(f"Task {name!r}.")
+            await page.keyboard.press("Escape")
+            await expect(page.locator(".run-row")).to_have_count(len(names))
+
+
 async def test_a_list_of_many_runs_is_loaded_as_one_scrolls(browser: Any) -> None:
     store = MemoryStore()
     agent = Agent(ScriptedStream(["Yes."], at_end="repeat"), run_log=RunLog(store))
     for number in range(250):
-        await agent.run(f"Question {number}")
+        await agent.run(f"Question {number}", identity=RunIdentity.root(f"{number:03}"))
     async with site(store) as served, opened(browser, served) as page:
         rows = page.locator(".run-row")
         await expect(page.locator(".count")).to_contain_text("250 runs")
@@ -418,8 +450,8 @@ async def test_a_run_is_followed_steered_and_stopped(browser: Any, tmp_path: Pat
 async def test_a_long_run_that_waited_is_followed_when_it_goes_on(browser: Any) -> None:
     store = MemoryStore()
     looks = [call("run_tests", path=f"tests/{number}") for number in range(60)]
-    order = {"order": 7, "amount": 1.0, "reason": "broken"}
-    script = [*looks, call("refund", **order), *looks[:9], "Over."]
+    body: dict[str, Any] = {"order": 7, "amount": 1.0, "reason": "broken"}
+    script: list[Any] = [*looks, call("refund", **body), *looks[:9], "Over."]
 
     def next_step(request: StreamRequest) -> Any:
         step = script[(len(request.messages) - 1) // 2]
@@ -812,12 +844,15 @@ async def check_values(place: Any, arguments: dict[str, Any]) -> None:
     assert sum(DANGER in value["shown"] for value in found) == str(arguments).count(DANGER)
 
 
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
+
+
 class Anything(AgentTool):
     """A tool that takes any arguments."""
 
     name = "act"
     description = "Do it."
-    parameters_schema: ClassVar[dict[str, Any]] = {"type": "object", "additionalProperties": True}
+    parameters_schema = ANY_ARGUMENTS
 
     async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
         return ToolResult.text("done")
@@ -838,7 +873,7 @@ async def test_every_argument_that_is_approved_is_seen(
     store = MemoryStore()
     for run_id, arguments in HOSTILE_CALLS.items():
         await ask_to_act(store, run_id, arguments)
-    viewport = {"viewport": {"width": width, "height": 900}}
+    viewport: dict[str, Any] = {"viewport": {"width": width, "height": 900}}
     async with (
         site(store, can_write=True) as served,
         opened(browser, served, "#/waiting", **viewport) as page,

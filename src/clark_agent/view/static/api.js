@@ -191,9 +191,9 @@ class Embedded {
   }
 
   found(id) {
-    const run = this.data.runs[id];
-    if (!run) throw new ApiError(404, "not_found", "This run is not in this file.");
-    return run;
+    const { runs } = this.data;
+    if (Object.hasOwn(runs, id)) return runs[id];
+    throw new ApiError(404, "not_found", "This run is not in this file.");
   }
 
   async run(id) {

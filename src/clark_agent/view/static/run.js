@@ -34,7 +34,7 @@ export class RunPage {
     });
     this.steer = h("div.steer-place");
     const follow = h("button.primary", { type: "button", onclick: () => this.toLast() }, "Follow it");
-    this.goesOn = h("p.goes-on", { role: "status", hidden: true }, "The run goes on. ", follow);
+    this.goesOn = h("p.goes-on", { role: "status", hidden: true }, "The run has gone on. ", follow);
     const parts = [this.waiting, this.timeline.element, this.goesOn, this.steer];
     const column = h("div.column", null, parts);
     this.element = h("article.run", { "aria-label": "Run" }, this.head, this.outline, column);
