@@ -13,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from clark_agent.cli.app import run_command_line
 from clark_agent.cli.commands.log import _opened
 from clark_agent.cli.options import state_folder
 from clark_agent.errors import ConfigError
 from clark_agent.messages.wire import decode_json, encode_json
+from clark_agent.run_log import JsonlStore, RunLog
 from clark_agent.run_log._checksums import seal_all
 from clark_agent.run_log.records import Record
 from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
+from tests.run_log import stories
 from tests.transports.wires_chat import bodies
 
 
@@ -348,11 +351,56 @@ async def test_the_id_of_a_run_is_not_that_of_its_child(tmp_path: Path) -> None:
     async with command_line(tmp_path, []) as (run, _):
         run.env["PYTHONPATH"] = str(tmp_path)
         said = await run("run", "--yes", "--trace", "--agent", "family:parent", "Go.")
+        with_both = await run("runs")
+        (child,) = [each.run_id for each in run.store.runs() if each.depth]
+        (root,) = [each for each in run.store.runs() if not each.depth]
+        path = run.store.path_of(root.run_id)
+        path.rename(path.with_suffix(".elsewhere"))
+        without_parent = await run.each([("runs",), ("show", "last")])
+        path.with_suffix(".elsewhere").rename(path)
+    assert (len(with_both.out.splitlines()), child[:8] in with_both.out) == (1, False)
+    assert without_parent[0].out.startswith(child[:8])
+    assert f"run       {child}" in without_parent[1].out
     (root,) = [each for each in run.store.runs() if not each.depth]
     assert said.code == 0, said.err
     assert f"run {root.run_id[:8]}" in said.err
     assert "\n│  └─ execute_tool child" in said.err
     assert "\n│     └─ invoke_agent child" in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs",), ("show", "x"), ("show", "x", "--trace"), ("replay", "x"), ("diff", "x", "y"),
+        ("prefix", "x"), ("export", "x", "--html"), ("waiting",), ("decide", "x", "allow"),
+        ("steer", "x", "Hi"), ("cancel", "x"), ("follow", "x"), ("resume", "x"),
+        ("fork", "x", "Hi"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["none.db", "no/such/none.db", "none"])
+def test_commands_about_runs_create_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    name: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_command_line([*words, "--store", name]) == 2
+    assert f"there is no log at {tmp_path / name}: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_logs_that_cannot_be_listed_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(stories.told("plain", RunLog(JsonlStore(tmp_path))))
+    (tmp_path / "broken.jsonl").write_text("{\n")
+    (tmp_path / "new.jsonl").write_text('{"v":2,')
+    assert run_command_line(["runs", "--log", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "not listed: the first record of broken.jsonl cannot be read\n"
+    assert len(said.out.splitlines()) == 1
 
 
 def test_an_export_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

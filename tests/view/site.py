@@ -35,10 +35,11 @@ class Site:
         assert response.status_code == code, response.text[:500]
         return response.json()
 
-    async def post(self, path: str, body: Any = None, code: int = 200) -> Any:
+    async def post(self, path: str, body: Any = None, code: int = 200, **params: Any) -> Any:
         headers = {"x-clark-token": self.csrf}
         content = {} if body is None else body
-        response = await self.client.post(f"/api/{path}", json=content, headers=headers)
+        url = httpx2.URL(f"/api/{path}").copy_merge_params(params)
+        response = await self.client.post(url, json=content, headers=headers)
         assert response.status_code == code, response.text[:500]
         return response.json()
 
@@ -47,7 +48,7 @@ class Site:
         found: list[Any] = []
         start: int | None = 0
         while start is not None:
-            page = await self.get(f"runs/{run_id}/items", limit=limit, **{"from": start})
+            page = await self.get("items", run=run_id, limit=limit, **{"from": start})
             found += page["items"]
             start = page["next"]
         return found
@@ -57,10 +58,12 @@ class Site:
         self, run_id: str, after: int | None = None, last: int | None = None
     ) -> AsyncGenerator[AsyncIterator[tuple[str, str | None, Any]]]:
         """The server-sent events of a run: name, id and data."""
-        params = {} if after is None else {"after": after}
+        params: dict[str, Any] = {"run": run_id}
+        if after is not None:
+            params["after"] = after
         headers = {} if last is None else {"last-event-id": str(last)}
         async with self.client.stream(
-            "GET", f"/api/runs/{run_id}/events", params=params, headers=headers
+            "GET", "/api/events", params=params, headers=headers
         ) as response:
             assert response.status_code == 200
             yield _events(response)

@@ -83,10 +83,10 @@ async def test_a_run_is_steered(shop: Shop) -> None:
     await until(lambda: any(r.records > 3 for r in shop.store.runs()))
     async with writable(shop) as page:
         body = {"message": "Use the other account.", "when": "after_batch", "id": "m1"}
-        first = await page.post("runs/r/steer", body)
-        again = await page.post("runs/r/steer", body)
+        first = await page.post("steer?run=r", body)
+        again = await page.post("steer?run=r", body)
         assert (first["is_new"], again["is_new"]) == (True, False)
-        later = await page.post("runs/r/steer", {"message": "And now?", "when": "follow_up"})
+        later = await page.post("steer?run=r", {"message": "And now?", "when": "follow_up"})
         assert later["is_new"]
         await until(lambda: len(shop.store.mail("r")) == 2)
         await until(lambda: _kinds(shop, "r").count("steering_accepted") == 2)
@@ -96,7 +96,7 @@ async def test_a_run_is_steered(shop: Shop) -> None:
         items = await page.every_item("r")
         steered = [item for item in items if item["kind"] == "steered"]
         assert [item["is_mail"] for item in steered] == [True, True]
-        answer = await page.post("runs/r/steer", {"message": "Too late."}, code=409)
+        answer = await page.post("steer?run=r", {"message": "Too late."}, code=409)
         assert "has ended" in answer["message"]
 
 
@@ -109,9 +109,9 @@ async def test_a_run_is_cancelled(shop: Shop) -> None:
     running = asyncio.create_task(shop.run(shop.agent([call("wait"), say("x")]), "r"))
     await until(lambda: any(r.records > 3 for r in shop.store.runs()))
     async with writable(shop) as page:
-        await page.post("runs/r/cancel", {"reason": "not needed"})
+        await page.post("cancel?run=r", {"reason": "not needed"})
         await asyncio.wait([running])
-        view = await page.get("runs/r")
+        view = await page.get("run", run="r")
         assert view["run"]["status"] == "failed"
         assert "not needed" in view["error"]
     assert running.exception() is not None
@@ -121,7 +121,7 @@ async def test_what_waits_is_approved_and_the_run_goes_on(shop: Shop) -> None:
     steps = [call("pay", amount=7), say("It is paid.")]
     await shop.run(shop.agent(steps), "r")
     async with writable(shop, shop.agent(steps[1:])) as page:
-        view = await page.get("runs/r")
+        view = await page.get("run", run="r")
         assert view["run"]["status"] == "suspended"
         (request,) = view["waiting"]
         assert (request["tool_name"], request["needs"]) == ("pay", "permission")
@@ -129,12 +129,12 @@ async def test_what_waits_is_approved_and_the_run_goes_on(shop: Shop) -> None:
         (same,) = (await page.get("waiting"))["waiting"]
         assert same["request_id"] == request["request_id"]
         body = {"request_id": request["request_id"], "decision": "allow"}
-        done = await page.post("runs/r/decide", body)
+        done = await page.post("decide?run=r", body)
         assert done["waiting"] == []
         await until(lambda: is_over(shop.store, "r"))
-        again = await page.post("runs/r/decide", body, code=409)
+        again = await page.post("decide?run=r", body, code=409)
         assert again["error"] == "already_decided"
-        assert (await page.get("runs/r"))["waiting"] == []
+        assert (await page.get("run", run="r"))["waiting"] == []
         items = await page.every_item("r")
         decided = next(item for item in items if item["kind"] == "decided")
         assert decided["by"] == "ada"
@@ -154,9 +154,9 @@ async def test_other_decisions(shop: Shop) -> None:
         steps = [call("pay", amount=7), say("So be it.")]
         await shop.run(shop.agent(steps), run_id)
         async with writable(shop, shop.agent(steps[1:])) as page:
-            (request,) = (await page.get(f"runs/{run_id}"))["waiting"]
+            (request,) = (await page.get("run", run=run_id))["waiting"]
             body = {"request_id": request["request_id"], "decision": decision, "value": value}
-            await page.post(f"runs/{run_id}/decide", body)
+            await page.post(f"decide?run={run_id}", body)
             await until(lambda run_id=run_id: is_over(shop.store, run_id))  # type: ignore[misc]
         assert shop.paid == paid
         text = "\n".join(said(shop.store, run_id))
@@ -168,18 +168,18 @@ async def test_a_decision_without_an_agent_says_how_to_go_on(shop: Shop) -> None
     async with writable(shop) as page:
         session = await page.get("session")
         assert (session["can_write"], session["can_run"]) == (True, False)
-        (request,) = (await page.get("runs/r"))["waiting"]
+        (request,) = (await page.get("run", run="r"))["waiting"]
         for value in (None, 3, "x"):
             wrong = {"request_id": request["request_id"], "decision": "give_arguments"}
-            await page.post("runs/r/decide", {**wrong, "value": value}, code=400)
+            await page.post("decide?run=r", {**wrong, "value": value}, code=400)
         done = await page.post(
-            "runs/r/decide", {"request_id": request["request_id"], "decision": "allow"}
+            "decide?run=r", {"request_id": request["request_id"], "decision": "allow"}
         )
         assert "clark-agent resume r" in done["message"]
         for action, body in (("resume", {}), ("fork", {"prompt": "x"}), ("replay", {})):
-            answer = await page.post(f"runs/r/{action}", body, code=400)
+            answer = await page.post(f"{action}?run=r", body, code=400)
             assert "--agent" in answer["message"]
-        await page.post("runs/r/decide", {"request_id": "r/9/9/x", "decision": "allow"}, code=404)
+        await page.post("decide?run=r", {"request_id": "r/9/9/x", "decision": "allow"}, code=404)
     assert shop.paid == []
 
 
@@ -187,14 +187,14 @@ async def test_a_decision_counts_even_if_this_agent_cannot_go_on(shop: Shop) -> 
     await shop.run(shop.agent([call("pay", amount=7)]), "r")
     other = Agent(ScriptedStream([]), run_log=RunLog(shop.store), name="other")
     async with writable(shop, other) as page:
-        (request,) = (await page.get("runs/r"))["waiting"]
+        (request,) = (await page.get("run", run="r"))["waiting"]
         body = {"request_id": request["request_id"], "decision": "allow"}
-        done = await page.post("runs/r/decide", body)
+        done = await page.post("decide?run=r", body)
         assert not done["is_running"]
         assert "not resumed here" in done["message"]
         assert "pay" in done["message"]
-        assert (await page.get("runs/r"))["waiting"] == []
-        await page.post("runs/r/resume", {}, code=400)
+        assert (await page.get("run", run="r"))["waiting"] == []
+        await page.post("resume?run=r", {}, code=400)
     assert shop.paid == []
 
 
@@ -204,14 +204,14 @@ async def test_a_fork_and_its_original_side_by_side(shop: Shop) -> None:
     other = shop.agent([say("Another answer.")], can_ask=False)
     async with writable(shop, other) as page:
         assert (await page.get("session"))["can_run"]
-        done = await page.post("runs/r/fork", {"turn": 1, "prompt": "What did you pay?"})
+        done = await page.post("fork?run=r", {"turn": 1, "prompt": "What did you pay?"})
         new = done["run_id"]
         await until(lambda: is_over(shop.store, new))
-        view = await page.get(f"runs/{new}")
+        view = await page.get("run", run=new)
         assert view["run"]["forked_from"] == {"run_id": "r", "turn": 1}
         assert view["run"]["conversation_id"] == "c"
-        assert new in (await page.get("runs/r"))["forks"]
-        began = (await page.get(f"runs/{new}/items"))["items"][0]
+        assert new in (await page.get("run", run="r"))["forks"]
+        began = (await page.get("items", run=new))["items"][0]
         assert (began["history"], began["system_prompt"]["text"]) == (3, "You keep a shop.")
         sides = await page.get("diff", a="r", b=new)
         assert sides["common"] == 3
@@ -228,11 +228,11 @@ async def test_a_fork_from_the_beginning_may_ask_something_else(shop: Shop) -> N
     await shop.run(shop.agent([say("Yes.")]), "r", "Is it open?")
     async with writable(shop, shop.agent([say("No."), say("Never.")])) as page:
         body = {"turn": 0, "prompt": "Is it closed?", "replace_prompt": True}
-        first = await page.post("runs/r/fork", {**body, "system_prompt": "You are rude."})
+        first = await page.post("fork?run=r", {**body, "system_prompt": "You are rude."})
         await until(lambda: is_over(shop.store, first["run_id"]))
         assert said(shop.store, first["run_id"]) == ["user: Is it closed?", "assistant: No."]
         assert fold(shop.store.load(first["run_id"])).began.system_prompt == "You are rude."
-        same = await page.post("runs/r/fork", {"turn": 0})
+        same = await page.post("fork?run=r", {"turn": 0})
         await until(lambda: is_over(shop.store, same["run_id"]))
         transcript = fold(shop.store.load(same["run_id"])).transcript
         assert [m.plain_text for m in transcript] == ["Is it open?", "Never."]
@@ -241,13 +241,13 @@ async def test_a_fork_from_the_beginning_may_ask_something_else(shop: Shop) -> N
 async def test_forks_that_are_not_possible(shop: Shop) -> None:
     await shop.run(shop.agent([say("Yes.")]), "r")
     async with writable(shop, shop.agent([])) as page:
-        assert (await page.post("runs/r/fork", {"turn": 9, "prompt": "x"}, code=409))["message"]
-        assert (await page.post("runs/r/fork", {}, code=409))["message"]
+        assert (await page.post("fork?run=r", {"turn": 9, "prompt": "x"}, code=409))["message"]
+        assert (await page.post("fork?run=r", {}, code=409))["message"]
         model = {"prompt": "x", "model": "nonsense:x"}
-        answer = await page.post("runs/r/fork", model, code=400)
+        answer = await page.post("fork?run=r", model, code=400)
         assert "nonsense" in answer["message"]
-        await page.post("runs/r/fork", {"prompt": "x", "replace_prompt": True}, code=400)
-        await page.post("runs/none/fork", {"prompt": "x"}, code=404)
+        await page.post("fork?run=r", {"prompt": "x", "replace_prompt": True}, code=400)
+        await page.post("fork?run=none", {"prompt": "x"}, code=404)
         assert (await page.get("runs"))["total"] == 1
 
 
@@ -256,10 +256,10 @@ async def test_a_replay_shows_the_first_difference(shop: Shop) -> None:
     await shop.run(shop.agent(steps, can_ask=False), "r")
     async with writable(shop, shop.agent([], can_ask=False)) as page:
         assert (await page.get("session"))["can_replay"]
-        same = await page.post("runs/r/replay", {})
+        same = await page.post("replay?run=r", {})
         assert same == {"is_identical": True, "difference": None}
     async with writable(shop, shop.agent([])) as page:  # it has a gate now
-        other = await page.post("runs/r/replay", {})
+        other = await page.post("replay?run=r", {})
         assert not other["is_identical"]
         assert other["difference"]["path"].startswith("plugins")
         assert "at the beginning" in other["difference"]["text"]
@@ -271,18 +271,18 @@ async def test_runs_of_the_server_are_let_go_when_it_ends(shop: Shop) -> None:
     await shop.run(shop.agent([say("Yes.")]), "r")
     agent = shop.agent([call("wait"), say("At last.")])
     async with writable(shop, agent) as page:
-        done = await page.post("runs/r/fork", {"prompt": "Wait a while."})
+        done = await page.post("fork?run=r", {"prompt": "Wait a while."})
         new = done["run_id"]
         assert done["is_running"]
         await until(lambda: "tool_started" in _kinds(shop, new))
-        again = await page.post(f"runs/{new}/resume", {})
+        again = await page.post(f"resume?run={new}", {})
         assert (again["is_new"], again["is_running"]) == (False, True)
     loaded = shop.store.load(new)
     assert fold(loaded).ending is None
     shop.waiting.set()
     async with writable(shop, shop.agent([say("At last.")])) as page:
-        assert (await page.get(f"runs/{new}"))["run"]["status"] == "running"
-        await page.post(f"runs/{new}/resume", {})
+        assert (await page.get("run", run=new))["run"]["status"] == "running"
+        await page.post(f"resume?run={new}", {})
         await until(lambda: is_over(shop.store, new))
     last = fold(shop.store.load(new)).messages[-1]
     assert isinstance(last, AssistantMessage)
@@ -295,19 +295,19 @@ async def test_a_run_that_waits_is_cancelled(shop: Shop, who: str) -> None:
     other = Agent(ScriptedStream([]), run_log=RunLog(shop.store), name="other")
     agents = {"this agent": shop.agent([]), "another agent": other, "no agent": None}
     async with writable(shop, agents[who]) as page:
-        (request,) = (await page.get("runs/r"))["waiting"]
-        done = await page.post("runs/r/cancel", {"reason": "not needed"})
+        (request,) = (await page.get("run", run="r"))["waiting"]
+        done = await page.post("cancel?run=r", {"reason": "not needed"})
         body = {"request_id": request["request_id"], "decision": "allow"}
         if who == "this agent":
             await until(lambda: shop.store.runs()[0].outcome == "failed")
-            await page.post("runs/r/decide", body, code=404)
+            await page.post("decide?run=r", body, code=404)
         else:
             assert "the run ends once it is resumed" in done["message"]
             assert ("pay" in done["message"]) == (who == "another agent")
-            answer = await page.post("runs/r/decide", body, code=409)
+            answer = await page.post("decide?run=r", body, code=409)
             assert answer["error"] == "not_possible"
             assert "was cancelled" in answer["message"]
             assert "request_decided" not in _kinds(shop, "r")
-        assert (await page.get("runs/r"))["waiting"] == []
+        assert (await page.get("run", run="r"))["waiting"] == []
         assert (await page.get("waiting"))["waiting"] == []
     assert shop.paid == []

@@ -77,7 +77,7 @@ async def test_models_that_plugins_ask_are_in_the_timeline_and_in_the_totals(
         failure = second["error_text"]
         assert len(failure["text"]) == 4_000 < failure["length"]
         where = {"at": failure["at"], "path": failure["path"]}
-        rest = await page.get("runs/audit/piece", start=4_000, **where)
+        rest = await page.get("piece", run="audit", start=4_000, **where)
         assert failure["text"] + rest["text"] == "the transport raised ConnectionError: " + (
             "no route to " + "x" * 9_000
         )
@@ -91,11 +91,11 @@ async def test_models_that_plugins_ask_are_in_the_timeline_and_in_the_totals(
         spent = usage_tree(store, "audit")
         cost = sum([PRICES[part.model.names[0]].of(part.usage) for part in spent.by_model])
         assert len(spent.by_model) == 2
-        view = await page.get("runs/audit")
+        view = await page.get("run", run="audit")
         assert view["tokens"] == msgspec.to_builtins(tokens_of(spent.usage)) == view["tree_tokens"]
         assert view["model_calls"] == spent.model_calls
         assert [view[name] for name in ("cost", "tree_cost")] == pytest.approx([cost, cost])
-        turns = (await page.get("runs/audit/turns"))["turns"]
+        turns = (await page.get("turns", run="audit"))["turns"]
         assert sum([turn["cost"] for turn in turns]) == pytest.approx(cost)
         assert sum([turn["tokens"]["input"] for turn in turns]) == spent.usage.input_tokens
         assert (turns[0]["ms"], turns[0]["model_ms"]) == (1_900, 1_900)
@@ -136,10 +136,10 @@ async def test_compactions_say_what_they_replaced(kind: str, tmp_path: Path) -> 
             assert SUMMARY in block["text"]["text"]
             assert found[seq]["plugin"] == "compaction"
         compacted = {item["turn"] for item in found.values()}
-        turns = (await page.get("runs/audit/turns"))["turns"]
+        turns = (await page.get("turns", run="audit"))["turns"]
         assert {turn["turn"] for turn in turns if turn["is_compacted"]} == compacted
         for turn in compacted:
-            request = await page.get(f"runs/audit/requests/{turn}")
+            request = await page.get("request", run="audit", turn=turn)
             causes = request["prefix"]["change"]["causes"]
             assert causes == [{"kind": "plugin", "name": "compaction"}]
 
@@ -176,18 +176,18 @@ async def test_a_result_that_is_kept_aside_is_read_in_pieces(kind: str, tmp_path
         where = {"at": text["at"], "path": text["path"]}
         whole = ""
         while len(whole) < len(LOG):
-            piece = await page.get("runs/audit/piece", start=len(whole), length=100_000, **where)
+            piece = await page.get("piece", run="audit", start=len(whole), length=100_000, **where)
             assert (piece["length"], piece["start"]) == (len(LOG), len(whole))
             whole += piece["text"]
         assert whole == LOG
         assert max(stop - start for start, stop in reads) <= 5  # of 32,768 characters each
-        assert (await page.get("runs/audit/piece", start=400_000, **where))["text"] == ""
+        assert (await page.get("piece", run="audit", start=400_000, **where))["text"] == ""
 
         # Only results that are kept aside can be read, and only while the store has them.
-        answer = await page.get("runs/audit/piece", code=404, at=0, path="kept")
+        answer = await page.get("piece", run="audit", code=404, at=0, path="kept")
         assert answer["message"] == "record 0 has no result that is kept aside"
         page.reading._store = Counted(store, lambda *where: ())
-        answer = await page.get("runs/audit/piece", code=404, **where)
+        answer = await page.get("piece", run="audit", code=404, **where)
         assert answer["message"] == "the store does not have this result any more"
     close(store)
 
@@ -254,7 +254,7 @@ async def test_custom_messages_of_any_kind_are_shown() -> None:
         assert [json.loads(block["data"]["text"]) for block in blocks[1:]] == [
             message.payload for message in ODD
         ]
-        assert (await page.get("runs/odd/requests/1"))["total"] == 5
+        assert (await page.get("request", run="odd", turn=1))["total"] == 5
         assert (await page.get("diff", a="odd", b="odd"))["common"] == 6
     assert write_run(store, "odd", io.StringIO()) == ()
 
@@ -273,7 +273,7 @@ async def test_a_record_of_an_unknown_kind_is_named_and_what_comes_before_it_is_
     sealed, _ = seal(encode_json(made_up), before)
     path.write_bytes(b"".join([*lines[:9], sealed + b"\n", *lines[10:]]))
     async with site(store) as page:
-        view = await page.get("runs/audit")
+        view = await page.get("run", run="audit")
         (damage,) = view["damage"]
         assert damage["seq"] == 9
         assert "it is not a record that this version can read" in damage["reason"]
@@ -282,7 +282,7 @@ async def test_a_record_of_an_unknown_kind_is_named_and_what_comes_before_it_is_
         assert view["run"]["status"] == "newer"
         listed = await page.get("runs", status="newer")
         assert [row["status"] for row in listed["runs"]] == ["newer"]
-        first = await page.get("runs/audit/items")
+        first = await page.get("items", run="audit")
         assert [item["seq"] for item in first["items"]] == list(range(9))
         assert first["damage"] == damage
     file = io.StringIO()

@@ -7,18 +7,27 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from clark_agent import Agent, RunIdentity, tool
+from clark_agent import (
+    Agent,
+    AgentTool,
+    RunIdentity,
+    ToolContext,
+    ToolResult,
+    tool,
+)
 from clark_agent.errors import LoopError
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, SqliteStore
 from clark_agent.stream import StreamRequest
 from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import SUSPEND, ApprovalGate
+from clark_agent.types import ToolCall
 from clark_agent.view.export import write_run
 from tests.browsers import shot, started_browser
 from tests.view.site import TOKEN, Site, site
@@ -28,7 +37,9 @@ from tests.view.stories import (
     TASK,
     Audit,
     LiveModel,
+    answer,
     chart,
+    refund,
     refunding,
     run_evil,
     run_evil_failure,
@@ -151,11 +162,43 @@ async def test_the_list_is_searched_filtered_and_opened_with_the_keyboard(
     store.close()
 
 
+async def test_damaged_logs_are_named_above_the_list(browser: Any, tmp_path: Path) -> None:
+    store = JsonlStore(tmp_path)
+    await some_runs(store)
+    broken = [tmp_path / f"broken{number}.jsonl" for number in range(7)]
+    for path in broken:
+        path.write_text("{\n")
+    async with site(store) as served, opened(browser, served) as page:
+        await expect(page.locator(".run-row")).to_have_count(3)
+        words = "7 damaged logs cannot be listed, because the first record cannot be read: broken0"
+        await expect(page.locator(".list .notice")).to_contain_text(words)
+        await expect(page.locator(".list .notice")).to_contain_text("broken4.jsonl, …")
+        for path in broken:
+            path.unlink()
+        await expect(page.locator(".list .notice")).to_be_hidden()
+
+
+async def test_a_run_with_any_id_is_opened_from_the_list(browser: Any) -> None:
+    store = MemoryStore()
+    names = ["job/items", "job/events", ".", "..", "\n", "日本/é"]
+    agent = Agent(ScriptedStream(["Yes."], at_end="repeat"), run_log=RunLog(store))
+    for name in names:
+        await agent.run(f"Task {name!r}.", identity=RunIdentity.root(name))
+    async with site(store) as served, opened(browser, served) as page:
+        for name in names:
+            await page.get_by_role("link", name=f"Task {name!r}.", exact=True).click()
+            await expect(turn(page, 1)).to_contain_text("Yes.")
+            await turn(page, 1).get_by_role("button", name="What the model saw").click()
+            await expect(turn(page, 1).locator(".request")).to_contain_text(f"Task {name!r}.")
+            await page.keyboard.press("Escape")
+            await expect(page.locator(".run-row")).to_have_count(len(names))
+
+
 async def test_a_list_of_many_runs_is_loaded_as_one_scrolls(browser: Any) -> None:
     store = MemoryStore()
     agent = Agent(ScriptedStream(["Yes."], at_end="repeat"), run_log=RunLog(store))
     for number in range(250):
-        await agent.run(f"Question {number}")
+        await agent.run(f"Question {number}", identity=RunIdentity.root(f"{number:03}"))
     async with site(store) as served, opened(browser, served) as page:
         rows = page.locator(".run-row")
         await expect(page.locator(".count")).to_contain_text("250 runs")
@@ -404,6 +447,47 @@ async def test_a_run_is_followed_steered_and_stopped(browser: Any, tmp_path: Pat
     store.close()
 
 
+async def test_a_long_run_that_waited_is_followed_when_it_goes_on(browser: Any) -> None:
+    store = MemoryStore()
+    looks = [call("run_tests", path=f"tests/{number}") for number in range(60)]
+    body: dict[str, Any] = {"order": 7, "amount": 1.0, "reason": "broken"}
+    script: list[Any] = [*looks, call("refund", **body), *looks[:9], "Over."]
+
+    def next_step(request: StreamRequest) -> Any:
+        step = script[(len(request.messages) - 1) // 2]
+        return answer(step) if isinstance(step, str) else answer("", step)
+
+    agent = Agent(
+        ScriptedStream([next_step], at_end="repeat"),
+        tools=[run_tests, refund],
+        plugins=[ApprovalGate(SUSPEND)],
+        run_log=RunLog(store),
+        max_iterations=None,
+    )
+    await agent.run("Go.", identity=RunIdentity.root("long"))
+    async with (
+        site(store, can_write=True, agent=agent) as served,
+        opened(browser, served, "#/run/long") as page,
+    ):
+        outline = page.get_by_role("navigation", name="Turns")
+        await expect(outline.get_by_role("link")).to_have_count(61)
+        await expect(turn(page, 1)).to_be_in_viewport()
+        await expect(turn(page, 61)).to_have_count(0)
+        await expect(page.get_by_role("button", name="Follow it")).to_have_count(0)
+        (request,) = (await served.get("waiting"))["waiting"]
+        body = {"request_id": request["request_id"], "decision": "allow"}
+        await served.post("decide", body, run="long")
+
+        # The overview grows, what one reads stays, and the page offers the end.
+        await expect(outline.get_by_role("link")).to_have_count(71)
+        await expect(page.locator(".run-head .status")).to_have_text("done")
+        await expect(turn(page, 1)).to_be_in_viewport()
+        await page.get_by_role("button", name="Follow it").click()
+        await expect(turn(page, 71)).to_be_in_viewport()
+        await expect(turn(page, 71)).to_contain_text("Over.")
+        await expect(page.get_by_role("button", name="Follow it")).to_have_count(0)
+
+
 class Wire:
     """A connection to a site that can be cut."""
 
@@ -592,11 +676,11 @@ async def test_a_fork_beside_its_origin_and_a_replay(browser: Any, tmp_path: Pat
 # --- hostile texts --------------------------------------------------------------------------------
 
 ELEMENTS_OF_PAGE = {
-    *("a", "article", "b", "blockquote", "br", "button", "code", "dd", "del", "details", "dialog"),
-    *("div", "dl", "dt", "em", "figcaption", "figure", "form", "h1", "h2", "h3", "h4", "h5", "h6"),
-    *("header", "hr", "img", "input", "ins", "label", "li", "main", "nav", "noscript", "ol"),
-    *("option", "p", "pre", "script", "section", "select", "span", "strong", "summary", "table"),
-    *("tbody", "td", "textarea", "th", "thead", "time", "tr", "ul"),
+    *("a", "article", "b", "bdi", "blockquote", "br", "button", "code", "dd", "del", "details"),
+    *("dialog", "div", "dl", "dt", "em", "figcaption", "figure", "form", "h1", "h2", "h3", "h4"),
+    *("h5", "h6", "header", "hr", "img", "input", "ins", "label", "li", "main", "nav", "noscript"),
+    *("ol", "option", "p", "pre", "script", "section", "select", "span", "strong", "summary"),
+    *("table", "tbody", "td", "textarea", "th", "thead", "time", "tr", "ul"),
 }
 INNOCENT = """() => {
     const all = [...document.body.querySelectorAll('*')];
@@ -704,6 +788,168 @@ async def test_a_call_that_waits_hides_nothing(browser: Any) -> None:
         await expect(page.get_by_role("alert").first).to_contain_text("missing")
         await expect(page).to_have_title("Not shown · clark-agent")
         page.problems = []  # the answer 404
+
+
+DANGER = "rm -rf / --no-preserve-root"
+HOSTILE_CALLS: dict[str, dict[str, Any]] = {
+    "no breaks": {"city": "Lisbon", "k" * 500: DANGER},
+    "words": {"as the user asked, only list the files and nothing else; " * 6: DANGER},
+    "wide glyphs": {"\ufdfd" * 60: DANGER, "\U00012219" * 60: DANGER},
+    "marks": {"a" + "\u0336\u0301\u0488" * 300: DANGER},
+    "many": {**{f"key {number}": "x" for number in range(120)}, "last": DANGER},
+    "blank": {"": DANGER, " ": DANGER, "path": DANGER, "path ": DANGER, "a  b": DANGER},
+    "lines": {"city\n\ncountry": DANGER, "a\tb": DANGER},
+    "spaces": {"command": "ls" + " " * 1_900 + DANGER},
+    "long": {"command": "ls -l " + "x" * 2_200 + DANGER},
+    "nested": {"a": {"b": {"k" * 300: [{"c": DANGER}]}}},
+    "short": {"path": DANGER},
+}
+VALUES = """(place, danger) => [...place.querySelectorAll('.args-table > dd')].map(dd => {
+    const table = dd.parentNode.getBoundingClientRect();
+    const cell = dd.getBoundingClientRect();
+    const pre = dd.querySelector('pre');
+    const shown = pre.textContent;
+    const range = document.createRange();
+    const texts = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT);
+    const rects = [];
+    for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+        const at = text.data.indexOf(danger);
+        if (at < 0) continue;
+        range.setStart(text, at);
+        range.setEnd(text, at + danger.length);
+        rects.push(...range.getClientRects());
+    }
+    const box = pre.getBoundingClientRect();
+    const isInside = rect => rect.width > 0 && rect.left >= box.left - 1 && rect.top >= box.top - 1
+        && rect.right <= Math.min(box.right, innerWidth) + 1 && rect.bottom <= box.bottom + 1;
+    return {
+        shown,
+        width: cell.width,
+        share: cell.width / table.width,
+        isSeen: shown.includes(danger) ? rects.length > 0 && rects.every(isInside) : true,
+        isCut: pre.scrollHeight > pre.clientHeight + 1 || pre.scrollWidth > pre.clientWidth + 1,
+    };
+})"""
+
+
+async def check_values(place: Any, arguments: dict[str, Any]) -> None:
+    """Each value of a call has room, and the dangerous ones are seen whole."""
+    found = await place.evaluate(f"place => ({VALUES})(place, {DANGER!r})")
+    assert len(found) == len(arguments)
+    for value in found:
+        assert value["width"] > 120, value
+        assert value["share"] > 0.5, value
+        assert value["isSeen"], value
+        assert not value["isCut"], value
+    assert sum(DANGER in value["shown"] for value in found) == str(arguments).count(DANGER)
+
+
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "additionalProperties": True}
+
+
+class Anything(AgentTool):
+    """A tool that takes any arguments."""
+
+    name = "act"
+    description = "Do it."
+    parameters_schema = ANY_ARGUMENTS
+
+    async def execute(self, args: Any, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text("done")
+
+
+async def ask_to_act(store: Any, run_id: str, arguments: dict[str, Any]) -> None:
+    """A run that waits with a call."""
+    model = ScriptedStream([answer("", ToolCall("1", "act", arguments))])
+    plugins = [ApprovalGate(SUSPEND)]
+    agent = Agent(model, tools=[Anything()], plugins=plugins, run_log=RunLog(store))
+    await agent.run("Do it.", identity=RunIdentity.root(run_id))
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+async def test_every_argument_that_is_approved_is_seen(
+    browser: Any, tmp_path: Path, width: int
+) -> None:
+    store = MemoryStore()
+    for run_id, arguments in HOSTILE_CALLS.items():
+        await ask_to_act(store, run_id, arguments)
+    viewport: dict[str, Any] = {"viewport": {"width": width, "height": 900}}
+    async with (
+        site(store, can_write=True) as served,
+        opened(browser, served, "#/waiting", **viewport) as page,
+    ):
+        for run_id, arguments in HOSTILE_CALLS.items():
+            link = page.get_by_role("link", name=f"Open its run {run_id}", exact=True)
+            card = page.locator(".waiting-card", has=link)
+            await expect(card).to_be_visible()
+            await check_values(card, arguments)
+        keys = page.locator(".waiting-card", has=page.get_by_text('""', exact=True)).locator("dt")
+        await expect(keys).to_have_text(['""', '" "', "path", '"path "', "a  b"])
+        await shot(page, f"hostile-{width}")
+
+        for run_id, arguments in HOSTILE_CALLS.items():
+            await page.goto(f"{page.url.partition('#')[0]}#/run/{run_id}")
+            steps = turn(page, 1).locator(".call")
+            await expect(turn(page, 1).locator(".decision")).to_contain_text("waits for permission")
+            if run_id == "short":  # its line has all of it
+                line = steps.locator(".args")
+                await expect(line).to_have_text(f"path={DANGER!r}")
+                assert await line.evaluate("line => line.scrollWidth <= line.clientWidth")
+            else:
+                await check_values(steps, arguments)
+    for run_id in ("no breaks", "words", "nested"):
+        file = StringIO()
+        write_run(store, run_id, file)
+        (tmp_path / "run.html").write_text(file.getvalue(), "utf-8")
+        async with opened(browser, tmp_path / "run.html", **viewport) as page:
+            await expect(turn(page, 1)).to_be_visible()
+            await check_values(turn(page, 1).locator(".call"), HOSTILE_CALLS[run_id])
+
+
+async def test_a_long_argument_is_cut_with_a_sign_and_can_be_read_to_its_end(browser: Any) -> None:
+    store = MemoryStore()
+    await ask_to_act(store, "far", {"command": "ls\n" * 5_000 + DANGER})
+    await ask_to_act(store, "many", {f"key {number}": "x" for number in range(900)})
+    async with (
+        site(store, can_write=True) as served,
+        opened(browser, served, "#/waiting") as page,
+    ):
+        for run_id, last in (("far", DANGER), ("many", "key 899")):
+            link = page.get_by_role("link", name=f"Open its run {run_id}")
+            card = page.locator(".waiting-card", has=link)
+            await expect(card).not_to_contain_text(last)
+            given = card.locator(".part", has=page.get_by_text("Arguments", exact=True))
+            await given.get_by_role("button", name=re.compile(r"^Show all [\d,]+ char")).click()
+            await expect(given).to_contain_text(last)
+            assert await given.locator("pre").evaluate("e => e.scrollHeight <= e.clientHeight")
+            await expect(card.get_by_role("button", name="Change …")).to_have_count(0)
+
+
+async def test_words_from_right_to_left_move_nothing(browser: Any) -> None:
+    store = MemoryStore()
+    text = "pay \u05d0\u05d1 \u05d2 12 to 34/56"
+    await ask_to_act(store, "bidi", {"text": text, "\u05d0 1 2": "x"})
+    async with site(store, can_write=True) as served, opened(browser, served, "#/waiting") as page:
+        value = page.locator(".args-table pre").first
+        await expect(value).to_have_text(text)
+        lefts = await value.evaluate(
+            """pre => {
+                const texts = document.createTreeWalker(pre, NodeFilter.SHOW_TEXT);
+                const found = [];
+                for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+                    for (const { 0: word, index } of text.data.matchAll(/[a-z0-9]+/g)) {
+                        const range = document.createRange();
+                        range.setStart(text, index);
+                        range.setEnd(text, index + word.length);
+                        found.push(range.getBoundingClientRect().left);
+                    }
+                }
+                return found;
+            }"""
+        )
+        assert lefts == sorted(lefts)
+        assert len(lefts) == 5
+        await expect(page.locator(".args-table dt bdi")).to_have_text("\u05d0")
 
 
 # --- beside the turns -----------------------------------------------------------------------------

@@ -6,10 +6,11 @@ import asyncio
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_it_shows_runs_and_ends_with_ctrl_c(tmp_path: Path) -> None:
             assert (session["can_write"], session["csrf"]) == (False, "")
             (row,) = client.get("/api/runs").json()["runs"]
             assert row["run_id"] == run_id
-            with client.stream("GET", f"/api/runs/{run_id}/events") as events:
+            with client.stream("GET", f"/api/events?run={run_id}") as events:
                 assert events.status_code == 200
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
@@ -119,7 +120,7 @@ def test_a_stream_does_not_keep_it_from_ending(tmp_path: Path) -> None:
     with (
         serving("--log", str(tmp_path / "runs"), cwd=tmp_path) as (process, url),
         opened(url) as client,
-        client.stream("GET", f"/api/runs/{run_id}/events") as events,
+        client.stream("GET", f"/api/events?run={run_id}") as events,
     ):
         lines = events.iter_lines()
         while next(lines) != "event: run":
@@ -136,14 +137,14 @@ def test_with_an_agent_it_forks(tmp_path: Path) -> None:
         session = client.get("/api/session").json()
         assert (session["can_run"], session["agent"]) == (True, "shop:shop")
         done = client.post(
-            f"/api/runs/{run_id}/fork",
+            f"/api/fork?run={run_id}",
             json={"prompt": "Again."},
             headers={"x-clark-token": session["csrf"]},
         ).json()
-        with client.stream("GET", f"/api/runs/{done['run_id']}/events") as events:
+        with client.stream("GET", f"/api/events?run={done['run_id']}") as events:
             text = "".join(events.iter_text())
         assert "From the page." in text
-        row = client.get(f"/api/runs/{done['run_id']}").json()["run"]
+        row = client.get(f"/api/run?run={done['run_id']}").json()["run"]
         assert row["forked_from"]["run_id"] == run_id
         assert process.poll() is None
 
@@ -166,7 +167,21 @@ def test_mistakes_are_explained(
     assert "nothing" in capsys.readouterr().err
     assert run_command_line(["view", "runs", "--log", "runs"]) == 2
     assert "STORE" in capsys.readouterr().err
-    assert not (tmp_path / "missing.db").exists()
+    assert run_command_line(["view", "no/such/folder/missing.db"]) == 2
+    assert "there is no log at" in capsys.readouterr().err
+    (tmp_path / "random.db").write_bytes(b"not a database " * 400)
+    assert run_command_line(["view", "random.db"]) == 1
+    assert f"{tmp_path / 'random.db'}: file is not a database" in capsys.readouterr().err
+    with closing(sqlite3.connect(tmp_path / "other.db")) as other:
+        other.execute("CREATE TABLE books (title TEXT)")
+    assert run_command_line(["view", "other.db"]) == 1
+    assert "other.db is not a database of runs" in capsys.readouterr().err
+    (tmp_path / "folder.db").mkdir()
+    assert run_command_line(["view", "folder.db"]) == 2
+    assert "folder.db is a folder" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "folder.db", "other.db", "random.db", "runs"
+    }  # fmt: skip
 
 
 def test_without_its_packages_it_says_what_to_install(

@@ -48,16 +48,16 @@ async def test_a_page_of_a_large_log_reads_a_bounded_part(
         monkeypatch.setattr(page.reading, "_in_background", lambda name, step: None)
         await page.get("runs")
         assert counter.take() < PAGE
-        view = await page.get("runs/large")
+        view = await page.get("run", run="large")
         assert counter.take() < PAGE
         assert not view["indexed"]["is_complete"]
         assert view["indexed"]["bytes"] < view["indexed"]["of_bytes"] == size
-        first = await page.get("runs/large/items")
+        first = await page.get("items", run="large")
         assert len(first["items"]) == 100
         assert counter.take() < PAGE
         page.reading._index("large").reach(seq=1 << 62)
         assert size - PAGE <= counter.take() < size * 1.1  # once, for all that follows
-        view = await page.get("runs/large")
+        view = await page.get("run", run="large")
         assert view["indexed"] == {
             "records": view["run"]["records"],
             "bytes": size,
@@ -67,16 +67,16 @@ async def test_a_page_of_a_large_log_reads_a_bounded_part(
         turns = view["turns"]
         for turn in (1, turns // 3, turns // 2, turns):
             for limit in (1, 50, 500):
-                found = await page.get("runs/large/items", turn=turn, limit=limit)
+                found = await page.get("items", run="large", turn=turn, limit=limit)
                 read = counter.take()
                 assert read < PAGE
                 assert abs(read - found["bytes_read"]) < 1000
                 assert found["records_read"] < limit + 300
                 assert found["items"][0]["turn"] == turn
-        last = await page.get("runs/large/items", before=1 << 40, limit=500)
+        last = await page.get("items", run="large", before=1 << 40, limit=500)
         assert counter.take() < PAGE
         assert last["items"][-1]["kind"] == "ended"
-        overview = await page.get("runs/large/turns", limit=1000, **{"from": turns - 10})
+        overview = await page.get("turns", run="large", limit=1000, **{"from": turns - 10})
         assert [row["turn"] for row in overview["turns"]] == list(range(turns - 10, turns + 1))
         async with page.events("large", after=view["last_seq"] - 3) as events:
             names = [name async for name, _, _ in events]
@@ -90,9 +90,9 @@ async def test_pages_of_a_large_run_in_a_database(tmp_path: Path) -> None:
     store.close()
     async with site(store) as page:
         page.reading._index("large").reach(seq=1 << 62)
-        view = await page.get("runs/large")
+        view = await page.get("run", run="large")
         for turn in (1, view["turns"] // 2, view["turns"]):
-            found = await page.get("runs/large/items", turn=turn, limit=20)
+            found = await page.get("items", run="large", turn=turn, limit=20)
             assert found["items"][0]["turn"] == turn
             assert found["bytes_read"] < PAGE
             assert found["records_read"] < 400
@@ -109,11 +109,11 @@ async def test_what_needs_all_of_a_large_log_is_asked_for(
     write_large(store, "a", 3)
     write_large(store, "b", 0.1)
     async with site(store) as page:
-        early = await page.get("runs/a/requests/10")
+        early = await page.get("request", run="a", turn=10)
         assert early["total"] == 19
-        answer = await page.get("runs/a/requests/400", code=413)
+        answer = await page.get("request", run="a", turn=400, code=413)
         assert answer["error"] == "too_large"
-        late = await page.get("runs/a/requests/400", force=1)
+        late = await page.get("request", run="a", turn=400, force=1)
         assert (late["total"], len(late["messages"])) == (799, 2)
         assert (await page.get("diff", code=413, a="a", b="b"))["error"] == "too_large"
         assert (await page.get("diff", force=1, a="a", b="b"))["common"] > 1

@@ -92,7 +92,7 @@ async def test_it_ends_with_the_run(kind: str, tmp_path: Path) -> None:
     running = begin(store, [gate])
     await is_there(store)
     async with site(store) as page:
-        view = await page.get(f"runs/{RUN}")
+        view = await page.get("run", run=RUN)
         assert view["run"]["status"] == "running"
         seen: list[str] = []
         last: Any = None
@@ -107,7 +107,7 @@ async def test_it_ends_with_the_run(kind: str, tmp_path: Path) -> None:
                 last = data
         assert seen[-2:] == ["run", "end"]
         assert last == {}
-        assert (await page.get(f"runs/{RUN}"))["run"]["status"] == "done"
+        assert (await page.get("run", run=RUN))["run"]["status"] == "done"
         page.reading.catalog.refresh(force=True)
         assert (await page.get("runs"))["runs"][0]["status"] == "done"
     await running

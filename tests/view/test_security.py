@@ -36,7 +36,7 @@ async def plain(port: int, path: str, *headers: str, host: str = "127.0.0.1") ->
 
 async def test_without_the_token_nothing_is_shown() -> None:
     async with site(MemoryStore()) as page:
-        for path in ("/", "/static/app.css", "/api/session", "/api/runs", "/api/runs/x/image"):
+        for path in ("/", "/static/app.css", "/api/session", "/api/runs", "/api/image?run=x"):
             status, headers, body = await plain(page.port, path)
             assert (status, b"csrf" in body) == (401, False), path
             assert "set-cookie" not in headers
@@ -121,10 +121,10 @@ async def test_a_server_that_only_shows_writes_nothing() -> None:
         for action in ACTIONS:
             for token in ("", "guess"):
                 page.csrf = token
-                answer = await page.post(f"runs/{run_id}/{action}", {"message": "x"}, code=403)
+                answer = await page.post(f"{action}?run={run_id}", {"message": "x"}, code=403)
                 assert answer["error"] == "read_only"
         for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
-            response = await page.client.request(method, f"/api/runs/{run_id}")
+            response = await page.client.request(method, f"/api/run?run={run_id}")
             assert response.status_code in (403, 405)
     assert (store.load(run_id).records, [run.run_id for run in store.runs()]) == before
     assert store.mail(run_id) == ()
@@ -133,7 +133,7 @@ async def test_a_server_that_only_shows_writes_nothing() -> None:
 async def test_other_sites_cannot_act() -> None:
     store, run_id = await logged()
     async with site(store, can_write=True) as page:
-        path = f"/api/runs/{run_id}/cancel"
+        path = f"/api/cancel?run={run_id}"
 
         async def attempt(headers: dict[str, str], **body: Any) -> httpx2.Response:
             return await page.client.post(path, headers=headers, **(body or {"json": {}}))
@@ -163,7 +163,7 @@ async def test_bodies_are_bounded_and_checked() -> None:
     store, run_id = await logged()
     async with site(store, can_write=True) as page:
         large = {"message": "x" * (2 << 20)}
-        assert (await page.post(f"runs/{run_id}/steer", large, code=413))["error"] == "too_large"
+        assert (await page.post(f"steer?run={run_id}", large, code=413))["error"] == "too_large"
         wrong: tuple[Any, ...] = (
             {"message": 3},
             {},
@@ -172,10 +172,10 @@ async def test_bodies_are_bounded_and_checked() -> None:
             {"message": " "},
         )
         for body in wrong:
-            assert (await page.post(f"runs/{run_id}/steer", body, code=400))["error"] == "wrong"
+            assert (await page.post(f"steer?run={run_id}", body, code=400))["error"] == "wrong"
         headers = {"x-clark-token": page.csrf, "content-type": "application/json"}
         for content in (b"", b"{", b"\xff", b"[" * 100_000):
-            path = f"/api/runs/{run_id}/steer"
+            path = f"/api/steer?run={run_id}"
             response = await page.client.post(path, headers=headers, content=content)
             assert response.status_code == 400
 
@@ -183,7 +183,13 @@ async def test_bodies_are_bounded_and_checked() -> None:
 async def test_nothing_is_cached_framed_or_sniffed() -> None:
     store, run_id = await logged()
     async with site(store) as page:
-        for path in ("/", "/static/main.js", f"/api/runs/{run_id}", "/api/runs/none", "/none"):
+        for path in (
+            "/",
+            "/static/main.js",
+            f"/api/run?run={run_id}",
+            "/api/run?run=none",
+            "/none",
+        ):
             response = await page.client.get(path)
             headers = response.headers
             assert headers["content-security-policy"] == POLICY
@@ -219,7 +225,7 @@ async def test_run_ids_are_only_names(tmp_path: Any) -> None:
             "a" * 3000,
             "%ff",
         ):
-            response = await page.client.get(f"/api/runs/{run_id}/items")
+            response = await page.client.get(f"/api/items?run={run_id}")
             assert response.status_code in (400, 404), run_id
             assert response.headers["content-type"] == "application/json"
 
@@ -228,7 +234,7 @@ async def test_the_token_is_not_logged(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.DEBUG):
         async with site(MemoryStore()) as page:
             await page.get("runs")
-            await page.get("runs/none", code=404)
+            await page.get("run", run="none", code=404)
     own = [r.getMessage() for r in caplog.records if not r.name.startswith(("httpx", "httpcore"))]
     assert TOKEN not in "\n".join(own)
 
@@ -246,9 +252,9 @@ async def test_a_mounted_app_works_below_its_path() -> None:
         opened = await client.get("/ops/runs/", params={"token": TOKEN})
         assert (opened.status_code, opened.headers["location"]) == (303, "/ops/runs/")
         assert (await client.get("/ops/runs/")).status_code == 200
-        found = await client.get(f"/ops/runs/api/runs/{run_id}")
+        found = await client.get(f"/ops/runs/api/run?run={run_id}")
         assert found.json()["run"]["run_id"] == run_id
-        denied = await client.post(f"/ops/runs/api/runs/{run_id}/cancel", json={})
+        denied = await client.post(f"/ops/runs/api/cancel?run={run_id}", json={})
         assert denied.status_code == 403
 
 
@@ -256,7 +262,7 @@ async def test_an_app_of_a_host_needs_no_token_of_its_own() -> None:
     store, run_id = await logged()
     transport = httpx2.ASGITransport(view_app(RunLog(store), token=None, hosts=None))
     async with httpx2.AsyncClient(transport=transport, base_url="http://any.example") as client:
-        assert (await client.get(f"/api/runs/{run_id}")).status_code == 200
+        assert (await client.get(f"/api/run?run={run_id}")).status_code == 200
         assert (await client.get("/?token=x")).status_code == 200
 
 

@@ -16,6 +16,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from tempfile import gettempdir
@@ -29,16 +30,16 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from clark_agent._extras import load_extra
-from clark_agent._private_files import make_folder
 from clark_agent.cli.app import PROGRAM
 from clark_agent.cli.own_agent import load_agent, load_deps
 from clark_agent.config import LoopConfig
 from clark_agent.durable._dbos_tables import DBOS_SCHEMA, Tables
 from clark_agent.durable.dbos import attach
-from clark_agent.errors import ConfigError, RunNotFound, RunStoreError
+from clark_agent.errors import ClarkAgentError, ConfigError, RunNotFound, RunStoreError
 from clark_agent.plugins import ChannelSteering, Compaction, LoopDetector
 from clark_agent.plugins.base import plugin_name
 from clark_agent.run_context import SystemPrompt
+from clark_agent.run_log.families import outermost
 from clark_agent.run_log.jsonl import JsonlStore
 from clark_agent.run_log.records import RunBegan
 from clark_agent.run_log.sqlite import SqliteStore
@@ -588,7 +589,10 @@ def state_folder() -> Path:
 
 
 def open_log(path: str | None = None) -> Log:
-    """Open the log in a folder, or in a database if the path says so; None is the default log."""
+    """Open the log in a folder, or in a database if the path says so; None is the default log.
+
+    This creates nothing; the first use of a new database does. See `existing`.
+    """
     if path is not None and is_postgres(path):
         store = open_postgres(path)
         has_queues = attach(store)  # decisions wake runs of a queue
@@ -601,11 +605,22 @@ def open_log(path: str | None = None) -> Log:
         )
     where = Path(path or state_folder() / "runs").expanduser().absolute()
     if where.suffix in (".db", ".sqlite"):
-        make_folder(where.parent)
+        if where.is_dir():
+            raise ConfigError(f"{where} is a folder: a name that ends in .db is that of a file")
         return Log(where, SqliteStore(where))
     if where.exists() and not where.is_dir():
         raise ConfigError(f"{where} is a file: --log takes a folder, or a path that ends in .db")
     return Log(where, JsonlStore(where))
+
+
+def existing(log: Log) -> Log:
+    """Return the log. Raises `ConfigError` if a person has named one that does not exist."""
+    if log.path is None or log.path.exists() or not log.option:
+        return log
+    raise ConfigError(
+        f"there is no log at {log.path}: name a folder, a file that ends in .db, or the URL of a "
+        f"database. Without a name: {STORE_VARIABLE}, or a folder of yours"
+    )
 
 
 def is_postgres(text: str) -> bool:
@@ -664,7 +679,8 @@ def find_submitted(log: Log, given: str) -> tuple[str, str | None]:
     """Resolve a run like `find_run`. Return also its queue if it has not begun."""
     submitted = [] if log.queues is None or given == "last" else log.queues.queued()
     queued = {run.run_id: run.queue for run in submitted}
-    known = [run.run_id for run in log.store.runs() if given != "last" or run.depth == 0]
+    every = log.store.runs()
+    known = [run.run_id for run in (outermost(every) if given == "last" else every)]
     if given == "last" and known:
         return known[0], None
     for run_id in known:  # it may have begun meanwhile
@@ -750,9 +766,12 @@ def approval_options(command: F) -> F:
     return with_approvals  # type: ignore[return-value]
 
 
-def log_options(*, can_be_off: bool = False, is_shared: bool = False) -> Callable[[F], F]:
+def log_options(
+    *, can_be_off: bool = False, is_shared: bool = False, must_exist: bool = False
+) -> Callable[[F], F]:
     """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional.
 
+    With ``must_exist``, for commands about runs that are there, a log that is named must exist.
     With ``is_shared``, for commands about runs of other processes, ``CLARK_AGENT_STORE`` is its
     default.
     """
@@ -761,7 +780,8 @@ def log_options(*, can_be_off: bool = False, is_shared: bool = False) -> Callabl
         @wraps(command)
         def with_log(**options: Any) -> Any:
             path, is_off = options.pop("log"), options.pop("no_log", False)
-            return command(log=None if is_off else open_log(path), **options)
+            log = None if is_off else open_log(path)
+            return command(log=existing(log) if log and must_exist else log, **options)
 
         if can_be_off:
             with_log = click.option("--no-log", is_flag=True, help="Do not write a log.")(with_log)
@@ -777,8 +797,10 @@ def _complete_tools(_: Any, __: Any, incomplete: str) -> list[CompletionItem]:
 
 
 def _complete_runs(context: click.Context, _: Any, incomplete: str) -> list[CompletionItem]:
-    runs = open_log(context.params.get("log")).store.runs(limit=50)
-    names = ["last", *[run.run_id for run in runs]]
+    names = ["last"]
+    with suppress(ClarkAgentError):
+        log = existing(open_log(context.params.get("log")))
+        names += [run.run_id for run in log.store.runs(limit=50)]
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -263,8 +263,10 @@ class Connections:
                 self._migrate(connection)
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA fullfsync=ON")
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if type(error) is sqlite3.DatabaseError:  # it is none, or is damaged
+                raise RunStoreError(f"{self._path}: {error}") from error
             raise
         return connection
 

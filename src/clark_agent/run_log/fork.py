@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from clark_agent.errors import InvalidContinuationError
 from clark_agent.prices import ModelRef, ModelUsage
+from clark_agent.run_log.families import is_below
 from clark_agent.run_log.fold import FoldedRun, fold
 from clark_agent.run_log.prefix import prefix_of
 from clark_agent.run_log.reader import outcome_of
@@ -154,7 +155,8 @@ def _prefix_reuse(loaded: LoadedRun) -> float | None:
 def children_of(store: RunStore, loaded: LoadedRun, folded: FoldedRun) -> Sequence[RunSummary]:
     """Return the direct child runs. A run that ended without creating an id has none."""
     if folded.ending is None or any(record.ids or _has_below(record) for record in loaded.records):
-        return store.runs(parent_run_id=loaded.run_id)
+        found = store.runs(parent_run_id=loaded.run_id)
+        return [run for run in found if is_below(run, folded.began.identity)]
     return ()
 
 

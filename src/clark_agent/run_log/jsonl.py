@@ -83,6 +83,8 @@ class JsonlStore:
         self._folder = Path(folder).absolute()
         self._listed: dict[str, _Listed] = {}
         """The runs at the last listing, by the names of their files."""
+        self._skipped: dict[str, _Skipped] = {}
+        """The files that were no logs then."""
         self._seen: dict[str, Seen] = {}
         """How much of each mailbox was read, for the latest ones: runs read theirs again and again,
         and most often there is nothing new.
@@ -155,7 +157,7 @@ class JsonlStore:
         """Return the runs, newest first; those of one conversation, the children of one run, or
         those with one outcome.
 
-        Files that are not logs are skipped.
+        Files that are not logs are skipped; see `unreadable`.
         """
         found: list[_Listed] = []
         for listed in self._list():
@@ -171,19 +173,31 @@ class JsonlStore:
         summaries = (listed.summary() for listed in found)
         return list(islice((run for run in summaries if run.outcome == outcome), limit))
 
+    def unreadable(self) -> list[str]:
+        """Return the names of the files that the last listing skipped although they have a first
+        line: it is not the first record of the run that the file is named after.
+        """
+        return sorted(name for name, skipped in self._skipped.items() if skipped.has_line)
+
     def _list(self) -> list[_Listed]:
         """Return all runs. A file is read again only if it has changed."""
         before, listed = self._listed, {}
+        skipped: dict[str, _Skipped] = {}
         for path, state in _logs_in(self._folder):
             known = before.get(path.name)
             if known is None or known.state != state:
+                earlier = self._skipped.get(path.name)
+                if earlier is not None and earlier.state == state:
+                    skipped[path.name] = earlier
+                    continue
                 is_same = known is not None and known.state[0] == state[0]
                 head = known.head if known is not None and is_same else _read_head(path)
                 if head is None or _file_name(head.run) != path.name:
+                    skipped[path.name] = _Skipped(state, _has_line(path))
                     continue
                 known = _Listed(path, state, head)
             listed[path.name] = known
-        self._listed = listed
+        self._listed, self._skipped = listed, skipped
         return [*listed.values()]
 
     def tail(self, run_id: str, *, after: int = -1) -> JsonlTail:
@@ -399,6 +413,24 @@ def _read_head(path: Path) -> _Head | None:
             start += more
         return decode_json(start.partition(b"\n")[0], _Head)
     return None
+
+
+class _Skipped(Struct, frozen=True):
+    """A file that is no log, and its state when it was read."""
+
+    state: _Stat
+    has_line: bool
+
+
+def _has_line(path: Path) -> bool:
+    """Return whether a file has a complete line. Without one, its first record is being written, or
+    its writer has died too early.
+    """
+    with suppress(FileNotFoundError), FileIO(path) as file:
+        while data := file.read(_CHUNK):
+            if _LINE_BREAK in data:
+                return True
+    return False
 
 
 def _summarize(head: _Head, path: Path) -> RunSummary:

@@ -113,9 +113,10 @@ def deliver(
 
 def _tree(store: RunStore, run_id: str) -> Iterator[str]:
     """Yield a run and all runs below it."""
-    yield run_id
-    for child in store.runs(parent_run_id=run_id):
-        yield from _tree(store, child.run_id)
+    found = [run_id]
+    for each in found:
+        yield each
+        found += [run.run_id for run in store.runs(parent_run_id=each) if run.run_id not in found]
 
 
 def _has(store: RunStore, run_id: str, mail_id: str) -> bool:

@@ -26,6 +26,7 @@ from clark_agent.errors import (
 from clark_agent.messages.wire import decode_json
 from clark_agent.run_log._checksums import seal
 from clark_agent.run_log._reading import in_background
+from clark_agent.run_log.families import is_below
 from clark_agent.run_log.fold import FoldedRun, fold, fold_in
 from clark_agent.run_log.mail import Mail
 from clark_agent.run_log.reader import SUSPENDED
@@ -143,9 +144,19 @@ def open_requests(store: RunStore, folded: FoldedRun, now_ms: int) -> tuple[Wait
         if wait.asked and wait.asked[-1].verdict is None:
             request = wait.asked[-1].request
             found += [request] if request.request_id not in decided else []
-        for child in wait.child_run_ids:
-            found += open_requests(store, fold(store.load(child)), now_ms)
+        for child in _waited_for(store, folded, wait.child_run_ids):
+            found += open_requests(store, child, now_ms)
     return tuple(found)
+
+
+def _waited_for(
+    store: RunStore, folded: FoldedRun, child_run_ids: Iterable[str]
+) -> Iterator[FoldedRun]:
+    """Yield the child runs that a call waits for."""
+    for run_id in child_run_ids:
+        child = fold(store.load(run_id))
+        if is_below(child.began.identity, folded.began.identity):
+            yield child
 
 
 def _is_to_be_cancelled(store: RunStore, folded: FoldedRun) -> bool:
@@ -289,9 +300,9 @@ def _is_waited_for(store: RunStore, request: WaitingRequest) -> bool:
 def _below(store: RunStore, folded: FoldedRun) -> Iterator[str]:
     """Yield the child runs that a run waits for, at any depth."""
     for wait in folded.waits.values():
-        for child in wait.child_run_ids:
-            yield child
-            yield from _below(store, fold(store.load(child)))
+        for child in _waited_for(store, folded, wait.child_run_ids):
+            yield child.began.identity.run_id
+            yield from _below(store, child)
 
 
 def _open(folded: FoldedRun, request_id: str) -> WaitingRequest:

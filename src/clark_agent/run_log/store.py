@@ -155,6 +155,9 @@ class RunStore(Protocol):
     - ``wakes(run_id)`` of an appender: called before a decision is committed, with the outermost
       run, which may go on.
 
+    A store of files may have ``unreadable()``: the names of those that the last listing could not
+    read.
+
     A store may keep large results (see `clark_agent.plugins.LargeResults`). Then it has
     ``kept(run_id, name, start, stop)``, which returns the pieces from one number up to another, or
     nothing if the run has no result of that name; and its appenders have ``keep``. The results are

@@ -112,33 +112,21 @@ def view_app(
         where=where,
         by=by,
     )
-    every = {
-        "session": view.session,
-        "runs": view.runs,
-        "waiting": view.waiting,
-        "diff": view.diff,
-        "runs/{run_id:path}/turns": view.turns,
-        "runs/{run_id:path}/items": view.items,
-        "runs/{run_id:path}/piece": view.piece,
-        "runs/{run_id:path}/image": view.image,
-        "runs/{run_id:path}/events": view.events,
-        "runs/{run_id:path}/requests/{turn:int}": view.request,
-    }
-    actions = ("steer", "cancel", "decide", "resume", "fork", "replay")
+    reading = ("session", "runs", "waiting", "diff", "run", "turns", "items", "piece", "image")
+    acting = ("steer", "cancel", "decide", "resume", "fork", "replay")
+
+    def routes(names: Collection[str], method: str) -> list[Route]:
+        return [
+            Route(f"/api/{name}", _answering(getattr(view, name)), methods=[method])
+            for name in names
+        ]
+
     app = Starlette(
         routes=[
             Route("/", view.page),
             Route("/static/{name}", view.static),
-            *[Route(f"/api/{path}", _answering(call)) for path, call in every.items()],
-            *[
-                Route(
-                    f"/api/runs/{{run_id:path}}/{name}",
-                    _answering(getattr(view, name)),
-                    methods=["POST"],
-                )
-                for name in actions
-            ],
-            Route("/api/runs/{run_id:path}", _answering(view.run)),
+            *routes((*reading, "request", "events"), "GET"),
+            *routes(acting, "POST"),
         ],
         middleware=[
             Middleware(
@@ -244,6 +232,14 @@ def _number(request: Request, name: str, default: int, least: int = 0, most: int
 
 def _optional(request: Request, name: str) -> int | None:
     return _whole(request, name, None, 0, _LARGEST)
+
+
+def _run_id(request: Request) -> str:
+    """Return the id of the run that a request is about. Raises `ValueError`."""
+    found = request.query_params.get("run")
+    if not found:
+        raise ValueError("run must be the id of a run")
+    return found
 
 
 async def _body(request: Request, kind: type[_T]) -> _T:
@@ -359,18 +355,18 @@ class View:
 
     async def run(self, request: Request) -> Any:
         """The head of a run."""
-        return await self.reading.run(request.path_params["run_id"])
+        return await self.reading.run(_run_id(request))
 
     async def turns(self, request: Request) -> Any:
         """The overview of a run."""
         first = _number(request, "from", 1)
         limit = _number(request, "limit", 500, 1, 1000)
-        return await self.reading.turns(request.path_params["run_id"], first, limit)
+        return await self.reading.turns(_run_id(request), first, limit)
 
     async def items(self, request: Request) -> Any:
         """A page of the timeline."""
         return await self.reading.items(
-            request.path_params["run_id"],
+            _run_id(request),
             start=_optional(request, "from"),
             before=_optional(request, "before"),
             turn=_optional(request, "turn"),
@@ -380,7 +376,7 @@ class View:
     async def piece(self, request: Request) -> Any:
         """More of a text."""
         return await self.reading.piece(
-            request.path_params["run_id"],
+            _run_id(request),
             at=_number(request, "at", 0),
             path=request.query_params.get("path", "")[:500],
             start=_number(request, "start", 0),
@@ -392,7 +388,7 @@ class View:
         from starlette.responses import Response
 
         kind, data = await self.reading.image(
-            request.path_params["run_id"],
+            _run_id(request),
             at=_number(request, "at", 0),
             path=request.query_params.get("path", "")[:500],
         )
@@ -400,9 +396,12 @@ class View:
 
     async def request(self, request: Request) -> Any:
         """What the model saw."""
+        run_id, turn = _run_id(request), _optional(request, "turn")
+        if turn is None:
+            raise ValueError("turn must be the number of a turn")
         return await self.reading.request(
-            request.path_params["run_id"],
-            request.path_params["turn"],
+            run_id,
+            turn,
             attempt=_optional(request, "attempt"),
             first=_optional(request, "from"),
             limit=_number(request, "limit", 100, 1, 500),
@@ -439,7 +438,7 @@ class View:
             if not (last.isascii() and last.isdecimal() and len(last) < 19):
                 raise ValueError(f"after must be the number of a record, not {last[:40]!r}")
             after = int(last)
-        frames = await self.reading.follow(request.path_params["run_id"], after, self._closing)
+        frames = await self.reading.follow(_run_id(request), after, self._closing)
 
         async def counted() -> AsyncGenerator[bytes]:
             self._streams += 1
@@ -458,29 +457,29 @@ class View:
     async def steer(self, request: Request) -> Any:
         """Send a message to a run."""
         given = await _body(request, Steer)
-        return await self.actions.steer(request.path_params["run_id"], given)
+        return await self.actions.steer(_run_id(request), given)
 
     async def cancel(self, request: Request) -> Any:
         """End a run."""
         given = await _body(request, Cancel)
-        return await self.actions.cancel(request.path_params["run_id"], given)
+        return await self.actions.cancel(_run_id(request), given)
 
     async def decide(self, request: Request) -> Any:
         """Decide a request."""
         given = await _body(request, Decide)
-        return await self.actions.decide(request.path_params["run_id"], given)
+        return await self.actions.decide(_run_id(request), given)
 
     async def resume(self, request: Request) -> Any:
         """Go on with a run."""
         await _body(request, _Nothing)
-        return await self.actions.resume(request.path_params["run_id"])
+        return await self.actions.resume(_run_id(request))
 
     async def fork(self, request: Request) -> Any:
         """Start a new run from a turn of another."""
         given = await _body(request, ForkRun)
-        return await self.actions.fork(request.path_params["run_id"], given)
+        return await self.actions.fork(_run_id(request), given)
 
     async def replay(self, request: Request) -> Any:
         """Replay a run."""
         await _body(request, _Nothing)
-        return await self.actions.replay(request.path_params["run_id"])
+        return await self.actions.replay(_run_id(request))

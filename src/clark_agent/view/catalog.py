@@ -8,6 +8,7 @@ page, not the number of runs.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
@@ -18,6 +19,7 @@ from msgspec.structs import replace
 
 from clark_agent.errors import ClarkAgentError, DecodeError
 from clark_agent.prices import ModelRef, Price
+from clark_agent.run_log.families import parent_in
 from clark_agent.run_log.pages import START, read_end, read_page
 from clark_agent.run_log.records import Asked, RunBegan, RunEnded, RunFailed, RunSuspended
 from clark_agent.run_log.search_text import text_of
@@ -37,9 +39,11 @@ _TASK = 300
 _FRESH = 0.5
 """For how many seconds a listing counts."""
 _MOST_HITS = 1000
+_MOST_FILES = 100
 _MOST_SCANNED = 32 << 20
 _LONGEST_SCAN = 2.0
 _SNIPPET = 60
+_CURSOR = re.compile(r"(-?[0-9]{1,20})\.(.+)", re.DOTALL)
 
 
 class Query(Struct, frozen=True, kw_only=True):
@@ -51,7 +55,7 @@ class Query(Struct, frozen=True, kw_only=True):
     agent: str | None = None
     parent: str | None = None
     all: bool = False
-    """Including runs that other runs started."""
+    """Including runs that other runs in the store started."""
     after: str | None = None
     limit: int = 50
 
@@ -114,6 +118,8 @@ class Catalog:
         self._models: set[str] = set()
         self._agents: set[str] = set()
         self._statuses: tuple[str, ...] = ()
+        self._files: tuple[str, ...] = ()
+        """Files of the store that cannot be read."""
 
     @property
     def kind(self) -> Literal["full_text", "scan"]:
@@ -129,13 +135,16 @@ class Catalog:
             if not force and now < self._listed_at + max(_FRESH, 2 * self._took):
                 return
             runs = sorted(self._store.runs(), key=_place, reverse=True)
+            by_id = {run.run_id: run for run in runs}
             children: dict[str, list[str]] = {}
             for run in reversed(runs):
-                if run.parent_run_id is not None:
-                    children.setdefault(run.parent_run_id, []).append(run.run_id)
-            self._runs, self._children = runs, children
-            self._by_id = {run.run_id: run for run in runs}
+                above = parent_in(by_id, run)
+                if above is not None:
+                    children.setdefault(above.run_id, []).append(run.run_id)
+            self._runs, self._children, self._by_id = runs, children, by_id
             self._statuses = tuple(sorted({self._status(run) for run in runs}))
+            unreadable = getattr(self._store, "unreadable", list)
+            self._files = tuple(unreadable()[:_MOST_FILES])
             self._listed_at = self._clock()
             self._took = self._listed_at - now
 
@@ -165,13 +174,9 @@ class Catalog:
 
     def parents(self, run_id: str) -> Iterator[str]:
         """Yield the run that started it, and those above."""
-        seen = {run_id}
-        while (run := self._by_id.get(run_id)) is not None and run.parent_run_id is not None:
-            run_id = run.parent_run_id
-            if run_id in seen:
-                return
-            seen.add(run_id)
-            yield run_id
+        run = self._by_id.get(run_id)
+        while run is not None and (run := parent_in(self._by_id, run)) is not None:
+            yield run.run_id
 
     def head(self, run_id: str) -> Head:
         """Return what the first record of a run says."""
@@ -226,14 +231,18 @@ class Catalog:
 
     def tree_usage(self, run_id: str) -> Usage:
         """Return the tokens of a run and of those below it, as far as they are known."""
-        run = self._by_id.get(run_id)
-        if run is None:
-            return Usage()
-        end = self._end(run)
-        if end.tree_usage is not None:
-            return end.tree_usage
-        below = [self.tree_usage(child) for child in self.children(run_id)]
-        return sum(below, end.usage or Usage())
+        total, below = Usage(), [run_id]
+        while below:
+            run = self._by_id.get(below.pop())
+            if run is None:
+                continue
+            end = self._end(run)
+            if end.tree_usage is not None:
+                total += end.tree_usage
+            else:
+                total += end.usage or Usage()
+                below += self.children(run.run_id)
+        return total
 
     def own_usage(self, run_id: str) -> Usage:
         """Return the tokens of a run alone, as far as they are known."""
@@ -258,8 +267,7 @@ class Catalog:
         runs = [run for run in self._runs if self._matches(run, query, found, search)]
         start = 0
         if query.after is not None:
-            began_at, _, run_id = query.after.partition(".")
-            place = int(began_at), run_id
+            place = _cursor(query.after)
             later = (n for n, run in enumerate(runs) if _place(run) < place)
             start = next(later, len(runs))
         page = runs[start : start + query.limit]
@@ -275,6 +283,7 @@ class Catalog:
             known=min(len(self._heads), len(self._runs)),
             of=len(self._runs),
             search=search,
+            unreadable=self._files,
         )
 
     def _found(self, row: RunRow, found: _Found | None) -> RunRow:
@@ -291,8 +300,8 @@ class Catalog:
     ) -> bool:
         if query.parent is not None and run.parent_run_id != query.parent:
             return False
-        is_child = run.depth > 0 and query.parent is None and search is None
-        if is_child and not query.all:
+        is_whole_list = query.all or query.parent is not None or search is not None
+        if not is_whole_list and parent_in(self._by_id, run) is not None:
             return False
         if query.status not in (None, self._status(run)):
             return False
@@ -340,6 +349,14 @@ class Catalog:
 
 def _place(run: RunSummary) -> tuple[int, str]:
     return run.began_at, run.run_id
+
+
+def _cursor(text: str) -> tuple[int, str]:
+    """Return the place that a cursor names. Raises `ValueError`."""
+    found = _CURSOR.fullmatch(text)
+    if found is None:
+        raise ValueError(f"after must be next of the page before, not {text[:40]!r}")
+    return int(found[1]), found[2]
 
 
 def _says(run: RunSummary, head: Head, q: str) -> bool:

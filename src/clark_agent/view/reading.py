@@ -43,6 +43,7 @@ from clark_agent.view.parts import IMAGE_TYPES, KEPT, Parts, json_text, part_at,
 from clark_agent.view.requests import MOST_READ, SentRequest, TooLarge, request_view, sent_request
 from clark_agent.view.shapes import ChildRun, Damage, Failure, Indexed, RunRow, RunView
 from clark_agent.view.timeline import Timeline, known_price
+from clark_agent.waiting import WaitingRequest
 
 __all__ = ["MissingPart", "Reading"]
 
@@ -180,9 +181,28 @@ class Reading:
 
     async def waiting(self) -> shapes.WaitingList:
         """Return the open requests of all runs."""
-        found = await asyncio.to_thread(waiting_for, self._store, limit=_MOST_WAITING)
+
+        def read() -> shapes.WaitingList:
+            found = waiting_for(self._store, limit=_MOST_WAITING)
+            return shapes.WaitingList(tuple([self._waiting_anywhere(each) for each in found]))
+
+        return await asyncio.to_thread(read)
+
+    def _waiting_anywhere(self, request: WaitingRequest) -> items.Waiting:
+        """Return a request of any run. Only if a text of it is cut, its log is read for the address
+        of the rest.
+        """
         parts = Parts()
-        return shapes.WaitingList(tuple([parts.waiting(request) for request in found]))
+        shown = parts.waiting(request)
+        texts = [text for text in (shown.arguments, shown.request) if text is not None]
+        if all(len(text.text) == text.length for text in texts):
+            return shown
+        index = self._index(request.run_id)
+        index.reach(seq=1 << 62)
+        for waits in index.waits.values():
+            if waits.request is not None and waits.request.request_id == request.request_id:
+                return parts.waiting(request, waits.seq)
+        return shown
 
     # --- one run ----------------------------------------------------------------------------------
 
@@ -259,17 +279,16 @@ class Reading:
 
     def _tree_cost(self, run_id: str, usage: Usage, own: float | None) -> float | None:
         """Return the cost of a run and those below it; None if one has a price that is unknown."""
-        if usage == Usage():
-            own = 0.0
-        for child in self.catalog.children(run_id):
+        total = 0.0 if usage == Usage() else own
+        below = [*self.catalog.children(run_id)]
+        while below and total is not None:
+            child = below.pop()
             used = self.catalog.own_usage(child)
-            price = known_price(self.catalog.head(child).model, self._prices)
-            cost = None if price is None else price.of(used)
-            below = self._tree_cost(child, used, cost)
-            if own is None or below is None:
-                return None
-            own += below
-        return own
+            if used != Usage():
+                price = known_price(self.catalog.head(child).model, self._prices)
+                total = None if price is None else total + price.of(used)
+            below += self.catalog.children(child)
+        return total
 
     def _indexed(self, index: LogIndex) -> Indexed:
         size = index.size
@@ -291,9 +310,11 @@ class Reading:
                 row = self.catalog.row(summary)
                 yield ChildRun(row, head.turn, head.position, head.call_id)
 
-    def _waiting(self, index: LogIndex, depth: int = 0) -> Iterable[items.Waiting]:
+    def _waiting(
+        self, index: LogIndex, above: frozenset[str] = frozenset()
+    ) -> Iterable[items.Waiting]:
         """Yield what a run and the child runs that it waits for have open."""
-        if isinstance(index.ending, (RunEnded, RunFailed)) or depth > 20:
+        if isinstance(index.ending, (RunEnded, RunFailed)) or index.run_id in above:
             return
         if index.waits and any(mail.kind == "cancel" for mail in self._store.mail(index.run_id)):
             return  # it will end
@@ -306,7 +327,7 @@ class Reading:
                 below = self._index(child)
                 with suppress(ClarkAgentError):
                     below.reach(seq=1 << 62)
-                    yield from self._waiting(below, depth + 1)
+                    yield from self._waiting(below, above | {index.run_id})
 
     async def turns(self, run_id: str, first: int, limit: int) -> shapes.TurnList:
         """Return a page of the overview, as far as the log was read."""

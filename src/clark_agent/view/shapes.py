@@ -1,36 +1,37 @@
 """What the page of runs gets as JSON.
 
-All addresses are relative to the page, because the app may be mounted anywhere. Every field is
-always there: ``null`` is None. Times are Unix milliseconds. A request that fails has a body of the
-shape `Failure` and a status: 400 wrong parameters, 401 no token, 403 not allowed, 404 not there,
-409 not possible now, 413 too large, 422 the log is damaged or of a newer version.
+All addresses are relative to the page, because the app may be mounted anywhere. A run is named in
+the query, because its id may be any text, such as ``..`` or ``a/items``. Every field is always
+there: ``null`` is None. Times are Unix milliseconds. A request that fails has a body of the shape
+`Failure` and a status: 400 wrong parameters, 401 no token, 403 not allowed, 404 not there, 409 not
+possible now, 413 too large, 422 the log is damaged or of a newer version.
 
 Reading:
 
     GET api/session                              Session
     GET api/runs                                 RunList
         q, status, model, agent, parent          search and filters; all optional
-        all=1                                    includes runs that other runs started
+        all=1                                    includes runs that other runs in the store started
         after, limit                             the cursor ``RunList.next``; 1 to 200, default 50
-    GET api/runs/{id}                            RunView
-    GET api/runs/{id}/turns                      TurnList
+    GET api/run?run=ID                           RunView
+    GET api/turns?run=ID                         TurnList
         from, limit                              the number of a turn; 1 to 1000, default 500
-    GET api/runs/{id}/items                      ItemPage, one of:
+    GET api/items?run=ID                         ItemPage, one of:
         from                                     items from the record of this number on
         before                                   the items before the record of this number
         turn                                     items from the beginning of a turn on
         (none of these)                          items from the beginning
         limit                                    1 to 500, default 100
-    GET api/runs/{id}/piece                      Piece: more of a text that was cut
+    GET api/piece?run=ID                         Piece: more of a text that was cut
         at, path                                 the address: ``Text.at`` and ``Text.path``
         start, length                            in characters; at most 262144
-    GET api/runs/{id}/image                      the bytes of an image (PNG, JPEG, GIF, WebP)
+    GET api/image?run=ID                         the bytes of an image (PNG, JPEG, GIF, WebP)
         at, path                                 ``ImageBlock.at`` and ``ImageBlock.path``
-    GET api/runs/{id}/requests/{turn}            RequestView: what the model saw
+    GET api/request?run=ID&turn=N                RequestView: what the model saw
         attempt                                  default: the last one of the turn
         from, limit                              the messages to show; default: those that are new
         force=1                                  also for a very large log, which takes long
-    GET api/runs/{id}/events                     server-sent events, see below
+    GET api/events?run=ID                        server-sent events, see below
         after                                    a number of a record; or the header Last-Event-ID
     GET api/waiting                              WaitingList: open requests of all runs
     GET api/diff?a=ID&b=ID                       DiffView
@@ -40,12 +41,12 @@ Reading:
 Acting. These need ``Session.can_write``, and the header ``X-Clark-Token: Session.csrf``. Bodies
 are JSON with ``Content-Type: application/json``:
 
-    POST api/runs/{id}/steer     Steer           Done
-    POST api/runs/{id}/cancel    Cancel          Done
-    POST api/runs/{id}/decide    Decide          Done
-    POST api/runs/{id}/resume    {}              Done; needs ``Session.can_run``
-    POST api/runs/{id}/fork      ForkRun         Done, with the id of the new run; ``can_run``
-    POST api/runs/{id}/replay    {}              Replayed; ``can_replay``
+    POST api/steer?run=ID        Steer           Done
+    POST api/cancel?run=ID       Cancel          Done
+    POST api/decide?run=ID       Decide          Done
+    POST api/resume?run=ID       {}              Done; needs ``Session.can_run``
+    POST api/fork?run=ID         ForkRun         Done, with the id of the new run; ``can_run``
+    POST api/replay?run=ID       {}              Replayed; ``can_replay``
 
 Server-sent events of a run. ``id`` is the number of a record, so a browser that reconnects goes on
 where it was. The connection ends with the event ``end``; close the `EventSource` then.
@@ -187,6 +188,10 @@ class RunList(Struct, frozen=True):
     """How many runs were looked at, of ``of``. Filters miss the others until then; ask again."""
     of: int
     search: SearchInfo | None
+    unreadable: tuple[str, ...] = ()
+    """Files in the folder that are named like logs, but do not begin with a record of the run that
+    they are named after: damaged logs, whose runs are not in the list. At most 100.
+    """
 
 
 class Indexed(Struct, frozen=True):

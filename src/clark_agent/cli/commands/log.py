@@ -52,6 +52,7 @@ from clark_agent.prices import Price
 from clark_agent.replay import replay as replay_run
 from clark_agent.run_log import check_prefix, fold, usage_tree, waiting_for
 from clark_agent.run_log import diff as first_difference
+from clark_agent.run_log.families import outermost
 from clark_agent.run_log.fold import fold_intact
 from clark_agent.run_log.records import (
     Answered,
@@ -88,12 +89,17 @@ __all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
     type=click.IntRange(min=1),
     help="How many runs to list. Default: 20.",
 )
-@click.option("--all", "children", is_flag=True, help="Include runs that other runs started.")
+@click.option(
+    "--all", "children", is_flag=True, help="Include runs that other runs in the log started."
+)
 @click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
-@log_options(is_shared=True)
+@log_options(is_shared=True, must_exist=True)
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
-    found = [run for run in log.store.runs() if children or not run.depth][:limit]
+    every = log.store.runs()
+    found = (every if children else outermost(every))[:limit]
+    for name in getattr(log.store, "unreadable", tuple)():
+        click.echo(f"not listed: the first record of {safe(name)} cannot be read", err=True)
     if as_json:
         for run in found:
             JsonView().write(run)
@@ -146,7 +152,7 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     help="The price of a million input and output tokens; adds the cost of each step.",
 )
 @click.option("--trace", is_flag=True, help="Draw its spans instead: times, tokens and cost.")
-@log_options(is_shared=True)
+@log_options(is_shared=True, must_exist=True)
 def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Log) -> None:
     """Show the messages, tool calls and usage of a run.
 
@@ -322,7 +328,7 @@ _TIME = "%Y-%m-%d %H:%M:%S"
 @click.command(epilog=examples("clark-agent replay last", "clark-agent replay 3f2a --tools none"))
 @run_argument()
 @agent_options
-@log_options()
+@log_options(must_exist=True)
 def replay(*, run_id: str, given: Given, log: Log) -> int:
     """Replay a logged run offline and report what differs.
 
@@ -350,7 +356,7 @@ def replay(*, run_id: str, given: Given, log: Log) -> int:
 @click.command(epilog=examples("clark-agent diff 3f2a 91bc"))
 @run_argument("first")
 @run_argument("second")
-@log_options()
+@log_options(must_exist=True)
 def diff(*, first: str, second: str, log: Log) -> int:
     """Report the first difference between two runs, ignoring times and run ids.
 
@@ -370,7 +376,7 @@ def diff(*, first: str, second: str, log: Log) -> int:
     type=click.FloatRange(min=0, max=100),
     help="Fail if less than this share of what could repeat was the same.",
 )
-@log_options()
+@log_options(must_exist=True)
 def prefix(*, run_id: str, percent: float | None, log: Log) -> int:
     """Show how much of each request was the same as in the one before: what a provider can cache.
 
@@ -458,7 +464,7 @@ FORMATS: dict[str, Callable[[LoadedRun], str]] = {
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(), help="The output file. Default: stdout."
 )
-@log_options()
+@log_options(must_exist=True)
 def export(
     *,
     run_id: str,

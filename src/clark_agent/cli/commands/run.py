@@ -166,7 +166,7 @@ def run(
 @agent_options
 @approval_options
 @json_option
-@log_options()
+@log_options(must_exist=True)
 def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, log: Log) -> int:
     """Resume a run that was interrupted, failed or is suspended.
 
@@ -205,10 +205,12 @@ def check_not_queued(log: Log, run_id: str) -> None:
     """Raise `ConfigError` if workers continue a run, or the run that has started it."""
     if log.queues is None:
         return
+    seen = {run_id}
     while (queue := log.queue_of(run_id)) is None:
         above = fold(log.store.load(run_id)).began.identity.parent_run_id
-        if above is None:
+        if above is None or above in seen:
             return
+        seen.add(above)
         run_id = above
     raise ConfigError(f"run {run_id!r} belongs to the queue {queue!r}: its workers continue it")
 
@@ -231,7 +233,7 @@ def check_not_queued(log: Log, run_id: str) -> None:
 @agent_options
 @approval_options
 @json_option
-@log_options()
+@log_options(must_exist=True)
 def fork(
     *,
     run_id: str,

@@ -15,13 +15,13 @@ from clark_agent._extras import load_extra
 from clark_agent.cli.app import examples
 from clark_agent.cli.commands.run import check_not_queued
 from clark_agent.cli.options import (
-    STORE_VARIABLE,
     Approvals,
     Given,
     Log,
     Settings,
     agent_options,
     approval_options,
+    existing,
     log_options,
     make_agent,
     make_gate,
@@ -104,7 +104,9 @@ def view(
         raise click.UsageError("name the log as STORE or with --log, not twice")
     if not can_write and given != Given():
         raise click.UsageError("--agent, --model and the like need --write")
-    log = _existing(log if store is None else open_log(store))
+    log = existing(log if store is None else open_log(store))
+    if log.path is not None and log.path.is_file():
+        log.store.runs(limit=1)  # a file that is no database of runs is an error at once
     agents = CommandLineAgents(given, approvals, log)
     token = new_token()
     listening = listen(host, port)
@@ -131,16 +133,6 @@ def view(
                 webbrowser.open(shown_url(host, listening, app.state.view.once.new()))
 
     serve_view(app, listening, on_ready=ready)
-
-
-def _existing(log: Log) -> Log:
-    """Return the log. Raises `ConfigError` if a person has named one that does not exist."""
-    if log.path is None or log.path.exists() or not log.option:
-        return log
-    raise ConfigError(
-        f"there is no log at {log.path}: name a folder, a file that ends in .db, or the URL of a "
-        f"database. Without a name: {STORE_VARIABLE}, or a folder of yours"
-    )
 
 
 def _names(host: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import asyncio
 import getpass
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ from clark_agent.cli.options import (
     Given,
     Log,
     RunNames,
+    existing,
     log_options,
     open_log,
     resume_command,
@@ -38,7 +40,7 @@ from clark_agent.cli.requests import (
     worker_continues,
 )
 from clark_agent.cli.view import JsonView, one_line
-from clark_agent.errors import ConfigError
+from clark_agent.errors import ClarkAgentError, ConfigError
 from clark_agent.run_log import decide as record_decision
 from clark_agent.run_log import ready_runs, waiting_for
 from clark_agent.waiting import (
@@ -54,12 +56,14 @@ __all__ = ["decide", "waiting"]
 
 
 def _complete_requests(context: click.Context, _: Any, incomplete: str) -> list[CompletionItem]:
-    log = open_log(context.params.get("log"))
-    names = RunNames(log)
-    items = [
-        CompletionItem(name_of(request, names), help=one_line(request.tool_name))
-        for request in waiting_for(log.store, limit=50)
-    ]
+    items: list[CompletionItem] = []
+    with suppress(ClarkAgentError):
+        log = existing(open_log(context.params.get("log")))
+        names = RunNames(log)
+        items += [
+            CompletionItem(name_of(request, names), help=one_line(request.tool_name))
+            for request in waiting_for(log.store, limit=50)
+        ]
     return [item for item in items if item.value.startswith(incomplete)]
 
 
@@ -81,7 +85,7 @@ def _complete_requests(context: click.Context, _: Any, incomplete: str) -> list[
     "--ready", is_flag=True, help="List the suspended runs that wait for nothing any more."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one request per line, as JSON.")
-@log_options(is_shared=True)
+@log_options(is_shared=True, must_exist=True)
 def waiting(
     *, name: str | None, assignee: str | None, full: bool, ready: bool, as_json: bool, log: Log
 ) -> None:
@@ -142,7 +146,7 @@ def _list_ready(log: Log, as_json: bool) -> None:
 @click.option("--by", metavar="NAME", help="Who decides. Default: your user name.")
 @click.option("--resume", is_flag=True, help="Go on with the run if nothing else is open.")
 @click.option("--json", "as_json", is_flag=True, help="Write the decision as a line of JSON.")
-@log_options(is_shared=True)
+@log_options(is_shared=True, must_exist=True)
 def decide(
     *,
     name: str,

@@ -25,23 +25,23 @@ class Server {
   }
 
   run(id) {
-    return this.get(runPath(id));
+    return this.get("api/run", { run: id });
   }
 
   turns(id, from = null) {
-    return this.get(`${runPath(id)}/turns`, { from });
+    return this.get("api/turns", { run: id, from });
   }
 
   items(id, params) {
-    return this.get(`${runPath(id)}/items`, params);
+    return this.get("api/items", { run: id, ...params });
   }
 
   piece(id, text, start, length) {
-    return this.get(`${runPath(id)}/piece`, { at: text.at, path: text.path, start, length });
+    return this.get("api/piece", { run: id, at: text.at, path: text.path, start, length });
   }
 
   request(id, turn, params) {
-    return this.get(`${runPath(id)}/requests/${turn}`, params);
+    return this.get("api/request", { run: id, turn, ...params });
   }
 
   diff(a, b, params) {
@@ -55,36 +55,36 @@ class Server {
   imageSource(id, image) {
     if (image.data !== null) return image.data;
     if (image.at === null) return null;
-    return withParams(`${runPath(id)}/image`, { at: image.at, path: image.path });
+    return withParams("api/image", { run: id, at: image.at, path: image.path });
   }
 
   /** Follow a run: call `on[name](data)` for each event, until `close()`. */
   follow(id, after, on) {
-    return new Following(`${runPath(id)}/events`, after, on);
+    return new Following(id, after, on);
   }
 
   steer(id, body) {
-    return this.post(`${runPath(id)}/steer`, body);
+    return this.act("steer", id, body);
   }
 
   cancel(id, body) {
-    return this.post(`${runPath(id)}/cancel`, body);
+    return this.act("cancel", id, body);
   }
 
   decide(id, body) {
-    return this.post(`${runPath(id)}/decide`, body);
+    return this.act("decide", id, body);
   }
 
   resume(id) {
-    return this.post(`${runPath(id)}/resume`, {});
+    return this.act("resume", id, {});
   }
 
   fork(id, body) {
-    return this.post(`${runPath(id)}/fork`, body);
+    return this.act("fork", id, body);
   }
 
   replay(id) {
-    return this.post(`${runPath(id)}/replay`, {});
+    return this.act("replay", id, {});
   }
 
   get(path, params = {}, signal = null) {
@@ -93,14 +93,11 @@ class Server {
     );
   }
 
-  post(path, body) {
+  act(name, id, body) {
     const headers = { "content-type": "application/json", "x-clark-token": this.about.csrf };
+    const path = withParams(`api/${name}`, { run: id });
     return answerOf(fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
   }
-}
-
-function runPath(id) {
-  return `api/runs/${encodeURIComponent(id)}`;
 }
 
 function withParams(path, params) {
@@ -130,8 +127,8 @@ const LONGEST_PAUSE = 15_000;
 
 /** Server-sent events of one run, connected again wherever they were cut off. */
 class Following {
-  constructor(path, after, on) {
-    this.path = path;
+  constructor(runId, after, on) {
+    this.runId = runId;
     this.after = after;
     this.on = on;
     this.failures = 0;
@@ -139,7 +136,7 @@ class Following {
   }
 
   connect() {
-    this.source = new EventSource(withParams(this.path, { after: this.after }));
+    this.source = new EventSource(withParams("api/events", { run: this.runId, after: this.after }));
     for (const name of EVENTS) {
       this.source.addEventListener(name, (event) => this.take(name, event));
     }
@@ -194,9 +191,9 @@ class Embedded {
   }
 
   found(id) {
-    const run = this.data.runs[id];
-    if (!run) throw new ApiError(404, "not_found", "This run is not in this file.");
-    return run;
+    const { runs } = this.data;
+    if (Object.hasOwn(runs, id)) return runs[id];
+    throw new ApiError(404, "not_found", "This run is not in this file.");
   }
 
   async run(id) {

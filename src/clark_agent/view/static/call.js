@@ -2,9 +2,9 @@
 
 import { append, details, fill, h } from "./dom.js";
 import { duration, moment } from "./format.js";
-import { argumentsView, dataView, firstLine, resultView, textView } from "./parts.js";
+import { argumentsView, dataView, firstLine, objectOf, resultView, textView } from "./parts.js";
 import { statusView } from "./status.js";
-import { visible } from "./visible.js";
+import { exact, exactLine, visible } from "./visible.js";
 
 const STATES = {
   called: ["", "", "not run yet"],
@@ -26,14 +26,15 @@ export class CallCard {
     this.progress = h("div.progress");
     this.children = h("div.children");
     this.outcome = h("div.outcome");
-    const label = h("span.name", null, visible(block.name));
-    const summary = visible(block.summary);
-    const line = h("span.args", { title: summary }, summary);
+    const label = h("span.name", null, exactLine(block.name));
+    const isWhole = isWholeIn(block);
+    const props = { class: isWhole ? "whole" : "", dir: "ltr", title: visible(block.summary) };
+    const line = h("span.args", props, exact(block.summary));
     this.element = h("details.call", { open: true, data: { tool: block.name } });
     this.element.append(h("summary", null, this.sign, label, line, this.took));
     const given = h("div.part", null, h("p.label", null, "Arguments"), argumentsView(runId, block));
     const parts = [
-      isWholeIn(block) ? null : given,
+      isWhole ? null : given,
       this.notes,
       this.progress,
       this.children,
@@ -121,11 +122,14 @@ export class CallCard {
 }
 
 const SHORT = 100;
+const ODD_SPACE = /\s\s|[^\S ]/;
 
 /** Whether the line of a call shows all of its arguments. */
 function isWholeIn({ summary, arguments: text, is_json: isJson }) {
-  const isSimple = isJson && !text.text.includes("\\") && text.length < SHORT;
-  return isSimple && summary.length < SHORT && !summary.includes("…");
+  if (!isJson || text.length >= SHORT || summary.length >= SHORT || summary.includes("…")) return false;
+  const values = text.text.includes("\\") ? null : objectOf(text.text);
+  const isPlain = ([name, value]) => /^[\w.-]+$/.test(name) && !ODD_SPACE.test(JSON.stringify(value));
+  return values !== null && Object.entries(values).every(isPlain);
 }
 
 function contentOf({ blocks, is_error: isError, terminate }) {

@@ -2,11 +2,13 @@
 
 import { api } from "./api.js";
 import { announce, append, fill, h } from "./dom.js";
-import { ago, cost, duration, moment, number, short } from "./format.js";
+import { ago, cost, duration, moment, number, plural, short } from "./format.js";
 import { firstLine } from "./parts.js";
 import { statusView, statusWords } from "./status.js";
+import { visible } from "./visible.js";
 
 const PAGE = 100;
+const NAMES = 5; // of files that cannot be read
 const TYPING = 200; // milliseconds after the last key
 const REFRESH = 4_000;
 const SOON = 700; // until the next look while the server still reads logs
@@ -68,12 +70,14 @@ export class RunListPage {
       h("button", { type: "button", onclick: () => this.loadMore() }, "More"),
     );
     this.note = h("div.empty", { hidden: true });
+    this.damaged = h("p.notice", { hidden: true });
     place.append(
       h(
         "div.list",
         null,
         h("h1.visually-hidden", null, "Runs"),
         head,
+        this.damaged,
         this.table,
         this.note,
         this.more,
@@ -169,6 +173,7 @@ export class RunListPage {
     for (const select of this.selects) this.fillSelect(select, page);
     this.showCount(page);
     this.showNote(page);
+    this.showDamaged(page);
     if (page.known < page.of) this.soon = setTimeout(() => this.refresh(), SOON);
   }
 
@@ -214,6 +219,14 @@ export class RunListPage {
         h("p", null, "Start one: ", command),
       );
     }
+  }
+
+  showDamaged({ unreadable }) {
+    this.damaged.hidden = !unreadable.length;
+    const names = unreadable.slice(0, NAMES).map(visible).join(", ");
+    const more = unreadable.length > NAMES ? ", …" : "";
+    const files = plural(unreadable.length, "damaged log");
+    this.damaged.textContent = `${files} cannot be listed, because the first record cannot be read: ${names}${more}`;
   }
 
   clear() {
@@ -317,7 +330,15 @@ export class RunListPage {
 }
 
 function shapeOf(page) {
-  return JSON.stringify([page.runs, page.total, page.known, page.of, page.statuses, page.models]);
+  return JSON.stringify([
+    page.runs,
+    page.total,
+    page.known,
+    page.of,
+    page.statuses,
+    page.models,
+    page.unreadable,
+  ]);
 }
 
 class Row {

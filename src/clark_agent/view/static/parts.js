@@ -5,7 +5,7 @@ import { isDiff, unifiedDiff } from "./differences.js";
 import { announce, details, fill, h, isEmbeddedImage, outLink } from "./dom.js";
 import { number, plural, size } from "./format.js";
 import { markdown } from "./markdown.js";
-import { visible } from "./visible.js";
+import { exact, exactLine, visible } from "./visible.js";
 
 const SHOWN = 20_000; // characters of a text at first
 const STYLED = 200_000; // longer texts are shown without markdown
@@ -49,7 +49,7 @@ export function points(text) {
 }
 
 function drawKind(text, kind) {
-  if (kind === "exact") return h("pre.printed", { tabindex: 0, dir: "ltr" }, visible(text));
+  if (kind === "exact") return h("pre.printed", { tabindex: 0, dir: "ltr" }, exact(text));
   if (text.length > STYLED) return h("pre.printed", { tabindex: 0 }, text);
   if (kind === "markdown") return markdown(text);
   if (kind === "diff") return unifiedDiff(text);
@@ -59,7 +59,7 @@ function drawKind(text, kind) {
 
 function cut(place, whole, kind, drawn, left, { isTall, hasMore }) {
   const box = h("div.clip", { class: isTall ? "is-cut" : "" }, h("div.clipped", null, drawn));
-  const hint = left > PIECE ? `Show more of ${number(whole.length)} characters` : "Show all";
+  const hint = `Show ${left > PIECE ? "more of" : "all"} ${number(whole.length)} characters`;
   const more = h("button.link", { type: "button", onclick: () => open() }, hint);
   async function open() {
     more.disabled = true;
@@ -141,7 +141,7 @@ function file(block) {
 }
 
 function callLine(runId, call) {
-  const args = h("span.args", null, visible(call.summary));
+  const args = h("span.args", null, exact(call.summary));
   const summary = [h("span.name", null, visible(call.name)), args];
   return details(summary, () => argumentsView(runId, call), { class: "call" });
 }
@@ -172,18 +172,24 @@ function compactionLine(block) {
   return `Compaction: ${what} ${became}${merged}${sizes}`;
 }
 
+/** Whether all of a text is here. */
+export function isWhole(text) {
+  return text.at === null && points(text.text) === text.length;
+}
+
 /** The arguments of a call: a table if they are an object, or else the text. */
 export function argumentsView(runId, { arguments: text, is_json: isJson = true }) {
-  const values = isJson && text.at === null ? objectOf(text.text) : null;
+  const values = isJson && isWhole(text) ? objectOf(text.text) : null;
   if (values === null) return textView(runId, text, "exact");
   const rows = Object.entries(values).map(([name, value]) => [
-    h("dt", null, visible(name)),
+    h("dt", { dir: "ltr" }, exactLine(name)),
     h("dd", null, valueView(runId, value)),
   ]);
   return rows.length ? h("dl.args-table", null, rows) : h("p.muted", null, "no arguments");
 }
 
-function objectOf(json) {
+/** The object that a text is as JSON, if showing its values loses nothing; or else null. */
+export function objectOf(json) {
   try {
     const value = JSON.parse(json);
     const isObject = value !== null && typeof value === "object" && !Array.isArray(value);
@@ -197,10 +203,10 @@ function objectOf(json) {
 function valueView(runId, value) {
   const isText = typeof value === "string";
   const text = isText ? value : JSON.stringify(value, null, 2);
-  if (text.includes("\n") || text.length > 200) {
+  if (text.trim() && (text.includes("\n") || text.length > 200)) {
     return textView(runId, { text, length: points(text), at: null }, "exact");
   }
-  return h("pre", { dir: "ltr" }, visible(text));
+  return h("pre", { dir: "ltr" }, text.trim() ? exact(text) : exactLine(text));
 }
 
 /** A JSON text as a table or as it is; null gives null. */

@@ -33,7 +33,10 @@ export class RunPage {
       onTurn: (turn, isRequest) => this.link(turn, isRequest),
     });
     this.steer = h("div.steer-place");
-    const column = h("div.column", null, this.waiting, this.timeline.element, this.steer);
+    const follow = h("button.primary", { type: "button", onclick: () => this.toLast() }, "Follow it");
+    this.goesOn = h("p.goes-on", { role: "status", hidden: true }, "The run has gone on. ", follow);
+    const parts = [this.waiting, this.timeline.element, this.goesOn, this.steer];
+    const column = h("div.column", null, parts);
     this.element = h("article.run", { "aria-label": "Run" }, this.head, this.outline, column);
     place.append(this.element);
     this.onScroll = () => this.scrolled();
@@ -325,6 +328,7 @@ export class RunPage {
     this.drawing = requestAnimationFrame(() => {
       this.drawing = null;
       const turn = this.turnInView();
+      if (this.timeline.hasEnd) this.goesOn.hidden = true;
       const isOurs = performance.now() < this.pinnedUntil;
       if (turn !== undefined && !isOurs) this.markTurn(turn);
     });
@@ -386,6 +390,7 @@ export class RunPage {
 
   async toLast() {
     if (!this.timeline.hasEnd) await this.timeline.open({ before: BEHIND_ALL });
+    this.goesOn.hidden = this.timeline.hasEnd;
     toEnd();
     this.pin(Math.max(...this.timeline.turns.keys()));
   }
@@ -424,16 +429,19 @@ export class RunPage {
   }
 
   itemCame(item) {
+    this.refreshTurns();
     const { timeline } = this;
-    if (!timeline.hasEnd || item.seq <= (timeline.lastSeq ?? -1)) {
-      if (!timeline.hasEnd) timeline.next ??= item.seq;
-      timeline.showButtons();
+    if (item.seq <= (timeline.lastSeq ?? -1)) return;
+    const isNext = timeline.lastSeq === null || item.seq === timeline.lastSeq + 1;
+    if (!timeline.hasEnd || !isNext) {
+      timeline.isBehind();
+      this.goesOn.hidden = false;
       return;
     }
     const wasAtEnd = isAtEnd();
     timeline.append([item]);
+    this.goesOn.hidden = true;
     if (wasAtEnd) toEnd();
-    this.refreshTurns();
   }
 
   deltaCame(delta) {

@@ -140,6 +140,13 @@ export class Timeline {
     this.list.append(h("p.failure.damage", null, damageWords(damage)));
   }
 
+  /** There are items behind those that are shown, which are to be loaded. */
+  isBehind() {
+    this.next ??= (this.lastSeq ?? -1) + 1;
+    this.hasEnd = false;
+    this.showButtons();
+  }
+
   /** Add items behind those that are shown. */
   append(items) {
     for (const item of items) {

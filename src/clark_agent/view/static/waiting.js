@@ -4,8 +4,9 @@ import { api } from "./api.js";
 import { announce, h } from "./dom.js";
 import { act } from "./dialogs.js";
 import { moment } from "./format.js";
-import { argumentsView, textView } from "./parts.js";
-import { visible, visibleJson } from "./visible.js";
+import { isDiff } from "./differences.js";
+import { argumentsView, isWhole, textView } from "./parts.js";
+import { exact, exactLine, visible, visibleJson } from "./visible.js";
 
 /** The card of a request. `onDone` is called with the answer of the server. */
 export function waitingCard(request, session, onDone) {
@@ -18,7 +19,7 @@ export function waitingCard(request, session, onDone) {
     request.until ? `goes on by itself ${moment(request.until)}` : null,
     request.event ? `waits for the event ${request.event}` : null,
   ].filter(Boolean);
-  const name = h("h3", null, h("code", null, visible(request.tool_name)), ` waits. ${needs}`);
+  const name = h("h3", null, h("code", null, exactLine(request.tool_name)), ` waits. ${needs}`);
   const body = [
     name,
     h("p.muted", null, facts.join(" · ")),
@@ -26,7 +27,7 @@ export function waitingCard(request, session, onDone) {
     session.can_write ? form(request, onDone) : h("p.muted", null, session.why_not ?? ""),
   ];
   const props = {
-    "aria-label": `${request.tool_name} waits`,
+    "aria-label": `${visible(request.tool_name)} waits`,
     data: { request: request.request_id },
   };
   return h("article.waiting-card", props, body);
@@ -46,15 +47,17 @@ function askedView(request) {
   const whole = (text) => ({ text: String(text), length: [...String(text)].length, at: null });
   const more = Object.entries(rest).filter(([key]) => !SAID.has(key));
   return [
-    isSaid ? null : h("p", null, visible(String(summary))),
-    question ? h("p", null, h("b", null, visible(String(question)))) : null,
+    isSaid ? null : h("p.plain", { dir: "ltr" }, exact(String(summary))),
+    question ? h("p.plain", { dir: "ltr" }, h("b", null, exact(String(question)))) : null,
     call,
     preview
       ? h(
           "div.part",
           null,
           h("p.label", null, "What it would change"),
-          textView(id, whole(visible(String(preview)))),
+          isDiff(String(preview))
+            ? textView(id, whole(visible(String(preview))), "diff")
+            : textView(id, whole(String(preview)), "exact"),
         )
       : null,
     more.length
@@ -64,7 +67,7 @@ function askedView(request) {
 }
 
 function parsed(text) {
-  if (text.at !== null) return null;
+  if (!isWhole(text)) return null;
   try {
     return JSON.parse(text.text);
   } catch {
@@ -119,7 +122,7 @@ function form(request, onDone) {
       ? button("Allow", (event) => decide(event.currentTarget, "allow"), "primary")
       : null,
     button("Deny …", denying, "danger"),
-    isPermission && request.arguments.at === null ? button("Change …", changing) : null,
+    isPermission && isWhole(request.arguments) ? button("Change …", changing) : null,
     button("Give result …", giving, isPermission ? "" : "primary"),
   ];
   return [h("div.actions", null, buttons), extra, error];
