@@ -103,20 +103,26 @@ def test_names_are_unique_and_accepted_by_every_provider(
     servers = {
         name: McpServer(name, command="x", prefix=None if has_prefix else "") for name in "ab"
     }
-    names = ToolNames()
-    names.reserve("read_resource")
+    names = ToolNames(servers.values(), reserved=["read_resource"])
+    for name, tool in tools:
+        names.claim(servers[name], tool)
     found = {pair: names.name_of(servers[pair[0]], pair[1]) for pair in tools}
     assert all(is_tool_name(name) for name in found.values())
     assert len(set(found.values())) == len(found)
     assert "read_resource" not in found.values()
     assert found == {pair: names.name_of(servers[pair[0]], pair[1]) for pair in tools}
+    others = ToolNames([*servers.values()][::-1], reserved=["read_resource"])
+    for name, tool in tools[::-1]:
+        others.claim(servers[name], tool)
+    assert found == {pair: others.name_of(servers[pair[0]], pair[1]) for pair in tools[::-1]}
 
 
 def test_names_are_the_same_in_every_process() -> None:
     server = McpServer("my server", command="x")
-    names = ToolNames()
-    assert names.name_of(server, "a/b") == ToolNames().name_of(server, "a/b")
-    assert names.name_of(McpServer("s", command="x"), "add") == "s_add"
+    other = McpServer("s", command="x")
+    names = ToolNames([server, other])
+    assert names.name_of(server, "a/b") == ToolNames([server]).name_of(server, "a/b")
+    assert names.name_of(other, "add") == "s_add"
 
 
 def test_include_and_exclude() -> None:

@@ -176,6 +176,9 @@ class ServerLink:
 
     def take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
         """Use the tools of this list from the next turn on."""
+        for given in listed:
+            if is_wanted(self.server, given.name):
+                self._names.claim(self.server, given.name)
         self._listed = listed, left_out
 
     @property
@@ -223,6 +226,11 @@ class ServerLink:
                 continue
             found[name] = self._tool(name, definition, known.get(name))
         problems += _warnings(server, found)
+        problems += [
+            McpProblem(server.name, name, text)
+            for name in found
+            if (text := self._names.problem_of(server, name)) is not None
+        ]
         self._raw = raw
         order = [name for name in known if name in found]
         order += [name for name in found if name not in known]

@@ -73,7 +73,7 @@ class McpTools:
             self._elicitation = SuspendingElicitation()
         elif ask is not None:
             self._elicitation = Elicitation(ask)
-        self._names = ToolNames()
+        self._names = ToolNames(servers, reserved=RESOURCE_TOOLS if resources else ())
         self._links: dict[tuple[str, str | None], ServerLink] = {}
         self._open: set[ServerLink] = set()
         """The links with connections. A run may still use one that was not used for a while."""
@@ -81,9 +81,6 @@ class McpTools:
         self._unidentified: dict[str, McpProblem] = {}
         """The servers whose function for ``headers`` or ``share`` has failed last time."""
         self._resources = resources
-        if resources:
-            for name in RESOURCE_TOOLS:
-                self._names.reserve(name)
 
     @property
     def servers(self) -> tuple[McpServer, ...]:
