@@ -7,10 +7,12 @@ needs no repair; the fixture `faulty` that no process is left.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import signal
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
@@ -1010,6 +1012,79 @@ async def test_a_session_that_the_server_has_lost(http: FaultyHttp) -> None:
     assert len(http.sessions) == 2
 
 
+DROPS = {
+    "drop": Answer(0, drop=True),
+    "cut": REFUSALS["cut"],
+    "cut in events": Answer(200, b": hello\n\n", {"Content-Type": "text/event-stream"}, cut=1000),
+    "cut in an error": Answer(500, b"{", {"Content-Type": "application/json"}, cut=1000),
+}
+
+
+@pytest.mark.parametrize("drop", DROPS)
+async def test_a_connection_that_drops_fails_one_call(http: FaultyHttp, drop: str) -> None:
+    """The others go on, in the same session."""
+    may_answer = threading.Event()
+
+    def answer(message: dict[str, Any]) -> Answer:
+        if message["params"]["arguments"]["text"] == "drop":
+            return DROPS[drop]
+        assert may_answer.wait(SAFETY_NET)
+        return http.proper(message)
+
+    http.answers["tools/call"] = answer
+    async with McpTools(at(http)) as tools:
+        slow = asyncio.create_task(drive(tools, call("web_echo", text="slow")))
+        await eventually(lambda: "tools/call" in http.methods())
+        dropped = await drive(tools, call("web_echo", text="drop"))
+        may_answer.set()
+        assert (await slow).texts == ["echo: slow"]
+        after = await drive(tools, call("web_echo", text="after"))
+    failed(dropped, "mcp_connection_lost", "may or may not")
+    assert after.texts == ["echo: after"]
+    assert len(http.sessions) == 1
+
+
+SPACES = b" " * 200_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(200, gzip.compress(SPACES), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
+        (Answer(500, gzip.compress(SPACES), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
+        (Answer(200, SPACES), "more than 100,000 bytes"),
+        (Answer(500, SPACES), "more than 100,000 bytes"),
+        (Answer(302, SPACES, {"Location": "/mcp"}), "more than 100,000 bytes"),
+    ],
+    ids=["compressed", "a compressed error", "long", "a long error", "a long redirect"],
+)
+async def test_a_body_that_is_too_large(
+    http: FaultyHttp, answer: Answer, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read, and only its call fails."""
+    monkeypatch.setattr("clark_agent.mcp._sdk._LARGEST_EVENT", 100_000)
+    headers = {"Content-Type": "application/json", **answer.headers}
+    async with McpTools(at(http, max_result_bytes=1_000)) as tools:
+        http.answers["tools/call"] = answer._replace(headers=headers)
+        driven = await drive(tools, call("web_echo", text="x"))
+        del http.answers["tools/call"]
+        again = await drive(tools, call("web_echo", text="y"))
+    failed(driven, "mcp_protocol_error", said, "may or may not")
+    assert again.texts == ["echo: y"]
+    assert len(http.sessions) == 1
+    assert {request.headers["accept-encoding"] for request in http.requests} == {"identity"}
+
+
+async def test_an_event_that_is_too_large(
+    http: FaultyHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clark_agent.mcp._sdk._LARGEST_EVENT", 100_000)
+    async with McpTools(at(http, max_result_bytes=1_000)) as tools:
+        http.answers["tools/call"] = sse_answer(b"data: " + SPACES + b"\n\n")
+        driven = await drive(tools, call("web_echo", text="x"))
+    failed(driven, "mcp_protocol_error", "100000 byte", "may or may not")
+
+
 async def test_http_that_is_away_for_a_while() -> None:
     with FaultyHttp() as server:
         port = server.origin.rpartition(":")[2]
@@ -1019,7 +1094,7 @@ async def test_http_that_is_away_for_a_while() -> None:
             away = await drive(tools, call("web_echo", text="y"))
             with FaultyHttp(port=int(port)):
                 back = await drive(tools, call("web_echo", text="z"))
-    assert away.answers[0].is_error
+    failed(away, "mcp_unavailable", "not made")
     assert back.texts == ["echo: z"]
 
 

@@ -1,7 +1,8 @@
 """The only module that opens connections with the SDK. It is loaded with the first connection.
 
 Adds to the SDK's transports what a long-lived connection needs: a sign when it ends, and the status
-of HTTP errors. `clark_agent.mcp._mending` mends what the SDK would refuse as a whole.
+of HTTP errors. `clark_agent.mcp._http` keeps errors of HTTP to their requests,
+`clark_agent.mcp._mending` mends what the SDK would refuse as a whole.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pydantic import FileUrl, ValidationError
 from clark_agent._text import describe
 from clark_agent._version import __version__
 from clark_agent.errors import McpError
+from clark_agent.mcp._http import LOST, NOT_SENT, HttpClient
 from clark_agent.mcp._mending import mended_message, mended_tools
 from clark_agent.mcp._requests import (
     call_or_ask,
@@ -59,6 +61,7 @@ __all__ = [
     "subscribe",
     "types",
     "unsubscribe",
+    "was_not_sent",
 ]
 
 logger = logging.getLogger(__name__)
@@ -79,7 +82,7 @@ _LEVELS = {
     "emergency": logging.CRITICAL,
 }
 _UNAUTHORIZED = (401, 403)
-_LOST = ("Connection closed", "SSE stream")
+_LOST = (LOST, "SSE stream ended")
 
 
 class Hooks:
@@ -98,6 +101,8 @@ class Hooks:
         self.noise: str | None = None
         """The last thing the server sent that is not a message."""
         self.client: Client | None = None
+        self.is_up = False
+        """Whether it is connected. Until then, what goes wrong is an error of connecting."""
         self.left_out: dict[str, str] = {}
         """Tools that the SDK does not accept, and why."""
         self.server = ""
@@ -227,6 +232,7 @@ async def _transport(
     assert server.url is not None
     read = max(_READ_SECONDS, server.timeout + _WAIT_SECONDS)
     timeout = httpx2.Timeout(_WAIT_SECONDS, read=read)
+    most = max(_LARGEST_EVENT, 8 * server.max_result_bytes)
     if server.transport == "sse":
 
         def factory(
@@ -234,11 +240,13 @@ async def _transport(
             timeout: httpx2.Timeout | None = None,
             auth: httpx2.Auth | None = None,
         ) -> httpx2.AsyncClient:
-            return httpx2.AsyncClient(
+            return HttpClient(
                 headers=headers,
                 timeout=timeout,
                 auth=auth,
-                event_hooks={"response": [hooks.on_response]},
+                most=most,
+                on_response=hooks.on_response,
+                isolates=lambda: False,
             )
 
         async with sse_client(
@@ -251,13 +259,14 @@ async def _transport(
         ) as (reading, writing):
             yield _Watched(reading, hooks), writing
         return
-    client = httpx2.AsyncClient(
-        headers=dict(headers),
+    client = HttpClient(
+        headers=headers,
         timeout=timeout,
         auth=auth,
-        event_hooks={"response": [hooks.on_response]},
+        most=most,
+        on_response=hooks.on_response,
+        isolates=lambda: hooks.is_up,
     )
-    most = max(_LARGEST_EVENT, 8 * server.max_result_bytes)
     async with (
         client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=most) as (
@@ -371,9 +380,14 @@ def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
             return describe(error)
 
 
+def was_not_sent(error: BaseException) -> bool:
+    """Whether the server cannot be reached any more, and has not received the request."""
+    return isinstance(error, MCPError) and _says(error, NOT_SENT)
+
+
 def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
     """Whether the server has forgotten the session, so that it has not carried out the request."""
-    if not isinstance(error, MCPError):
+    if not isinstance(error, MCPError) or _is_lost(error):
         return False
     if error.message == _SESSION_GONE and error.code == INVALID_REQUEST:
         return True
@@ -383,7 +397,11 @@ def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
 
 def _is_lost(error: MCPError) -> bool:
     """Whether the SDK says so. Servers use the same code for errors of their own."""
-    return error.code == CONNECTION_CLOSED and error.message.startswith(_LOST)
+    return _says(error, *_LOST)
+
+
+def _says(error: MCPError, *beginnings: str) -> bool:
+    return error.code == CONNECTION_CLOSED and error.message.startswith(beginnings)
 
 
 def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
@@ -391,6 +409,8 @@ def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
     match error:
         case MCPError() if _is_lost(error):
             return McpError(server, "the connection was lost", kind="connection_lost")
+        case MCPError() if was_not_sent(error):
+            return McpError(server, error.message)
         case MCPError() if hooks.status in _UNAUTHORIZED:
             text = (
                 f"it does not accept the credentials (status {hooks.status}); check headers or auth"

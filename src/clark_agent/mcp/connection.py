@@ -145,12 +145,11 @@ class Connection:
         """
         try:
             return await self._request(work, within)
-        except _SessionGoneError:  # the server has not seen it, so it may be sent again
+        except _NotDoneError:  # so it may be sent again
             try:
                 return await self._request(work, within)
-            except _SessionGoneError:
-                text = "the server forgets its sessions at once"
-                raise McpError(self._link.server.name, text, kind="protocol_error") from None
+            except _NotDoneError as error:
+                raise error.failure from None
 
     async def _request(self, work: Callable[[Client], Coroutine[Any, Any, T]], within: float) -> T:
         client = self._client
@@ -188,15 +187,20 @@ class Connection:
         from clark_agent.mcp import _sdk
 
         life = self._life
-        if life is not None and life.hooks is not None and _sdk.is_gone(error, client, life.hooks):
-            if self._client is client:  # else another request has noticed
-                self._client = None
-                life.stop()
-            return _SessionGoneError()
         hooks = _sdk.Hooks() if life is None or life.hooks is None else life.hooks
         failure = _sdk.failure_of_request(self._link.server.name, error, hooks)
         text = self._link.redact(failure.text)
-        return McpError(failure.server, text, kind=failure.kind, code=failure.code)
+        failure = McpError(failure.server, text, kind=failure.kind, code=failure.code)
+        is_gone = _sdk.is_gone(error, client, hooks)
+        if not is_gone and not _sdk.was_not_sent(error):
+            return failure
+        if life is not None and self._client is client:  # else another request has noticed
+            self._client = None
+            life.stop()
+        if is_gone:
+            text = "the server forgets its sessions at once"
+            failure = McpError(failure.server, text, kind="protocol_error")
+        return _NotDoneError(failure)
 
     async def list_tools(self) -> tuple[list[Any], dict[str, str]]:
         """The tools of the server, and those that were left out with the reason."""
@@ -399,8 +403,14 @@ else:
         return loop.create_task(work, context=context)
 
 
-class _SessionGoneError(Exception):
-    """The server does not know the session any more."""
+class _NotDoneError(Exception):
+    """The server has not carried out the request: it does not know the session any more, or was not
+    reached. ``failure`` says so if it happens again.
+    """
+
+    def __init__(self, failure: McpError) -> None:
+        super().__init__()
+        self.failure = failure
 
 
 class _Asking:
@@ -610,6 +620,7 @@ class _Life:
                 return
             self.pause_timer()
             self._is_connecting = False
+            hooks.is_up = True
             self._up_at = self._loop.time()
             self._connection.came_up(client, tools, left_out)
             listening = self._loop.create_task(self._listen(client))
