@@ -197,22 +197,23 @@ async def test_two_servers_with_the_same_names() -> None:
     one = stdio("one", prefix="", include=["add"])
     two = stdio("two", prefix="", include=["add"])
     async with McpTools(one, two) as tools:
-        names = {tool.server: tool.name for tool in await tools.tools()}
+        first: Any = await tools.tools()
         assert [(p.server, p.tool) for p in tools.problems] == [("one", "add"), ("two", "add")]
     async with McpTools(two, one) as tools:
-        again = {tool.server: tool.name for tool in await tools.tools()}
+        second: Any = await tools.tools()
+    names = {tool.server: tool.name for tool in first}
     assert all(name.startswith("add_") for name in names.values())
     assert len(set(names.values())) == 2
-    assert names == again
+    assert names == {tool.server: tool.name for tool in second}
 
 
 def names_of(servers: Sequence[McpServer], *listed: tuple[str, str]) -> list[str]:
     """The names of tools, given as server and tool, in this order."""
     by_name = {server.name: server for server in servers}
     names = ToolNames(servers)
-    for name, tool in listed:
-        names.claim(by_name[name], tool)
-    return [names.name_of(by_name[name], tool) for name, tool in listed]
+    for server, name in listed:
+        names.claim(by_name[server], name)
+    return [names.name_of(by_name[server], name) for server, name in listed]
 
 
 def test_a_name_with_the_prefix_of_another_server_is_not_given() -> None:

@@ -570,6 +570,23 @@ async def test_odd_schemas(faulty: FaultyServers, schema: Any) -> None:
     assert "faulty_odd" in driven.offered[0] or "odd" in problems
 
 
+async def test_arguments_that_the_schema_rejects_are_not_sent(faulty: FaultyServers) -> None:
+    """What is meant is repaired as with other tools; the rest is an error without a call."""
+    counts = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    listed = {"tools": [tool_with({**counts, "additionalProperties": False})]}
+    async with McpTools(faulty({"tools/list": {"result": listed}})) as tools:
+        calls = [call("faulty_odd", wrong=1), call("faulty_odd", n="no"), call("faulty_odd", n="7")]
+        driven = await drive(tools, *calls)
+    wrong, no, seven = driven.answers
+    for answer in (wrong, no):
+        assert answer.is_error
+        assert answer.details["kind"] == "tool_argument_validation"
+    assert "'faulty_odd'" in text_of(wrong)
+    assert not seven.is_error
+    (sent,) = faulty.received("tools/call")
+    assert sent["params"]["arguments"] == {"n": 7}
+
+
 @pytest.mark.parametrize(
     "entry", [{"name": 5}, {"name": "odd"}, {"inputSchema": {"type": "object"}}, {}, None, "odd"],
     ids=json.dumps,

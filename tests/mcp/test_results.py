@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import jsonschema
 import mcp_types as types
 import msgspec
 import pytest
@@ -14,9 +15,10 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from clark_agent.mcp._mending import mended_message, mended_tools
-from clark_agent.mcp.definition import UnusableToolError, definition_of
+from clark_agent.mcp.definition import UnusableToolError, _checkable, definition_of
 from clark_agent.mcp.results import Reader, clip, json_value
 from clark_agent.toolkit import without_marks
+from clark_agent.tools.repair import explain_arguments
 from clark_agent.types import FileContent, ImageContent, TextContent
 
 PNG = base64.b64encode(b"\x89PNG").decode()
@@ -252,3 +254,81 @@ def test_the_strict_form_only_where_it_is_possible() -> None:
     free = made_of({"type": "object", "additionalProperties": {"type": "string"}}, strict=True)
     assert free.loose is None
     assert free.without_nulls({"a": None}) == {"a": None}
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def checked(schema: Any, arguments: Any, *, strict: bool = False) -> str | None:
+    return explain_arguments(arguments, made_of(schema, strict=strict).checked())
+
+
+BASE = {"properties": {"id": {"type": "integer"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"a": {"type": "number", "minimum": 0.0, "maximum": 1.5}}}, {"a": 1}),
+        ({"properties": {"a": {"type": "number", "exclusiveMinimum": 0}}}, {"a": 1}),
+        ({"properties": {"a": {"type": ["string", "null"], "minLength": 1}}}, {"a": None}),
+        ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "string"}}}, {"a": "x"}),
+        ({"properties": {"a": {"pattern": "^(a+)+$"}}}, {"a": "aaa"}),
+        ({"properties": {"a": {"const": 1}, "b": {"enum": ["x", 1, None]}}}, {"a": 1, "b": None}),
+        ({"patternProperties": {"^x-": {}}, "additionalProperties": False}, {"x-a": 1}),
+        ({"additionalProperties": {"type": "integer"}}, {"a": 1}),
+        ({"properties": {"a": {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}}}},
+         {"a": ["x", 1]}),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"minimum": 3}]}}}, {"a": 5}),
+        ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"required": ["b"]}]}, {"b": 1}),
+        ({**BASE, "oneOf": [{"type": "object", "properties": {"id": {"const": 1}}}]}, {"id": 1}),
+        ({"properties": {"kind": {"type": "string"}, "a": {"type": "integer"}},
+          "additionalProperties": False,
+          "oneOf": [{"type": "object", "properties": {"kind": {"const": "x"}}},
+                    {"type": "object", "properties": {"kind": {"const": "y"}}}]},
+         {"kind": "x", "a": 1}),
+    ],
+)  # fmt: skip
+def test_arguments_that_fit_are_not_refused(schema: Any, arguments: Any) -> None:
+    schema = {"type": "object", **schema}
+    jsonschema.Draft202012Validator(schema).validate(arguments)
+    assert checked(schema, arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {}),
+        ({"properties": {"a": {"type": "integer"}}}, {"a": "x"}),
+        ({"properties": {"a": {"type": "number", "maximum": 1.5}}}, {"a": 2}),
+        ({"properties": {"a": {"enum": ["x", "y"]}}}, {"a": "z"}),
+        ({"properties": {"a": {"type": "array", "maxItems": 1}}}, {"a": [1, 2]}),
+        ({"properties": {"a": {"type": "array", "items": {"type": "string"}}}}, {"a": [1]}),
+        ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}},
+         {"a": 1}),
+        ({"additionalProperties": False}, {"a": 1}),
+        ({"properties": {"a": {}}, "additionalProperties": False}, {"b": 1}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [False, True])
+def test_arguments_that_do_not_fit_are_refused(schema: Any, arguments: Any, strict: bool) -> None:
+    schema = {"type": "object", **schema}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(arguments)
+    assert checked(schema, arguments, strict=strict) is not None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "string", "minLength": "5"},
+        {"type": "string", "maxLength": None},
+        {"type": "string", "maxLength": True},
+        {"type": "string", "enum": 5},
+        {"type": "string", "enum": []},
+        {"type": "string", "maxLength": [1]},
+    ],
+)
+def test_what_a_schema_says_in_the_wrong_form_is_not_checked(part: Any) -> None:
+    assert _checkable({"properties": {"a": part}})["properties"]["a"] == {"type": "string"}
+    assert _checkable({"properties": 5, "required": "a", "anyOf": {}, "items": []}) == {}
+    assert _checkable({"type": "colour", "additionalProperties": True}) == {}

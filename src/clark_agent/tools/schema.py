@@ -181,8 +181,20 @@ def portable_schema(schema: Mapping[str, Any]) -> JsonSchema:
     branches = portable.get("anyOf")
     if branches and all(branch.get("type") == "object" for branch in branches):
         rest = {key: value for key, value in portable.items() if key != "anyOf"}
-        portable = {**rest, **_flattened(branches)}
+        flat = _flattened(branches)
+        portable = {**rest, **flat}
+        for keyword, join in (("properties", _joined), ("required", _united)):
+            if keyword in rest and keyword in flat:
+                portable[keyword] = join(rest[keyword], flat[keyword])
     return portable
+
+
+def _joined(first: JsonSchema, second: JsonSchema) -> JsonSchema:
+    return {**first, **second}
+
+
+def _united(first: Sequence[str], second: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys([*first, *second]))
 
 
 def _inlined(schema: Any, scope: _Scope, inside: frozenset[str]) -> JsonSchema:
@@ -236,7 +248,8 @@ def _rewritten(schema: JsonSchema, scope: _Scope, inside: frozenset[str]) -> Jso
         needed = set(schema.get("required", ()))
         if required := [name for name in properties if name in needed]:
             result["required"] = required
-    if "additionalProperties" in schema:
+    # With patterns, it is about the names that none of them matches.
+    if "additionalProperties" in schema and "patternProperties" not in schema:
         more = schema["additionalProperties"]
         if more is False:
             result["additionalProperties"] = False
