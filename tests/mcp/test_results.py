@@ -15,9 +15,11 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from clark_agent.mcp._mending import mended_message, mended_tools
+from clark_agent.mcp.content import prompt_messages
 from clark_agent.mcp.definition import UnusableToolError, _checkable, definition_of
 from clark_agent.mcp.results import Reader, clip, json_value
 from clark_agent.toolkit import without_marks
+from clark_agent.tools import ToolResult
 from clark_agent.tools.repair import explain_arguments
 from clark_agent.types import FileContent, ImageContent, TextContent
 
@@ -105,12 +107,65 @@ def test_all_texts_together_keep_to_the_limit(texts: list[str], most: int) -> No
     given = [types.TextContent.model_construct(type="text", text=text) for text in texts]
     made = reader(most=most).blocks(given)
     size = sum(len(block.text.encode()) for block in made if isinstance(block, TextContent))
-    assert size <= most + 200 * len(texts)
-    for block, text in zip(made, texts, strict=True):
+    assert size <= most + 200
+    assert len(made) == len(texts) or "more parts are left out" in str(made[-1])
+    for block, text in zip(made, texts, strict=False):
         assert isinstance(block, TextContent)
         block.text.encode()
-        if "bytes left out" not in block.text:
+        if "left out" not in block.text:
             assert block.text == text
+
+
+def size_of(made: ToolResult) -> int:
+    return len(msgspec.json.encode([made.content, made.details]))
+
+
+LONG = "b" * 50_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        types.TextContent(text="k", annotations=types.Annotations(last_modified=LONG)),
+        types.TextContent(text="k", annotations=types.Annotations(audience=["user"] * 10_000)),
+        types.AudioContent(data=PNG, mime_type=f"a/{LONG}"),
+        types.AudioContent(data="no base64", mime_type=f"a/{LONG}"),
+        types.AudioContent(data="A" * 20_000, mime_type=f"a/{LONG}"),
+        types.EmbeddedResource(resource=types.BlobResourceContents(uri=f"f:{LONG}", blob=PNG)),
+        types.EmbeddedResource(resource=types.BlobResourceContents(uri=f"f:{LONG}", blob="%")),
+        types.EmbeddedResource(resource=types.TextResourceContents(uri=f"f:{LONG}", text="t")),
+        types.ResourceLink(uri=f"f:{LONG}", name=LONG, title=LONG, description=LONG),
+    ],
+)
+def test_everything_of_a_server_counts(content: Any) -> None:
+    made = reader(most=10_000).tool_result(result(content), "t")
+    assert size_of(made) < 12_000
+
+
+def test_details_together_keep_to_the_limit() -> None:
+    said = {"k": "m" * 6_000}
+    marked = types.TextContent(text="k", annotations=types.Annotations(last_modified="z" * 6_000))
+    made = reader().tool_result(result(marked, structured_content=said, _meta=said), "t")
+    assert made.details["structured"] == said
+    assert {"meta", "annotations"}.isdisjoint(made.details)
+
+
+def test_thousands_of_parts_become_one_note() -> None:
+    made = reader().tool_result(result(*[types.TextContent(text="")] * 5_000), "t")
+    assert len(made.content) == 1_001
+    assert made.content[-1] == TextContent("(4,000 more parts are left out: it is too large)")
+    few = reader(most=1_000).tool_result(result(*[types.TextContent(text="x" * 300)] * 50), "t")
+    assert len(few.content) < 10
+    contents = [types.TextResourceContents(uri="a://b", text="t")] * 5_000
+    assert len(reader().resources(contents)) <= 1_001
+
+
+def test_the_messages_of_a_prompt_keep_to_the_limit() -> None:
+    text = types.TextContent(text="x" * 300)
+    prompt = types.GetPromptResult(messages=[types.PromptMessage(role="user", content=text)] * 50)
+    made = prompt_messages(reader(most=1_000), prompt)
+    assert len(made) < 10
+    assert "more parts are left out" in str(made[-1])
 
 
 def test_a_text_that_is_cut_keeps_head_and_tail() -> None:
