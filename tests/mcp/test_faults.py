@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,11 +19,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import anyio
 import pytest
 
 from clark_agent import Agent, AgentEvent, CancellationToken, RunAborted, RunIdentity
 from clark_agent.events import ToolExecutionUpdate
-from clark_agent.mcp import McpError, McpServer, McpTools
+from clark_agent.mcp import McpError, McpServer, McpTools, _sdk
 from clark_agent.run_log import MemoryStore, RunLog, check_prefix
 from clark_agent.testing import RecordingSink, ScriptedStream, call
 from tests.mcp.conftest import FaultyServers
@@ -695,6 +697,44 @@ async def test_floods_of_notifications(faulty: FaultyServers, notification: Any)
     assert len(faulty.received("tools/list")) <= 20
 
 
+@pytest.mark.parametrize(
+    "notification",
+    [
+        {"method": "notifications/progress", "params": {"progressToken": "TOKEN", "progress": "x"}},
+        {"method": "notifications/progress",
+         "params": {"progressToken": "TOKEN", "progress": 10**400}},
+        {"method": "notifications/progress",
+         "params": {"progressToken": "TOKEN", "progress": 1, "total": -(10**400)}},
+        {"method": "notifications/message", "params": {"level": "loud", "data": "x"}},
+        {"method": "notifications/resources/updated", "params": {"uri": 5}},
+    ],
+    ids=["progress", "large progress", "large total", "log", "updates"],
+)  # fmt: skip
+async def test_floods_of_notifications_that_are_not_valid(
+    faulty: FaultyServers, notification: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are ignored, the log says it once, and the connection stays."""
+    actions = {"tools/call": {"flood": [50, notification]}}
+    async with McpTools(faulty(actions)) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"), call("faulty_echo", text="y"))
+    assert driven.texts == ["echo: x", "echo: y"]
+    assert len(faulty.starts) == 1
+    [warning] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert notification["method"] in warning.getMessage()
+    assert warning.exc_info is None
+
+
+async def test_a_connection_that_the_sdk_gives_up_is_noticed_at_once() -> None:
+    hooks, ends = _sdk.Hooks(), list[bool]()
+    hooks.on_end = lambda: ends.append(True)
+    sending, receiving = anyio.create_memory_object_stream[Any](1)
+    async with sending:
+        with pytest.raises(ZeroDivisionError):
+            async with _sdk._Watched(receiving, hooks):
+                raise ZeroDivisionError
+        assert ends == [True]
+
+
 async def test_a_flood_of_progress_and_a_slow_listener(faulty: FaultyServers) -> None:
     """What the listener cannot take in time is dropped, and the call does not wait for it."""
     params = {"progressToken": "TOKEN", "progress": 1}
@@ -959,6 +999,17 @@ async def test_answers_of_http_in_a_call(
     if refusal in {"401", "403", "500", "503"}:
         assert refusal in text_of(answer)
     assert again.texts == ["echo: y"]
+
+
+@pytest.mark.parametrize("refusal", ["html", "not JSON", "events that are no JSON"])
+async def test_what_the_sdk_logs_about_http_is_left_out(
+    http: FaultyHttp, refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with McpTools(at(http)) as tools:
+        http.answers["tools/call"] = REFUSALS[refusal]
+        driven = await drive(tools, call("web_echo", text="x"))
+    failed(driven, "mcp_protocol_error")
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 async def test_nobody_listens() -> None:

@@ -3,6 +3,7 @@
 - an answer with half of a character or deep nesting, which its parser rejects: without it, the
   request would wait for its answer in vain
 - a list of tools in which one tool is invalid, which would hide all the others
+- a notification that is not valid, which would be logged with a traceback, or end the connection
 
 Whatever is left out is reported.
 """
@@ -20,9 +21,13 @@ from pydantic import ValidationError
 
 from clark_agent._text import well_formed
 
-__all__ = ["mended_message", "mended_tools"]
+__all__ = ["check_notification", "mended_message", "mended_tools"]
 
 _DEEPEST = 100
+_LARGEST_NUMBER = 10**300
+"""Larger integers do not fit into a float."""
+_ANY_VERSION = "2025-11-25"
+"""Until the version of the protocol is known."""
 _ID = re.compile(r'"id"\s*:\s*(\d+)')
 _OPTIONAL = ("annotations", "icons", "execution", "title", "_meta", "description", "outputSchema")
 
@@ -50,6 +55,24 @@ def mended_message(error: ValidationError) -> SessionMessage | Exception:
     if number is None:
         return error
     return _failed(int(number[1]), "the result is not valid JSON")
+
+
+def check_notification(notification: types.JSONRPCNotification, version: str | None) -> None:
+    """Raise ValueError if the SDK cannot take the notification."""
+    params = notification.params
+    if notification.method == "notifications/progress" and params is not None:
+        for number in (params.get("progress"), params.get("total")):
+            if isinstance(number, int) and abs(number) > _LARGEST_NUMBER:
+                raise ValueError("notifications/progress with a number that is too large")
+    try:
+        methods.parse_server_notification(notification.method, version or _ANY_VERSION, params)
+    except KeyError:  # one that the SDK does not know, and ignores
+        pass
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        text = f"{notification.method} ({place}: {first['msg']})"
+        raise ValueError(text) from None
 
 
 def _is_answer(value: Any) -> bool:

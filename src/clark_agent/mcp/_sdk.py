@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -30,7 +29,7 @@ from clark_agent._text import describe
 from clark_agent._version import __version__
 from clark_agent.errors import McpError
 from clark_agent.mcp._http import LOST, NOT_SENT, HttpClient
-from clark_agent.mcp._mending import mended_message, mended_tools
+from clark_agent.mcp._mending import check_notification, mended_message, mended_tools
 from clark_agent.mcp._requests import (
     call_or_ask,
     is_modern,
@@ -42,6 +41,7 @@ from clark_agent.mcp._requests import (
     subscribe,
     unsubscribe,
 )
+from clark_agent.mcp._sdk_log import is_ours, quieten
 from clark_agent.mcp.server_config import McpServer
 
 __all__ = [
@@ -120,7 +120,7 @@ class Hooks:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "MCP server %r sends something that is not a message, which is ignored: %.200s",
+                "MCP server %r sends what is not a valid message, which is ignored: %.200s",
                 self.server,
                 _quoted(error),
             )
@@ -169,16 +169,7 @@ def _quoted(error: Exception) -> str:
     return describe(error)
 
 
-_is_ours: ContextVar[bool] = ContextVar("clark_agent_mcp_is_ours", default=False)
-"""Set in the tasks that read from a server of ours."""
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    """Not the SDK's traceback of a line that is not a message: `Hooks.on_noise` reports it."""
-    return not (_is_ours.get() and record.msg == "Failed to parse JSONRPC message from server")
-
-
-logging.getLogger("mcp.client.stdio").addFilter(_is_wanted)
+quieten()
 
 
 def open_client(
@@ -215,6 +206,7 @@ def _roots(server: McpServer) -> Any:
 async def _transport(
     server: McpServer, headers: Mapping[str, str], auth: httpx2.Auth | None, hooks: Hooks
 ) -> AsyncGenerator[Any]:
+    is_ours.set(True)
     if server.command is not None:
         parameters = StdioServerParameters(
             command=server.command,
@@ -224,7 +216,6 @@ async def _transport(
             encoding_error_handler="replace",  # with "strict", one bad byte ends the connection
         )
         assert hooks.stderr is not None
-        _is_ours.set(True)
         async with stdio_client(parameters, errlog=hooks.stderr) as (reading, writing):
             hooks.stderr.close()
             yield _Watched(reading, hooks), writing
@@ -292,17 +283,29 @@ class _Watched:
         return self
 
     async def __anext__(self) -> Any:
+        while True:
+            try:
+                item = await self._stream.__anext__()
+            except BaseException:  # its end, or a cancellation of everything around it
+                self._hooks.on_end()
+                raise
+            if isinstance(item, Exception):
+                return self._mended(item)
+            message = item.message
+            if isinstance(message, types.JSONRPCNotification):
+                if not self._is_valid(message):
+                    continue
+            elif isinstance(message, types.JSONRPCResponse) and "tools" in message.result:
+                self._mend_tools(message)
+            return item
+
+    def _is_valid(self, notification: types.JSONRPCNotification) -> bool:
         try:
-            item = await self._stream.__anext__()
-        except BaseException:  # its end, or a cancellation of everything around it
-            self._hooks.on_end()
-            raise
-        if isinstance(item, Exception):
-            return self._mended(item)
-        answer = item.message
-        if isinstance(answer, types.JSONRPCResponse) and "tools" in answer.result:
-            self._mend_tools(answer)
-        return item
+            check_notification(notification, self._hooks.version())
+        except ValueError as error:
+            self._hooks.on_noise(error)
+            return False
+        return True
 
     def _mended(self, item: Exception) -> Any:
         made = mended_message(item) if isinstance(item, ValidationError) else item
@@ -329,6 +332,7 @@ class _Watched:
         return self
 
     async def __aexit__(self, *error: Any) -> Any:
+        self._hooks.on_end()  # nobody reads any more, also if an error of the SDK is the reason
         return await self._stream.__aexit__(*error)
 
 

@@ -27,6 +27,7 @@ from clark_agent._text import describe
 from clark_agent._threads import run_in_thread
 from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import McpError
+from clark_agent.mcp._sdk_log import is_ours
 from clark_agent.mcp._stderr import StderrTail
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class Connection:
         flight = _Flight(within)
         context = copy_context()
         context.run(_current.set, flight)
+        context.run(is_ours.set, True)
         self._flights.add(flight)
         if self._people:
             flight.hold()
