@@ -1012,6 +1012,36 @@ async def test_what_the_sdk_logs_about_http_is_left_out(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
+async def test_a_list_that_hangs_after_it_has_changed(
+    http: FaultyHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn waits a moment, the next ones do not; the tools stay until the list comes."""
+    monkeypatch.setattr("clark_agent.mcp.connection._LIST_SECONDS", 0.05)
+    changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+
+    def answer(message: dict[str, Any]) -> Answer:
+        proper = http.proper(message)
+        event = json.dumps(changed).encode()
+        return sse_answer(b"data: " + event + b"\n\n", b"data: " + proper.body + b"\n\n")
+
+    http.answers["tools/call"] = answer
+    async with McpTools(at(http, timeout=1_000)) as tools:
+        http.answers["tools/list"] = Answer(200, hang=True)
+        driven = await drive(tools, *[call("web_echo", text=str(n)) for n in range(3)])
+        assert driven.offered == [["web_echo"]] * 4
+        assert http.methods().count("tools/list") == 2
+        assert "takes long" in str(tools.problems)
+        http.released.set()
+        await eventually(lambda: "does not list them" in str(tools.problems))
+        assert len(await tools.tools()) == 1
+        del http.answers["tools/list"]
+        async with asyncio.timeout(SAFETY_NET):
+            while tools.problems:
+                await tools.tools()
+                await asyncio.sleep(0.02)
+    assert len(http.sessions) == 1
+
+
 async def test_nobody_listens() -> None:
     with FaultyHttp() as server:
         url = server.url

@@ -48,6 +48,9 @@ _STABLE_SECONDS = 10.0
 _CLOSE_SECONDS = 3.0
 """How long a server at a URL has to say goodbye. The SDK limits it for a program."""
 _LISTEN_AGAIN = 5.0
+_LIST_SECONDS = 5.0
+"""How long a turn waits for a list of tools that have changed."""
+_LONGEST_LIST_DELAY = 300.0
 _LONGEST_PAUSE = 600.0
 """How long a question stops the clocks of several requests, if it is not known whose it is."""
 
@@ -79,6 +82,11 @@ class Connection:
         """Why the server is away, if it is."""
         self.is_stale = True
         """Whether the tools of the server have changed since they were listed."""
+        self.list_problem: str | None = None
+        """Why they have not been listed again, although they have changed."""
+        self._listing: asyncio.Task[None] | None = None
+        self._list_delay = _FIRST_DELAY
+        self._list_at = 0.0
 
     # --- for users of the connection ----------------------------------------------------------
 
@@ -216,11 +224,45 @@ class Connection:
 
         return await self.request(work, within=self._link.server.timeout)
 
+    @property
+    def may_list(self) -> bool:
+        """Whether to list the tools now: not during a list, or soon after one has failed."""
+        is_listing = self._listing is not None and not self._listing.done()
+        return not is_listing and self._loop.time() >= self._list_at
+
+    async def list_again(self, take: Callable[[list[Any], dict[str, str]], None]) -> None:
+        """List the tools, and wait a moment for that. Raises nothing."""
+        self.is_stale = False  # before the request: a change during it counts again
+        listing = self._listing = self._loop.create_task(self._list_again(take))
+        await asyncio.wait({listing}, timeout=_LIST_SECONDS)
+        if not listing.done():
+            self.list_problem = "its tools have changed, and it takes long to list them"
+
+    async def _list_again(self, take: Callable[[list[Any], dict[str, str]], None]) -> None:
+        client = self._client
+        try:
+            take(*await self.list_tools())
+        except McpError as error:
+            if self._client is not client or self._is_closed:
+                return  # the next connection lists them
+            self.is_stale = True
+            self._list_at = self._loop.time() + self._list_delay
+            self._list_delay = min(2 * self._list_delay, _LONGEST_LIST_DELAY)
+            self.list_problem = f"its tools have changed, and it does not list them: {error.text}"
+            logger.warning("%s; its tools stay as they were", error)
+        else:
+            self._has_listed()
+
+    def _has_listed(self) -> None:
+        self.list_problem = None
+        self._list_at, self._list_delay = 0.0, _FIRST_DELAY
+
     async def close(self) -> None:
         """Close the connection, and wait until nothing is left of it."""
         self.begin_to_close()
-        if self._supervisor is not None:
-            await asyncio.wait({self._supervisor})
+        tasks = {task for task in (self._supervisor, self._listing) if task is not None}
+        if tasks:
+            await asyncio.wait(tasks)
 
     def begin_to_close(self) -> None:
         """Make it close by itself."""
@@ -336,6 +378,7 @@ class Connection:
         self.problem = None
         self._is_hopeless = False
         self.is_stale = False
+        self._has_listed()
         self._link.take_tools(tools, left_out)
         self._tell()
 

@@ -109,7 +109,9 @@ class ServerLink:
         """Whether something must be done before a turn: connect, or list the tools again."""
         connection = self.connection
         connection.use()
-        return connection.is_stale or not connection.was_tried
+        return not connection.was_tried or (
+            connection.is_stale and (not connection.is_up or connection.may_list)
+        )
 
     def forget(self, connection: Connection) -> None:
         """The connection was not used for long enough, and closes."""
@@ -137,6 +139,11 @@ class ServerLink:
             for loop, connection in [*self._connections.items()]
             if connection.problem is not None and not loop.is_closed()
         ]
+        away += [
+            McpProblem(self.server.name, None, connection.list_problem)
+            for connection in [*self._connections.values()]
+            if connection.list_problem is not None
+        ]
         self._use_list()
         return (*away[:1], *self._tool_problems)
 
@@ -162,17 +169,10 @@ class ServerLink:
     # --- tools --------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """List the tools again, if they have changed. Raises `McpError`."""
+        """List the tools again, if they have changed. What takes long is for a later turn."""
         connection = self.connection
-        if not connection.is_stale or not connection.is_up:
-            return
-        connection.is_stale = False  # before the request: a change during it counts again
-        try:
-            listed, left_out = await connection.list_tools()
-        except BaseException:
-            connection.is_stale = True
-            raise
-        self.take_tools(listed, left_out)
+        if connection.is_stale and connection.is_up and connection.may_list:
+            await connection.list_again(self.take_tools)
 
     def take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
         """Use the tools of this list from the next turn on."""

@@ -159,14 +159,8 @@ class McpTools:
         waiting = [link for link in links if link.needs_attention]
         if waiting:
             await self._first_attempts(waiting, raises=raises)
-            await asyncio.gather(*[self._refresh(link) for link in waiting])
+            await asyncio.gather(*[link.refresh() for link in waiting])
         return self._combine(links)
-
-    async def _refresh(self, link: ServerLink) -> None:
-        try:
-            await link.refresh()
-        except McpError as error:
-            logger.warning("%s; its tools stay as they were", error)
 
     def _combine(self, links: tuple[ServerLink, ...]) -> tuple[AgentTool, ...]:
         """All tools: known ones in the order they had, then new ones."""
