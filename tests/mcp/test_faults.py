@@ -163,6 +163,24 @@ async def test_garbage_on_its_output(
 # --- in a call --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("error", ["no", {"code": "x"}, {"message": 5}])
+async def test_an_error_of_another_form(faulty: FaultyServers, error: Any) -> None:
+    async with McpTools(faulty({"tools/call": {"error": error}}, timeout=1_000)) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+    failed(driven, "mcp_protocol_error", "the error is not valid", "may or may not")
+
+
+async def test_a_schema_that_is_nested_too_deeply_costs_its_tool(faulty: FaultyServers) -> None:
+    schema = '{"type":"object","properties":{"a":' * 1_500 + "{}" + "}}" * 1_500
+    listed = f'[{{"name":"deep","inputSchema":{schema}}},{json.dumps(ECHO)}]'
+    line = f'{{"jsonrpc":"2.0","id":ID,"result":{{"tools":{listed}}}}}'
+    async with McpTools(faulty({"tools/list": {"line": line}})) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+        assert "'deep'" in str(tools.problems)
+    assert driven.offered[0] == ["faulty_echo"]
+    assert driven.texts == ["echo: x"]
+
+
 @pytest.mark.parametrize("result", [None, "done", 5, [], ["x"]])
 async def test_a_result_that_is_not_an_object(faulty: FaultyServers, result: Any) -> None:
     """The call fails at once, and does not wait for its timeout."""
@@ -645,16 +663,15 @@ async def test_a_thousand_tools_on_twenty_pages(http: FaultyHttp) -> None:
     assert all(tools is first for tools in others)
 
 
-async def test_pages_without_end(http: FaultyHttp) -> None:
+async def test_pages_without_end(http: FaultyHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was listed so far is used, and the rest is reported."""
+    monkeypatch.setattr("clark_agent.mcp._requests._MOST_PAGES", 20)
     http.answers["tools/list"] = lambda message: page_of(message, pages=None, size=1)
-    error = await entered(McpServer("endless", url=http.url, connect_timeout=1.5))
-    asked = http.methods().count("tools/list")
-    assert asked < 5000
-    if error is not None:
-        assert "endless" in str(error)
-    server = McpServer("endless", url=http.url, connect_timeout=1.5, required=False)
-    async with McpTools(server) as tools:
-        await drive(tools)
+    async with McpTools(McpServer("endless", url=http.url)) as tools:
+        assert len(await tools.tools()) == 20
+        [problem] = tools.problems
+    assert (problem.server, problem.tool) == ("endless", None)
+    assert "more than 20 pages" in problem.text
 
 
 async def test_pages_that_lead_back(http: FaultyHttp) -> None:
@@ -663,11 +680,11 @@ async def test_pages_that_lead_back(http: FaultyHttp) -> None:
         return json_answer({"id": message["id"], "result": result})
 
     http.answers["tools/list"] = same
-    server = McpServer("circle", url=http.url, connect_timeout=20, required=False)
-    async with McpTools(server) as tools:
-        await drive(tools)
-        assert "circle" in str(tools.problems) or len(await tools.tools()) == 1
-    assert http.methods().count("tools/list") < 5000
+    async with McpTools(McpServer("circle", url=http.url)) as tools:
+        driven = await drive(tools, call("circle_echo", text="x"))
+        assert "the same page twice" in str(tools.problems)
+    assert driven.texts == ["echo: x"]
+    assert http.methods().count("tools/list") == 2
 
 
 # --- too much of it ---------------------------------------------------------------------------

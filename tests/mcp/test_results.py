@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import jsonschema
@@ -223,7 +224,31 @@ def test_an_answer_that_is_nested_too_deeply_is_mended_or_an_error(depth: int) -
     assert made.message.id == 7
 
 
-@pytest.mark.parametrize("line", ["hello", "[1]", '{"id": 3}', '"result"', "{" * 500])
+@pytest.mark.parametrize("depth", [300, 5_000, 200_000])
+def test_what_is_nested_too_deeply_does_not_hide_the_rest(depth: int) -> None:
+    deep = '{"a": [' * depth + r'"}]\"]' + '"' + "]}" * depth
+    line = f'{{"jsonrpc": "2.0", "id": 7, "result": {{"a": {deep}, "b": [{deep}, "x"]}}}}'
+    made = mended_message(refused(line))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, types.JSONRPCResponse)
+    assert made.message.result["b"][1] == "x"
+    assert "[nested too deeply]" in str(made.message.result["a"])
+
+
+@pytest.mark.parametrize(
+    "error", [None, "no", 5, {}, {"code": "x", "message": "y"}, {"code": 1}, {"message": "m"}, []]
+)
+def test_an_error_of_another_form_is_an_error(error: Any) -> None:
+    made = mended_message(refused(json.dumps({"jsonrpc": "2.0", "id": 7, "error": error})))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, types.JSONRPCError)
+    assert (made.message.id, made.message.error.message) == (7, "the error is not valid")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["hello", "[1]", '{"id": 3}', '"result"', "{" * 500, '{"id": 3, "method": 5, "error": 1}'],
+)
 def test_what_is_no_answer_stays_an_exception(line: str) -> None:
     error = refused(line)
     assert mended_message(error) is error

@@ -103,7 +103,7 @@ class Hooks:
         self.client: Client | None = None
         self.is_up = False
         """Whether it is connected. Until then, what goes wrong is an error of connecting."""
-        self.left_out: dict[str, str] = {}
+        self.left_out: dict[str | None, str] = {}
         """Tools that the SDK does not accept, and why."""
         self.server = ""
         self._has_warned = False

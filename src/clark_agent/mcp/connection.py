@@ -212,10 +212,10 @@ class Connection:
             failure = McpError(failure.server, text, kind="protocol_error")
         return _NotDoneError(failure)
 
-    async def list_tools(self) -> tuple[list[Any], dict[str, str]]:
+    async def list_tools(self) -> tuple[list[Any], dict[str | None, str]]:
         """The tools of the server, and those that were left out with the reason."""
 
-        async def work(client: Client) -> tuple[list[Any], dict[str, str]]:
+        async def work(client: Client) -> tuple[list[Any], dict[str | None, str]]:
             from clark_agent.mcp import _sdk
 
             life = self._life
@@ -230,7 +230,7 @@ class Connection:
         is_listing = self._listing is not None and not self._listing.done()
         return not is_listing and self._loop.time() >= self._list_at
 
-    async def list_again(self, take: Callable[[list[Any], dict[str, str]], None]) -> None:
+    async def list_again(self, take: Callable[[list[Any], dict[str | None, str]], None]) -> None:
         """List the tools, and wait a moment for that. Raises nothing."""
         self.is_stale = False  # before the request: a change during it counts again
         listing = self._listing = self._loop.create_task(self._list_again(take))
@@ -238,7 +238,7 @@ class Connection:
         if not listing.done():
             self.list_problem = "its tools have changed, and it takes long to list them"
 
-    async def _list_again(self, take: Callable[[list[Any], dict[str, str]], None]) -> None:
+    async def _list_again(self, take: Callable[[list[Any], dict[str | None, str]], None]) -> None:
         client = self._client
         try:
             take(*await self.list_tools())
@@ -370,7 +370,7 @@ class Connection:
             async with asyncio.timeout(delay):
                 await self._wake.wait()
 
-    def came_up(self, client: Client, tools: list[Any], left_out: dict[str, str]) -> None:
+    def came_up(self, client: Client, tools: list[Any], left_out: dict[str | None, str]) -> None:
         """The life is connected."""
         self._client = client
         self._wake.clear()

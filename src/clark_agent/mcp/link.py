@@ -73,7 +73,7 @@ class ServerLink:
         )
         self._tools: tuple[McpTool, ...] = ()
         self._tool_problems: tuple[McpProblem, ...] = ()
-        self._listed: tuple[list[Any], Mapping[str, str]] | None = None
+        self._listed: tuple[list[Any], Mapping[str | None, str]] | None = None
         """A list that was received, and not used yet."""
         self._names = names
         self._elicitation = elicitation
@@ -174,7 +174,7 @@ class ServerLink:
         if connection.is_stale and connection.is_up and connection.may_list:
             await connection.list_again(self.take_tools)
 
-    def take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
+    def take_tools(self, listed: list[Any], left_out: Mapping[str | None, str]) -> None:
         """Use the tools of this list from the next turn on."""
         for given in listed:
             if is_wanted(self.server, given.name):
@@ -197,14 +197,14 @@ class ServerLink:
             if listed is not None:
                 self._take_tools(*listed)
 
-    def _take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
+    def _take_tools(self, listed: list[Any], left_out: Mapping[str | None, str]) -> None:
         """Known tools keep their place, and their object if they are unchanged."""
         server = self.server
         found: dict[str, McpTool] = {}
         problems = [
-            McpProblem(server.name, name, f"left out: {why}")
+            McpProblem(server.name, name, why if name is None else f"left out: {why}")
             for name, why in left_out.items()
-            if is_wanted(server, name)
+            if name is None or is_wanted(server, name)
         ]
         raw: dict[str, Any] = {}
         known = {tool.remote_name: tool for tool in self._tools}
