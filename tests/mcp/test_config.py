@@ -143,6 +143,21 @@ def test_secrets() -> None:
     assert redact(text) == "[hidden] [hidden] [hidden] [hidden] [hidden] example.org u 1 \ufffd"
 
 
+def test_values_of_variables_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "k3y-of-the-host")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    content: dict[str, Any] = {
+        "a": {"command": "${HOME}/x", "args": ["--key=${KEY}", "${LEVEL:-a default value}"]},
+        "b": {"url": "https://example.org/${KEY}/mcp"},
+    }
+    program, web = load_servers({"mcpServers": content})
+    text = "--key=k3y-of-the-host /home/somebody/x a default value"
+    assert Redaction(program)(text) == "--key=[hidden] /home/somebody/x a default value"
+    assert program.address == "/home/somebody/x"
+    assert web.address == "https://example.org/[hidden]/mcp"
+    assert "k3y" not in repr(web)
+
+
 # --- .mcp.json --------------------------------------------------------------------------------
 
 
@@ -174,12 +189,19 @@ def test_a_file_of_other_programs(
     assert servers == load_servers({"servers": content["mcpServers"]})
     assert servers == (
         McpServer("time", command="uvx", args=["mcp-server-time", "Lima"]),
-        McpServer("env", command="x", env={"A": "t0ken", "N": "1", "B": "true"}, cwd="/tmp"),
+        McpServer(
+            "env",
+            command="x",
+            env={"A": "t0ken", "N": "1", "B": "true"},
+            cwd="/tmp",
+            secrets=["t0ken"],
+        ),
         McpServer(
             "web",
             url="https://example.org/t0ken",
             headers={"Authorization": "Bearer t0ken"},
             timeout=5,
+            secrets=["t0ken", "t0ken"],
         ),
         McpServer("old", url="http://example.org/sse", transport="sse"),
     )

@@ -122,7 +122,7 @@ class Hooks:
             logger.warning(
                 "MCP server %r sends what is not a valid message, which is ignored: %.200s",
                 self.server,
-                _quoted(error),
+                self.redact(_quoted(error)),
             )
 
     async def on_message(self, message: object) -> None:
