@@ -153,6 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.server_of.connections.add(self.connection)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the client has gone
+            super().handle()
+
     def finish(self) -> None:
         self.server_of.connections.discard(self.connection)
         with suppress(OSError):
