@@ -183,18 +183,12 @@ def portable_schema(schema: Mapping[str, Any]) -> JsonSchema:
         rest = {key: value for key, value in portable.items() if key != "anyOf"}
         flat = _flattened(branches)
         portable = {**rest, **flat}
-        for keyword, join in (("properties", _joined), ("required", _united)):
-            if keyword in rest and keyword in flat:
-                portable[keyword] = join(rest[keyword], flat[keyword])
+        if "properties" in rest:  # those of all branches
+            portable["properties"] = {**rest["properties"], **flat["properties"]}
+        if "required" in rest:
+            needed = [*rest["required"], *flat.get("required", ())]
+            portable["required"] = list(dict.fromkeys(needed))
     return portable
-
-
-def _joined(first: JsonSchema, second: JsonSchema) -> JsonSchema:
-    return {**first, **second}
-
-
-def _united(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys([*first, *second]))
 
 
 def _inlined(schema: Any, scope: _Scope, inside: frozenset[str]) -> JsonSchema:
