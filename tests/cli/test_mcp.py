@@ -153,6 +153,19 @@ async def test_a_file_with_servers(tmp_path: Path, notes: tuple[str, str]) -> No
     assert (await run("mcp", "tools", "other.json", "--server", "notes")).code == 0
 
 
+async def test_a_variable_in_the_arguments_is_not_shown(tmp_path: Path) -> None:
+    """Also if the program prints it before it ends."""
+    run = CommandLine(tmp_path)
+    run.env["SERVER_KEY"] = "k3y-of-the-host"
+    script = "import sys; sys.exit('wrong key: ' + sys.argv[1])"
+    key = {"command": sys.executable, "args": ["-c", script, "${SERVER_KEY}"]}
+    write_config(run.root, {"key": key})
+    listed = await run("mcp", "list")
+    assert listed.code == 1
+    assert "wrong key: [hidden]" in listed.out
+    assert "k3y" not in listed.out + listed.err
+
+
 async def test_wrong_usage(tmp_path: Path, notes: tuple[str, str]) -> None:
     run = CommandLine(tmp_path)
     config = write_config(run.root, {"a": {"command": "x"}, "b": {"command": "y"}}, "servers.json")

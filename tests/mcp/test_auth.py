@@ -323,16 +323,26 @@ async def test_others_who_knock_at_the_listener(tmp_path: Path) -> None:
         assert await read_secret(McpServer("p", url=site.url, auth=auth)) == "the cake is a lie"
 
 
-async def test_a_forged_answer_is_not_accepted(tmp_path: Path) -> None:
+FORGED = [
+    {"code": "stolen", "state": "guessed"},
+    {"code": "stolen"},
+    {"error": "access_denied"},
+    {"error": "access_denied", "state": "guessed \u20ac"},
+]
+
+
+async def test_a_forged_answer_is_refused_and_the_login_goes_on(tmp_path: Path) -> None:
     async def browse(url: str) -> None:
         redirect = httpx2.URL(url).params["redirect_uri"]
-        async with httpx2.AsyncClient() as client:
-            await client.get(redirect, params={"code": "stolen", "state": "guessed"})
+        async with httpx2.AsyncClient(follow_redirects=True) as client:
+            for params in FORGED:
+                page = await client.get(redirect, params=params)
+                assert (page.status_code, "not the answer" in page.text) == (400, True)
+            assert "Logged in" in (await client.get(url)).text
 
     async with protected() as site:
         auth = OAuth(storage=FileTokens(tmp_path / "t.json"), open_browser=browse)
-        with pytest.raises(McpError, match="State parameter mismatch"):
-            await read_secret(McpServer("p", url=site.url, auth=auth))
+        assert await read_secret(McpServer("p", url=site.url, auth=auth)) == "the cake is a lie"
 
 
 async def test_any_other_authentication() -> None:
@@ -360,14 +370,18 @@ def test_settings_that_are_wrong(settings: Any) -> None:
         OAuth(**settings)
 
 
-def test_a_file_that_is_damaged_counts_as_empty(tmp_path: Path) -> None:
+def test_a_file_that_is_damaged_counts_as_empty_and_is_kept(tmp_path: Path) -> None:
     tokens = FileTokens(tmp_path / "t.json")
     assert tokens.load("u") is None
-    tokens.path.write_text("nonsense")
-    assert tokens.load("u") is None
-    tokens.save("u", {"a": 1})
-    tokens.save("v", {"b": 2})
-    assert (tokens.load("u"), tokens.load("v")) == ({"a": 1}, {"b": 2})
+    for damaged in ("nonsense", '{"others": {"tokens": 1}', "[]"):
+        tokens.path.write_text(damaged)
+        assert tokens.load("u") is None
+        tokens.save("u", {"a": 1})
+        tokens.save("v", {"b": 2})
+        assert (tokens.load("u"), tokens.load("v")) == ({"a": 1}, {"b": 2})
+        [kept] = tmp_path.glob("t.json.damaged-*")
+        assert kept.read_text() == damaged
+        kept.unlink()
 
 
 _SAVE = """

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from clark_agent import (
 )
 from clark_agent.errors import McpError
 from clark_agent.mcp import McpServer, McpTool, McpTools
+from clark_agent.mcp.names import ToolNames
 from clark_agent.plugins import LargeResults
 from clark_agent.replay import replay
 from clark_agent.run_log import MemoryStore, RunLog, resume
@@ -196,12 +197,58 @@ async def test_two_servers_with_the_same_names() -> None:
     one = stdio("one", prefix="", include=["add"])
     two = stdio("two", prefix="", include=["add"])
     async with McpTools(one, two) as tools:
-        names = [tool.name for tool in await tools.tools()]
-    async with McpTools(one, two) as tools:
-        again = [tool.name for tool in await tools.tools()]
-    assert names[0] == "add"
-    assert names[1].startswith("add_")
-    assert names == again
+        first: Any = await tools.tools()
+        assert [(p.server, p.tool) for p in tools.problems] == [("one", "add"), ("two", "add")]
+    async with McpTools(two, one) as tools:
+        second: Any = await tools.tools()
+    names = {tool.server: tool.name for tool in first}
+    assert all(name.startswith("add_") for name in names.values())
+    assert len(set(names.values())) == 2
+    assert names == {tool.server: tool.name for tool in second}
+
+
+def names_of(servers: Sequence[McpServer], *listed: tuple[str, str]) -> list[str]:
+    """The names of tools, given as server and tool, in this order."""
+    by_name = {server.name: server for server in servers}
+    names = ToolNames(servers)
+    for server, name in listed:
+        names.claim(by_name[server], name)
+    return [names.name_of(by_name[server], name) for server, name in listed]
+
+
+def test_a_name_with_the_prefix_of_another_server_is_not_given() -> None:
+    """Whatever a server offers, and whichever is there first or alone."""
+    short, long = McpServer("s", command="a"), McpServer("s_x", command="b")
+    for servers in ([short, long], [long, short]):
+        stolen, own = names_of(servers, ("s", "x_t"), ("s_x", "t"))
+        assert (stolen[:6], own) == ("s_x_t_", "s_x_t")
+        assert [own, stolen] == names_of(servers, ("s_x", "t"), ("s", "x_t"))
+        assert [stolen] == names_of(servers, ("s", "x_t"))
+        assert [own] == names_of(servers, ("s_x", "t"))
+    bare = McpServer("bare", command="c", prefix="")
+    (name,) = names_of([bare, short], ("bare", "s_t"))
+    assert name != "s_t"
+
+
+def test_a_server_cannot_take_the_name_with_which_another_one_is_told_apart() -> None:
+    one, two = (McpServer(name, command="a", prefix="") for name in ("one", "two"))
+    told_apart, _ = names_of([one, two], ("one", "t"), ("two", "t"))
+    listed = [("two", told_apart), ("one", "t"), ("two", "t")]
+    names = names_of([one, two], *listed)
+    assert names[1] == told_apart
+    assert len(set(names)) == 3
+
+
+def test_a_name_stays_with_its_tool() -> None:
+    one, two = (McpServer(name, command="a", prefix="") for name in ("one", "two"))
+    names = ToolNames([one, two])
+    names.claim(one, "t")
+    assert names.name_of(one, "t") == "t"
+    names.claim(two, "t")
+    assert names.name_of(two, "t") != "t"
+    assert names.name_of(one, "t") == "t"
+    assert "one" in str(names.problem_of(two, "t"))
+    assert names.problem_of(one, "t") is None
 
 
 async def test_a_thousand_tools() -> None:

@@ -103,20 +103,26 @@ def test_names_are_unique_and_accepted_by_every_provider(
     servers = {
         name: McpServer(name, command="x", prefix=None if has_prefix else "") for name in "ab"
     }
-    names = ToolNames()
-    names.reserve("read_resource")
+    names = ToolNames(servers.values(), reserved=["read_resource"])
+    for name, tool in tools:
+        names.claim(servers[name], tool)
     found = {pair: names.name_of(servers[pair[0]], pair[1]) for pair in tools}
     assert all(is_tool_name(name) for name in found.values())
     assert len(set(found.values())) == len(found)
     assert "read_resource" not in found.values()
     assert found == {pair: names.name_of(servers[pair[0]], pair[1]) for pair in tools}
+    others = ToolNames([*servers.values()][::-1], reserved=["read_resource"])
+    for name, tool in tools[::-1]:
+        others.claim(servers[name], tool)
+    assert found == {pair: others.name_of(servers[pair[0]], pair[1]) for pair in tools[::-1]}
 
 
 def test_names_are_the_same_in_every_process() -> None:
     server = McpServer("my server", command="x")
-    names = ToolNames()
-    assert names.name_of(server, "a/b") == ToolNames().name_of(server, "a/b")
-    assert names.name_of(McpServer("s", command="x"), "add") == "s_add"
+    other = McpServer("s", command="x")
+    names = ToolNames([server, other])
+    assert names.name_of(server, "a/b") == ToolNames([server]).name_of(server, "a/b")
+    assert names.name_of(other, "add") == "s_add"
 
 
 def test_include_and_exclude() -> None:
@@ -135,6 +141,21 @@ def test_secrets() -> None:
     redact.add_headers({"X": "another"})
     text = "p%40ss p@ss abcdef topsecret another example.org u 1 \ud800"
     assert redact(text) == "[hidden] [hidden] [hidden] [hidden] [hidden] example.org u 1 \ufffd"
+
+
+def test_values_of_variables_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "k3y-of-the-host")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    content: dict[str, Any] = {
+        "a": {"command": "${HOME}/x", "args": ["--key=${KEY}", "${LEVEL:-a default value}"]},
+        "b": {"url": "https://example.org/${KEY}/mcp"},
+    }
+    program, web = load_servers({"mcpServers": content})
+    text = "--key=k3y-of-the-host /home/somebody/x a default value"
+    assert Redaction(program)(text) == "--key=[hidden] /home/somebody/x a default value"
+    assert program.address == "/home/somebody/x"
+    assert web.address == "https://example.org/[hidden]/mcp"
+    assert "k3y" not in repr(web)
 
 
 # --- .mcp.json --------------------------------------------------------------------------------
@@ -168,12 +189,19 @@ def test_a_file_of_other_programs(
     assert servers == load_servers({"servers": content["mcpServers"]})
     assert servers == (
         McpServer("time", command="uvx", args=["mcp-server-time", "Lima"]),
-        McpServer("env", command="x", env={"A": "t0ken", "N": "1", "B": "true"}, cwd="/tmp"),
+        McpServer(
+            "env",
+            command="x",
+            env={"A": "t0ken", "N": "1", "B": "true"},
+            cwd="/tmp",
+            secrets=["t0ken"],
+        ),
         McpServer(
             "web",
             url="https://example.org/t0ken",
             headers={"Authorization": "Bearer t0ken"},
             timeout=5,
+            secrets=["t0ken", "t0ken"],
         ),
         McpServer("old", url="http://example.org/sse", transport="sse"),
     )

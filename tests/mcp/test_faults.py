@@ -7,20 +7,24 @@ needs no repair; the fixture `faulty` that no process is left.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import logging
 import os
 import signal
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import anyio
 import pytest
 
 from clark_agent import Agent, AgentEvent, CancellationToken, RunAborted, RunIdentity
 from clark_agent.events import ToolExecutionUpdate
-from clark_agent.mcp import McpError, McpServer, McpTools
+from clark_agent.mcp import McpError, McpServer, McpTools, _sdk
 from clark_agent.run_log import MemoryStore, RunLog, check_prefix
 from clark_agent.testing import RecordingSink, ScriptedStream, call
 from tests.mcp.conftest import FaultyServers
@@ -157,6 +161,24 @@ async def test_garbage_on_its_output(
 
 
 # --- in a call --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ["no", {"code": "x"}, {"message": 5}])
+async def test_an_error_of_another_form(faulty: FaultyServers, error: Any) -> None:
+    async with McpTools(faulty({"tools/call": {"error": error}}, timeout=1_000)) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+    failed(driven, "mcp_protocol_error", "the error is not valid", "may or may not")
+
+
+async def test_a_schema_that_is_nested_too_deeply_costs_its_tool(faulty: FaultyServers) -> None:
+    schema = '{"type":"object","properties":{"a":' * 1_500 + "{}" + "}}" * 1_500
+    listed = f'[{{"name":"deep","inputSchema":{schema}}},{json.dumps(ECHO)}]'
+    line = f'{{"jsonrpc":"2.0","id":ID,"result":{{"tools":{listed}}}}}'
+    async with McpTools(faulty({"tools/list": {"line": line}})) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"))
+        assert "'deep'" in str(tools.problems)
+    assert driven.offered[0] == ["faulty_echo"]
+    assert driven.texts == ["echo: x"]
 
 
 @pytest.mark.parametrize("result", [None, "done", 5, [], ["x"]])
@@ -568,6 +590,23 @@ async def test_odd_schemas(faulty: FaultyServers, schema: Any) -> None:
     assert "faulty_odd" in driven.offered[0] or "odd" in problems
 
 
+async def test_arguments_that_the_schema_rejects_are_not_sent(faulty: FaultyServers) -> None:
+    """What is meant is repaired as with other tools; the rest is an error without a call."""
+    counts = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    listed = {"tools": [tool_with({**counts, "additionalProperties": False})]}
+    async with McpTools(faulty({"tools/list": {"result": listed}})) as tools:
+        calls = [call("faulty_odd", wrong=1), call("faulty_odd", n="no"), call("faulty_odd", n="7")]
+        driven = await drive(tools, *calls)
+    wrong, no, seven = driven.answers
+    for answer in (wrong, no):
+        assert answer.is_error
+        assert answer.details["kind"] == "tool_argument_validation"
+    assert "'faulty_odd'" in text_of(wrong)
+    assert not seven.is_error
+    (sent,) = faulty.received("tools/call")
+    assert sent["params"]["arguments"] == {"n": 7}
+
+
 @pytest.mark.parametrize(
     "entry", [{"name": 5}, {"name": "odd"}, {"inputSchema": {"type": "object"}}, {}, None, "odd"],
     ids=json.dumps,
@@ -624,16 +663,15 @@ async def test_a_thousand_tools_on_twenty_pages(http: FaultyHttp) -> None:
     assert all(tools is first for tools in others)
 
 
-async def test_pages_without_end(http: FaultyHttp) -> None:
+async def test_pages_without_end(http: FaultyHttp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was listed so far is used, and the rest is reported."""
+    monkeypatch.setattr("clark_agent.mcp._requests._MOST_PAGES", 20)
     http.answers["tools/list"] = lambda message: page_of(message, pages=None, size=1)
-    error = await entered(McpServer("endless", url=http.url, connect_timeout=1.5))
-    asked = http.methods().count("tools/list")
-    assert asked < 5000
-    if error is not None:
-        assert "endless" in str(error)
-    server = McpServer("endless", url=http.url, connect_timeout=1.5, required=False)
-    async with McpTools(server) as tools:
-        await drive(tools)
+    async with McpTools(McpServer("endless", url=http.url)) as tools:
+        assert len(await tools.tools()) == 20
+        [problem] = tools.problems
+    assert (problem.server, problem.tool) == ("endless", None)
+    assert "more than 20 pages" in problem.text
 
 
 async def test_pages_that_lead_back(http: FaultyHttp) -> None:
@@ -642,11 +680,11 @@ async def test_pages_that_lead_back(http: FaultyHttp) -> None:
         return json_answer({"id": message["id"], "result": result})
 
     http.answers["tools/list"] = same
-    server = McpServer("circle", url=http.url, connect_timeout=20, required=False)
-    async with McpTools(server) as tools:
-        await drive(tools)
-        assert "circle" in str(tools.problems) or len(await tools.tools()) == 1
-    assert http.methods().count("tools/list") < 5000
+    async with McpTools(McpServer("circle", url=http.url)) as tools:
+        driven = await drive(tools, call("circle_echo", text="x"))
+        assert "the same page twice" in str(tools.problems)
+    assert driven.texts == ["echo: x"]
+    assert http.methods().count("tools/list") == 2
 
 
 # --- too much of it ---------------------------------------------------------------------------
@@ -674,6 +712,44 @@ async def test_floods_of_notifications(faulty: FaultyServers, notification: Any)
     assert driven.texts == ["echo: x", "echo: y"]
     # The tools are listed again before a turn, not for every notification.
     assert len(faulty.received("tools/list")) <= 20
+
+
+@pytest.mark.parametrize(
+    "notification",
+    [
+        {"method": "notifications/progress", "params": {"progressToken": "TOKEN", "progress": "x"}},
+        {"method": "notifications/progress",
+         "params": {"progressToken": "TOKEN", "progress": 10**400}},
+        {"method": "notifications/progress",
+         "params": {"progressToken": "TOKEN", "progress": 1, "total": -(10**400)}},
+        {"method": "notifications/message", "params": {"level": "loud", "data": "x"}},
+        {"method": "notifications/resources/updated", "params": {"uri": 5}},
+    ],
+    ids=["progress", "large progress", "large total", "log", "updates"],
+)  # fmt: skip
+async def test_floods_of_notifications_that_are_not_valid(
+    faulty: FaultyServers, notification: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are ignored, the log says it once, and the connection stays."""
+    actions = {"tools/call": {"flood": [50, notification]}}
+    async with McpTools(faulty(actions)) as tools:
+        driven = await drive(tools, call("faulty_echo", text="x"), call("faulty_echo", text="y"))
+    assert driven.texts == ["echo: x", "echo: y"]
+    assert len(faulty.starts) == 1
+    [warning] = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert notification["method"] in warning.getMessage()
+    assert warning.exc_info is None
+
+
+async def test_a_connection_that_the_sdk_gives_up_is_noticed_at_once() -> None:
+    hooks, ends = _sdk.Hooks(), list[bool]()
+    hooks.on_end = lambda: ends.append(True)
+    sending, receiving = anyio.create_memory_object_stream[Any](1)
+    async with sending:
+        with pytest.raises(ZeroDivisionError):
+            async with _sdk._Watched(receiving, hooks):
+                raise ZeroDivisionError
+        assert ends == [True]
 
 
 async def test_a_flood_of_progress_and_a_slow_listener(faulty: FaultyServers) -> None:
@@ -942,6 +1018,47 @@ async def test_answers_of_http_in_a_call(
     assert again.texts == ["echo: y"]
 
 
+@pytest.mark.parametrize("refusal", ["html", "not JSON", "events that are no JSON"])
+async def test_what_the_sdk_logs_about_http_is_left_out(
+    http: FaultyHttp, refusal: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with McpTools(at(http)) as tools:
+        http.answers["tools/call"] = REFUSALS[refusal]
+        driven = await drive(tools, call("web_echo", text="x"))
+    failed(driven, "mcp_protocol_error")
+    assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
+
+
+async def test_a_list_that_hangs_after_it_has_changed(
+    http: FaultyHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn waits a moment, the next ones do not; the tools stay until the list comes."""
+    monkeypatch.setattr("clark_agent.mcp.connection._LIST_SECONDS", 0.05)
+    changed = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
+
+    def answer(message: dict[str, Any]) -> Answer:
+        proper = http.proper(message)
+        event = json.dumps(changed).encode()
+        return sse_answer(b"data: " + event + b"\n\n", b"data: " + proper.body + b"\n\n")
+
+    http.answers["tools/call"] = answer
+    async with McpTools(at(http, timeout=1_000)) as tools:
+        http.answers["tools/list"] = Answer(200, hang=True)
+        driven = await drive(tools, *[call("web_echo", text=str(n)) for n in range(3)])
+        assert driven.offered == [["web_echo"]] * 4
+        assert http.methods().count("tools/list") == 2
+        assert "takes long" in str(tools.problems)
+        http.released.set()
+        await eventually(lambda: "does not list them" in str(tools.problems))
+        assert len(await tools.tools()) == 1
+        del http.answers["tools/list"]
+        async with asyncio.timeout(SAFETY_NET):
+            while tools.problems:
+                await tools.tools()
+                await asyncio.sleep(0.02)
+    assert len(http.sessions) == 1
+
+
 async def test_nobody_listens() -> None:
     with FaultyHttp() as server:
         url = server.url
@@ -1010,6 +1127,79 @@ async def test_a_session_that_the_server_has_lost(http: FaultyHttp) -> None:
     assert len(http.sessions) == 2
 
 
+DROPS = {
+    "drop": Answer(0, drop=True),
+    "cut": REFUSALS["cut"],
+    "cut in events": Answer(200, b": hello\n\n", {"Content-Type": "text/event-stream"}, cut=1000),
+    "cut in an error": Answer(500, b"{", {"Content-Type": "application/json"}, cut=1000),
+}
+
+
+@pytest.mark.parametrize("drop", DROPS)
+async def test_a_connection_that_drops_fails_one_call(http: FaultyHttp, drop: str) -> None:
+    """The others go on, in the same session."""
+    may_answer = threading.Event()
+
+    def answer(message: dict[str, Any]) -> Answer:
+        if message["params"]["arguments"]["text"] == "drop":
+            return DROPS[drop]
+        assert may_answer.wait(SAFETY_NET)
+        return http.proper(message)
+
+    http.answers["tools/call"] = answer
+    async with McpTools(at(http)) as tools:
+        slow = asyncio.create_task(drive(tools, call("web_echo", text="slow")))
+        await eventually(lambda: "tools/call" in http.methods())
+        dropped = await drive(tools, call("web_echo", text="drop"))
+        may_answer.set()
+        assert (await slow).texts == ["echo: slow"]
+        after = await drive(tools, call("web_echo", text="after"))
+    failed(dropped, "mcp_connection_lost", "may or may not")
+    assert after.texts == ["echo: after"]
+    assert len(http.sessions) == 1
+
+
+SPACES = b" " * 200_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(200, gzip.compress(SPACES), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
+        (Answer(500, gzip.compress(SPACES), {"Content-Encoding": "gzip"}), "compressed (gzip)"),
+        (Answer(200, SPACES), "more than 100,000 bytes"),
+        (Answer(500, SPACES), "more than 100,000 bytes"),
+        (Answer(302, SPACES, {"Location": "/mcp"}), "more than 100,000 bytes"),
+    ],
+    ids=["compressed", "a compressed error", "long", "a long error", "a long redirect"],
+)
+async def test_a_body_that_is_too_large(
+    http: FaultyHttp, answer: Answer, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read, and only its call fails."""
+    monkeypatch.setattr("clark_agent.mcp._sdk._LARGEST_EVENT", 100_000)
+    headers = {"Content-Type": "application/json", **answer.headers}
+    async with McpTools(at(http, max_result_bytes=1_000)) as tools:
+        http.answers["tools/call"] = answer._replace(headers=headers)
+        driven = await drive(tools, call("web_echo", text="x"))
+        del http.answers["tools/call"]
+        again = await drive(tools, call("web_echo", text="y"))
+    failed(driven, "mcp_protocol_error", said, "may or may not")
+    assert again.texts == ["echo: y"]
+    assert len(http.sessions) == 1
+    assert {request.headers["accept-encoding"] for request in http.requests} == {"identity"}
+
+
+async def test_an_event_that_is_too_large(
+    http: FaultyHttp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clark_agent.mcp._sdk._LARGEST_EVENT", 100_000)
+    async with McpTools(at(http, max_result_bytes=1_000)) as tools:
+        http.answers["tools/call"] = sse_answer(b"data: " + SPACES + b"\n\n")
+        driven = await drive(tools, call("web_echo", text="x"))
+    failed(driven, "mcp_protocol_error", "100000 byte", "may or may not")
+
+
 async def test_http_that_is_away_for_a_while() -> None:
     with FaultyHttp() as server:
         port = server.origin.rpartition(":")[2]
@@ -1019,7 +1209,7 @@ async def test_http_that_is_away_for_a_while() -> None:
             away = await drive(tools, call("web_echo", text="y"))
             with FaultyHttp(port=int(port)):
                 back = await drive(tools, call("web_echo", text="z"))
-    assert away.answers[0].is_error
+    failed(away, "mcp_unavailable", "not made")
     assert back.texts == ["echo: z"]
 
 

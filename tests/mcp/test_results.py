@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
+import jsonschema
 import mcp_types as types
 import msgspec
 import pytest
@@ -14,9 +16,12 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from clark_agent.mcp._mending import mended_message, mended_tools
-from clark_agent.mcp.definition import UnusableToolError, definition_of
+from clark_agent.mcp.content import prompt_messages
+from clark_agent.mcp.definition import UnusableToolError, _checkable, definition_of
 from clark_agent.mcp.results import Reader, clip, json_value
 from clark_agent.toolkit import without_marks
+from clark_agent.tools import ToolResult
+from clark_agent.tools.repair import explain_arguments
 from clark_agent.types import FileContent, ImageContent, TextContent
 
 PNG = base64.b64encode(b"\x89PNG").decode()
@@ -103,12 +108,65 @@ def test_all_texts_together_keep_to_the_limit(texts: list[str], most: int) -> No
     given = [types.TextContent.model_construct(type="text", text=text) for text in texts]
     made = reader(most=most).blocks(given)
     size = sum(len(block.text.encode()) for block in made if isinstance(block, TextContent))
-    assert size <= most + 200 * len(texts)
-    for block, text in zip(made, texts, strict=True):
+    assert size <= most + 200
+    assert len(made) == len(texts) or "more parts are left out" in str(made[-1])
+    for block, text in zip(made, texts, strict=False):
         assert isinstance(block, TextContent)
         block.text.encode()
-        if "bytes left out" not in block.text:
+        if "left out" not in block.text:
             assert block.text == text
+
+
+def size_of(made: ToolResult) -> int:
+    return len(msgspec.json.encode([made.content, made.details]))
+
+
+LONG = "b" * 50_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        types.TextContent(text="k", annotations=types.Annotations(last_modified=LONG)),
+        types.TextContent(text="k", annotations=types.Annotations(audience=["user"] * 10_000)),
+        types.AudioContent(data=PNG, mime_type=f"a/{LONG}"),
+        types.AudioContent(data="no base64", mime_type=f"a/{LONG}"),
+        types.AudioContent(data="A" * 20_000, mime_type=f"a/{LONG}"),
+        types.EmbeddedResource(resource=types.BlobResourceContents(uri=f"f:{LONG}", blob=PNG)),
+        types.EmbeddedResource(resource=types.BlobResourceContents(uri=f"f:{LONG}", blob="%")),
+        types.EmbeddedResource(resource=types.TextResourceContents(uri=f"f:{LONG}", text="t")),
+        types.ResourceLink(uri=f"f:{LONG}", name=LONG, title=LONG, description=LONG),
+    ],
+)
+def test_everything_of_a_server_counts(content: Any) -> None:
+    made = reader(most=10_000).tool_result(result(content), "t")
+    assert size_of(made) < 12_000
+
+
+def test_details_together_keep_to_the_limit() -> None:
+    said = {"k": "m" * 6_000}
+    marked = types.TextContent(text="k", annotations=types.Annotations(last_modified="z" * 6_000))
+    made = reader().tool_result(result(marked, structured_content=said, _meta=said), "t")
+    assert made.details["structured"] == said
+    assert {"meta", "annotations"}.isdisjoint(made.details)
+
+
+def test_thousands_of_parts_become_one_note() -> None:
+    made = reader().tool_result(result(*[types.TextContent(text="")] * 5_000), "t")
+    assert len(made.content) == 1_001
+    assert made.content[-1] == TextContent("(4,000 more parts are left out: it is too large)")
+    few = reader(most=1_000).tool_result(result(*[types.TextContent(text="x" * 300)] * 50), "t")
+    assert len(few.content) < 10
+    contents = [types.TextResourceContents(uri="a://b", text="t")] * 5_000
+    assert len(reader().resources(contents)) <= 1_001
+
+
+def test_the_messages_of_a_prompt_keep_to_the_limit() -> None:
+    text = types.TextContent(text="x" * 300)
+    prompt = types.GetPromptResult(messages=[types.PromptMessage(role="user", content=text)] * 50)
+    made = prompt_messages(reader(most=1_000), prompt)
+    assert len(made) < 10
+    assert "more parts are left out" in str(made[-1])
 
 
 def test_a_text_that_is_cut_keeps_head_and_tail() -> None:
@@ -166,7 +224,31 @@ def test_an_answer_that_is_nested_too_deeply_is_mended_or_an_error(depth: int) -
     assert made.message.id == 7
 
 
-@pytest.mark.parametrize("line", ["hello", "[1]", '{"id": 3}', '"result"', "{" * 500])
+@pytest.mark.parametrize("depth", [300, 5_000, 200_000])
+def test_what_is_nested_too_deeply_does_not_hide_the_rest(depth: int) -> None:
+    deep = '{"a": [' * depth + r'"}]\"]' + '"' + "]}" * depth
+    line = f'{{"jsonrpc": "2.0", "id": 7, "result": {{"a": {deep}, "b": [{deep}, "x"]}}}}'
+    made = mended_message(refused(line))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, types.JSONRPCResponse)
+    assert made.message.result["b"][1] == "x"
+    assert "[nested too deeply]" in str(made.message.result["a"])
+
+
+@pytest.mark.parametrize(
+    "error", [None, "no", 5, {}, {"code": "x", "message": "y"}, {"code": 1}, {"message": "m"}, []]
+)
+def test_an_error_of_another_form_is_an_error(error: Any) -> None:
+    made = mended_message(refused(json.dumps({"jsonrpc": "2.0", "id": 7, "error": error})))
+    assert isinstance(made, SessionMessage)
+    assert isinstance(made.message, types.JSONRPCError)
+    assert (made.message.id, made.message.error.message) == (7, "the error is not valid")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["hello", "[1]", '{"id": 3}', '"result"', "{" * 500, '{"id": 3, "method": 5, "error": 1}'],
+)
 def test_what_is_no_answer_stays_an_exception(line: str) -> None:
     error = refused(line)
     assert mended_message(error) is error
@@ -252,3 +334,81 @@ def test_the_strict_form_only_where_it_is_possible() -> None:
     free = made_of({"type": "object", "additionalProperties": {"type": "string"}}, strict=True)
     assert free.loose is None
     assert free.without_nulls({"a": None}) == {"a": None}
+
+
+# --- arguments --------------------------------------------------------------------------------
+
+
+def checked(schema: Any, arguments: Any, *, strict: bool = False) -> str | None:
+    return explain_arguments(arguments, made_of(schema, strict=strict).checked())
+
+
+BASE = {"properties": {"id": {"type": "integer"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"a": {"type": "number", "minimum": 0.0, "maximum": 1.5}}}, {"a": 1}),
+        ({"properties": {"a": {"type": "number", "exclusiveMinimum": 0}}}, {"a": 1}),
+        ({"properties": {"a": {"type": ["string", "null"], "minLength": 1}}}, {"a": None}),
+        ({"properties": {"a": {"$ref": "#/properties/b"}, "b": {"type": "string"}}}, {"a": "x"}),
+        ({"properties": {"a": {"pattern": "^(a+)+$"}}}, {"a": "aaa"}),
+        ({"properties": {"a": {"const": 1}, "b": {"enum": ["x", 1, None]}}}, {"a": 1, "b": None}),
+        ({"patternProperties": {"^x-": {}}, "additionalProperties": False}, {"x-a": 1}),
+        ({"additionalProperties": {"type": "integer"}}, {"a": 1}),
+        ({"properties": {"a": {"prefixItems": [{"type": "string"}], "items": {"type": "integer"}}}},
+         {"a": ["x", 1]}),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"minimum": 3}]}}}, {"a": 5}),
+        ({"allOf": [{"properties": {"a": {"type": "string"}}}, {"required": ["b"]}]}, {"b": 1}),
+        ({**BASE, "oneOf": [{"type": "object", "properties": {"id": {"const": 1}}}]}, {"id": 1}),
+        ({"properties": {"kind": {"type": "string"}, "a": {"type": "integer"}},
+          "additionalProperties": False,
+          "oneOf": [{"type": "object", "properties": {"kind": {"const": "x"}}},
+                    {"type": "object", "properties": {"kind": {"const": "y"}}}]},
+         {"kind": "x", "a": 1}),
+    ],
+)  # fmt: skip
+def test_arguments_that_fit_are_not_refused(schema: Any, arguments: Any) -> None:
+    schema = {"type": "object", **schema}
+    jsonschema.Draft202012Validator(schema).validate(arguments)
+    assert checked(schema, arguments) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "arguments"),
+    [
+        ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {}),
+        ({"properties": {"a": {"type": "integer"}}}, {"a": "x"}),
+        ({"properties": {"a": {"type": "number", "maximum": 1.5}}}, {"a": 2}),
+        ({"properties": {"a": {"enum": ["x", "y"]}}}, {"a": "z"}),
+        ({"properties": {"a": {"type": "array", "maxItems": 1}}}, {"a": [1, 2]}),
+        ({"properties": {"a": {"type": "array", "items": {"type": "string"}}}}, {"a": [1]}),
+        ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}},
+         {"a": 1}),
+        ({"additionalProperties": False}, {"a": 1}),
+        ({"properties": {"a": {}}, "additionalProperties": False}, {"b": 1}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [False, True])
+def test_arguments_that_do_not_fit_are_refused(schema: Any, arguments: Any, strict: bool) -> None:
+    schema = {"type": "object", **schema}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(arguments)
+    assert checked(schema, arguments, strict=strict) is not None
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "string", "minLength": "5"},
+        {"type": "string", "maxLength": None},
+        {"type": "string", "maxLength": True},
+        {"type": "string", "enum": 5},
+        {"type": "string", "enum": []},
+        {"type": "string", "maxLength": [1]},
+    ],
+)
+def test_what_a_schema_says_in_the_wrong_form_is_not_checked(part: Any) -> None:
+    assert _checkable({"properties": {"a": part}})["properties"]["a"] == {"type": "string"}
+    assert _checkable({"properties": 5, "required": "a", "anyOf": {}, "items": []}) == {}
+    assert _checkable({"type": "colour", "additionalProperties": True}) == {}

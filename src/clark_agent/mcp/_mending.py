@@ -1,8 +1,9 @@
 """Messages that the SDK refuses as a whole although most of them is fine, mended.
 
-- an answer with half of a character or deep nesting, which its parser rejects: without it, the
-  request would wait for its answer in vain
+- an answer with half of a character, deep nesting, or an error of another form, which its parser
+  rejects: without it, the request would wait for its answer in vain
 - a list of tools in which one tool is invalid, which would hide all the others
+- a notification that is not valid, which would be logged with a traceback, or end the connection
 
 Whatever is left out is reported.
 """
@@ -20,9 +21,15 @@ from pydantic import ValidationError
 
 from clark_agent._text import well_formed
 
-__all__ = ["mended_message", "mended_tools"]
+__all__ = ["check_notification", "mended_message", "mended_tools"]
 
 _DEEPEST = 100
+_LARGEST_NUMBER = 10**300
+"""Larger integers do not fit into a float."""
+_ANY_VERSION = "2025-11-25"
+"""Until the version of the protocol is known."""
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
+"""A string, which may lack its end, or a bracket."""
 _ID = re.compile(r'"id"\s*:\s*(\d+)')
 _OPTIONAL = ("annotations", "icons", "execution", "title", "_meta", "description", "outputSchema")
 
@@ -35,16 +42,17 @@ def mended_message(error: ValidationError) -> SessionMessage | Exception:
     found = error.errors(include_url=False)
     answered = next((e["input"] for e in found if _is_answer(e["input"])), None)
     if answered is not None:
-        return _failed(answered["id"], "the result is not an object")
+        text = "the result is not an object" if "result" in answered else "the error is not valid"
+        return _failed(answered["id"], text)
     line = found[0].get("input")
     if not isinstance(line, str):
         return error
     try:
-        message: Any = _clean(json.loads(line), _DEEPEST)
+        message: Any = _clean(json.loads(_without_depths(line)), _DEEPEST)
         return SessionMessage(types.jsonrpc_message_adapter.validate_python(message, by_name=False))
     except (ValueError, RecursionError):
         pass
-    if '"result"' not in line:
+    if '"result"' not in line and '"error"' not in line:
         return error
     number = _ID.search(line[:200]) or _ID.search(line[-200:])
     if number is None:
@@ -52,12 +60,54 @@ def mended_message(error: ValidationError) -> SessionMessage | Exception:
     return _failed(int(number[1]), "the result is not valid JSON")
 
 
+def check_notification(notification: types.JSONRPCNotification, version: str | None) -> None:
+    """Raise ValueError if the SDK cannot take the notification."""
+    params = notification.params
+    if notification.method == "notifications/progress" and params is not None:
+        for number in (params.get("progress"), params.get("total")):
+            if isinstance(number, int) and abs(number) > _LARGEST_NUMBER:
+                raise ValueError("notifications/progress with a number that is too large")
+    try:
+        methods.parse_server_notification(notification.method, version or _ANY_VERSION, params)
+    except KeyError:  # one that the SDK does not know, and ignores
+        pass
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        text = f"{notification.method} ({place}: {first['msg']})"
+        raise ValueError(text) from None
+
+
 def _is_answer(value: Any) -> bool:
-    """Whether it answers a request, with a result of the wrong type."""
-    if not isinstance(value, dict) or "result" not in value or isinstance(value["result"], dict):
+    """Whether it answers a request, with a result or an error of the wrong type."""
+    if not isinstance(value, dict):
+        return False
+    if "result" in value:
+        if isinstance(value["result"], dict):
+            return False
+    elif "error" not in value or "method" in value:
         return False
     number: object = value.get("id")
     return isinstance(number, (int, str)) and not isinstance(number, bool)
+
+
+def _without_depths(text: str) -> str:
+    """The JSON without what is nested so deeply that a parser gives up."""
+    parts: list[str] = []
+    depth = kept_to = 0
+    for token in _TOKEN.finditer(text):
+        match token[0]:
+            case "[" | "{":
+                depth += 1
+                if depth == _DEEPEST + 1:
+                    parts += [text[kept_to : token.start()], '"[nested too deeply]"']
+            case "]" | "}":
+                depth -= 1
+                if depth == _DEEPEST:
+                    kept_to = token.end()
+            case _:  # a string
+                pass
+    return text if not parts else "".join([*parts, text[kept_to:]])
 
 
 def _failed(request: int | str, text: str) -> SessionMessage:

@@ -41,8 +41,14 @@ _MOST_PAGES = 1_000
 _READY_SECONDS = 0.1
 
 
-async def list_all(list_page: Callable[..., Awaitable[Any]], field: str) -> list[Any]:
-    """All entries of a list that comes in pages. Ends, also if the pages do not."""
+async def list_all(
+    list_page: Callable[..., Awaitable[Any]],
+    field: str,
+    on_end: Callable[[str], None] | None = None,
+) -> list[Any]:
+    """All entries of a list that comes in pages. Ends, also if the pages do not; ``on_end`` is
+    called with the reason.
+    """
     found: list[Any] = []
     cursor: str | None = None
     seen: set[str] = set()
@@ -50,19 +56,32 @@ async def list_all(list_page: Callable[..., Awaitable[Any]], field: str) -> list
         page = await list_page(cursor=cursor)
         found.extend(getattr(page, field))
         cursor = page.next_cursor
-        if not cursor or cursor in seen:
+        if not cursor:
+            return found
+        if cursor in seen:
+            reason = "its list has the same page twice"
             break
         seen.add(cursor)
+    else:
+        reason = f"its list has more than {_MOST_PAGES:,} pages"
+    if on_end is not None:
+        on_end(f"{reason}: the rest is left out")
     return found
 
 
-async def list_tools(client: Client, hooks: Hooks) -> tuple[list[Any], dict[str, str]]:
-    """The tools of the server, and those that were left out with the reason."""
-    left_out: dict[str, str] = {}
+async def list_tools(client: Client, hooks: Hooks) -> tuple[list[Any], dict[str | None, str]]:
+    """The tools of the server, and those that were left out with the reason. What it says for None
+    is about the list.
+    """
+    left_out: dict[str | None, str] = {}
     hooks.left_out = left_out
     if client.server_capabilities.tools is None:
         return [], left_out
-    return await list_all(client.list_tools, "tools"), left_out
+
+    def cut(reason: str) -> None:
+        left_out[None] = reason
+
+    return await list_all(client.list_tools, "tools", cut), left_out
 
 
 def is_modern(client: Client) -> bool:

@@ -1,7 +1,8 @@
 """The only module that opens connections with the SDK. It is loaded with the first connection.
 
 Adds to the SDK's transports what a long-lived connection needs: a sign when it ends, and the status
-of HTTP errors. `clark_agent.mcp._mending` mends what the SDK would refuse as a whole.
+of HTTP errors. `clark_agent.mcp._http` keeps errors of HTTP to their requests,
+`clark_agent.mcp._mending` mends what the SDK would refuse as a whole.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,7 +28,8 @@ from pydantic import FileUrl, ValidationError
 from clark_agent._text import describe
 from clark_agent._version import __version__
 from clark_agent.errors import McpError
-from clark_agent.mcp._mending import mended_message, mended_tools
+from clark_agent.mcp._http import LOST, NOT_SENT, HttpClient
+from clark_agent.mcp._mending import check_notification, mended_message, mended_tools
 from clark_agent.mcp._requests import (
     call_or_ask,
     is_modern,
@@ -40,6 +41,7 @@ from clark_agent.mcp._requests import (
     subscribe,
     unsubscribe,
 )
+from clark_agent.mcp._sdk_log import is_ours, quieten
 from clark_agent.mcp.server_config import McpServer
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "subscribe",
     "types",
     "unsubscribe",
+    "was_not_sent",
 ]
 
 logger = logging.getLogger(__name__)
@@ -79,7 +82,7 @@ _LEVELS = {
     "emergency": logging.CRITICAL,
 }
 _UNAUTHORIZED = (401, 403)
-_LOST = ("Connection closed", "SSE stream")
+_LOST = (LOST, "SSE stream ended")
 
 
 class Hooks:
@@ -98,7 +101,9 @@ class Hooks:
         self.noise: str | None = None
         """The last thing the server sent that is not a message."""
         self.client: Client | None = None
-        self.left_out: dict[str, str] = {}
+        self.is_up = False
+        """Whether it is connected. Until then, what goes wrong is an error of connecting."""
+        self.left_out: dict[str | None, str] = {}
         """Tools that the SDK does not accept, and why."""
         self.server = ""
         self._has_warned = False
@@ -115,9 +120,9 @@ class Hooks:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "MCP server %r sends something that is not a message, which is ignored: %.200s",
+                "MCP server %r sends what is not a valid message, which is ignored: %.200s",
                 self.server,
-                _quoted(error),
+                self.redact(_quoted(error)),
             )
 
     async def on_message(self, message: object) -> None:
@@ -164,16 +169,7 @@ def _quoted(error: Exception) -> str:
     return describe(error)
 
 
-_is_ours: ContextVar[bool] = ContextVar("clark_agent_mcp_is_ours", default=False)
-"""Set in the tasks that read from a server of ours."""
-
-
-def _is_wanted(record: logging.LogRecord) -> bool:
-    """Not the SDK's traceback of a line that is not a message: `Hooks.on_noise` reports it."""
-    return not (_is_ours.get() and record.msg == "Failed to parse JSONRPC message from server")
-
-
-logging.getLogger("mcp.client.stdio").addFilter(_is_wanted)
+quieten()
 
 
 def open_client(
@@ -210,6 +206,7 @@ def _roots(server: McpServer) -> Any:
 async def _transport(
     server: McpServer, headers: Mapping[str, str], auth: httpx2.Auth | None, hooks: Hooks
 ) -> AsyncGenerator[Any]:
+    is_ours.set(True)
     if server.command is not None:
         parameters = StdioServerParameters(
             command=server.command,
@@ -219,7 +216,6 @@ async def _transport(
             encoding_error_handler="replace",  # with "strict", one bad byte ends the connection
         )
         assert hooks.stderr is not None
-        _is_ours.set(True)
         async with stdio_client(parameters, errlog=hooks.stderr) as (reading, writing):
             hooks.stderr.close()
             yield _Watched(reading, hooks), writing
@@ -227,6 +223,7 @@ async def _transport(
     assert server.url is not None
     read = max(_READ_SECONDS, server.timeout + _WAIT_SECONDS)
     timeout = httpx2.Timeout(_WAIT_SECONDS, read=read)
+    most = max(_LARGEST_EVENT, 8 * server.max_result_bytes)
     if server.transport == "sse":
 
         def factory(
@@ -234,11 +231,13 @@ async def _transport(
             timeout: httpx2.Timeout | None = None,
             auth: httpx2.Auth | None = None,
         ) -> httpx2.AsyncClient:
-            return httpx2.AsyncClient(
+            return HttpClient(
                 headers=headers,
                 timeout=timeout,
                 auth=auth,
-                event_hooks={"response": [hooks.on_response]},
+                most=most,
+                on_response=hooks.on_response,
+                isolates=lambda: False,
             )
 
         async with sse_client(
@@ -251,13 +250,14 @@ async def _transport(
         ) as (reading, writing):
             yield _Watched(reading, hooks), writing
         return
-    client = httpx2.AsyncClient(
-        headers=dict(headers),
+    client = HttpClient(
+        headers=headers,
         timeout=timeout,
         auth=auth,
-        event_hooks={"response": [hooks.on_response]},
+        most=most,
+        on_response=hooks.on_response,
+        isolates=lambda: hooks.is_up,
     )
-    most = max(_LARGEST_EVENT, 8 * server.max_result_bytes)
     async with (
         client,
         streamable_http_client(server.url, http_client=client, max_sse_event_size=most) as (
@@ -283,17 +283,29 @@ class _Watched:
         return self
 
     async def __anext__(self) -> Any:
+        while True:
+            try:
+                item = await self._stream.__anext__()
+            except BaseException:  # its end, or a cancellation of everything around it
+                self._hooks.on_end()
+                raise
+            if isinstance(item, Exception):
+                return self._mended(item)
+            message = item.message
+            if isinstance(message, types.JSONRPCNotification):
+                if not self._is_valid(message):
+                    continue
+            elif isinstance(message, types.JSONRPCResponse) and "tools" in message.result:
+                self._mend_tools(message)
+            return item
+
+    def _is_valid(self, notification: types.JSONRPCNotification) -> bool:
         try:
-            item = await self._stream.__anext__()
-        except BaseException:  # its end, or a cancellation of everything around it
-            self._hooks.on_end()
-            raise
-        if isinstance(item, Exception):
-            return self._mended(item)
-        answer = item.message
-        if isinstance(answer, types.JSONRPCResponse) and "tools" in answer.result:
-            self._mend_tools(answer)
-        return item
+            check_notification(notification, self._hooks.version())
+        except ValueError as error:
+            self._hooks.on_noise(error)
+            return False
+        return True
 
     def _mended(self, item: Exception) -> Any:
         made = mended_message(item) if isinstance(item, ValidationError) else item
@@ -320,6 +332,7 @@ class _Watched:
         return self
 
     async def __aexit__(self, *error: Any) -> Any:
+        self._hooks.on_end()  # nobody reads any more, also if an error of the SDK is the reason
         return await self._stream.__aexit__(*error)
 
 
@@ -371,9 +384,14 @@ def explain(server: McpServer, error: BaseException, hooks: Hooks) -> str:
             return describe(error)
 
 
+def was_not_sent(error: BaseException) -> bool:
+    """Whether the server cannot be reached any more, and has not received the request."""
+    return isinstance(error, MCPError) and _says(error, NOT_SENT)
+
+
 def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
     """Whether the server has forgotten the session, so that it has not carried out the request."""
-    if not isinstance(error, MCPError):
+    if not isinstance(error, MCPError) or _is_lost(error):
         return False
     if error.message == _SESSION_GONE and error.code == INVALID_REQUEST:
         return True
@@ -383,7 +401,11 @@ def is_gone(error: BaseException, client: Client, hooks: Hooks) -> bool:
 
 def _is_lost(error: MCPError) -> bool:
     """Whether the SDK says so. Servers use the same code for errors of their own."""
-    return error.code == CONNECTION_CLOSED and error.message.startswith(_LOST)
+    return _says(error, *_LOST)
+
+
+def _says(error: MCPError, *beginnings: str) -> bool:
+    return error.code == CONNECTION_CLOSED and error.message.startswith(beginnings)
 
 
 def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
@@ -391,6 +413,8 @@ def failure_of_request(server: str, error: Exception, hooks: Hooks) -> McpError:
     match error:
         case MCPError() if _is_lost(error):
             return McpError(server, "the connection was lost", kind="connection_lost")
+        case MCPError() if was_not_sent(error):
+            return McpError(server, error.message)
         case MCPError() if hooks.status in _UNAUTHORIZED:
             text = (
                 f"it does not accept the credentials (status {hooks.status}); check headers or auth"

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable
 from pathlib import Path
+from secrets import compare_digest
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from urllib.parse import parse_qs, urlsplit
@@ -76,29 +77,36 @@ class FileTokens:
 
     def load(self, key: str, /) -> dict[str, Any] | None:
         """What was last saved for the key. A file that cannot be read counts as empty."""
-        value = self._all().get(key)
+        value = (self._read() or {}).get(key)
         return value if isinstance(value, dict) else None
 
     def save(self, key: str, value: dict[str, Any], /) -> None:
-        """Replace the file as a whole, so that no reader sees half of it."""
+        """Replace the file as a whole, so that no reader sees half of it. One that cannot be read
+        is kept under another name.
+        """
         make_folder(self.path.parent)
         with _lock, _alone_in(self.path.parent):
-            values = {**self._all(), key: value}
+            known = self._read()
+            if known is None and self.path.is_file():
+                kept = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+                self.path.rename(kept)
+                logger.warning("the damaged file with tokens is now %s", kept)
+            values = {**(known or {}), key: value}
             new = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
             new.unlink(missing_ok=True)
             with os.fdopen(open_file(new, os.O_WRONLY), "wb") as file:
                 file.write(msgspec.json.format(msgspec.json.encode(values)))
             new.replace(self.path)
 
-    def _all(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any] | None:
+        """What the file has; None if it cannot be read."""
         try:
-            values = msgspec.json.decode(self.path.read_bytes())
+            return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Any])
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
             logger.warning("cannot read the tokens in %s: %r", self.path, error)
-            return {}
-        return values if isinstance(values, dict) else {}
+            return None
 
     def __repr__(self) -> str:
         return f"FileTokens({str(self.path)!r})"
@@ -248,14 +256,24 @@ class _Login:
 
     async def _wait(self) -> dict[str, str]:
         received: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        state = parse_qs(urlsplit(self._url).query).get("state", [""])[0]
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 async with asyncio.timeout(10):
                     query = await _read_query(reader)
-                    if query is not None and not received.done():
-                        received.set_result(query)
-                    writer.write(_page(found=query is not None))
+                    if query is None:
+                        writer.write(_page("404 Not Found", "Nothing here."))
+                    elif not compare_digest(query.get("state", "").encode(), state.encode()):
+                        # Any page in the browser can send this, so the login goes on.
+                        text = "This is not the answer to the login that is in progress."
+                        writer.write(_page("400 Bad Request", text))
+                    else:
+                        if not received.done():
+                            received.set_result(query)
+                        text = "You can close this window."
+                        text = f"Logged in. {text}" if "code" in query else f"Not logged in. {text}"
+                        writer.write(_page("200 OK", text))
                     await writer.drain()
             except (OSError, TimeoutError, ValueError, asyncio.LimitOverrunError, EOFError):
                 pass
@@ -315,9 +333,7 @@ async def _read_query(reader: asyncio.StreamReader) -> dict[str, str] | None:
     return query if "code" in query or "error" in query else None
 
 
-def _page(*, found: bool) -> bytes:
-    status = "200 OK" if found else "404 Not Found"
-    text = "Logged in. You can close this window." if found else "Nothing here."
+def _page(status: str, text: str) -> bytes:
     body = f"<!doctype html><meta charset=utf-8><title>clark-agent</title><p>{text}".encode()
     head = (
         f"HTTP/1.1 {status}\r\nContent-Type: text/html; charset=utf-8\r\n"

@@ -3,7 +3,8 @@
     {"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]},
                     "docs": {"type": "http", "url": "https://docs.example/mcp"}}}
 
-``${NAME}`` and ``${NAME:-default}`` in any string come from the environment.
+``${NAME}`` and ``${NAME:-default}`` in any string come from the environment. Their values count as
+secrets of the server.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = ["load_servers"]
 logger = logging.getLogger(__name__)
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_NO_SECRETS = frozenset({"HOME", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "USER"})
 _TRANSPORTS = {
     "stdio": None,
     "http": "http",
@@ -109,8 +111,9 @@ def _server(name: str, settings: Mapping[str, Any], place: str) -> McpServer:
             hint = "" if nearest is None else f"; did you mean {nearest!r}?"
             logger.warning("%s: unknown key %r is ignored%s", place, key, hint)
     kind = _kind(settings, place)
+    secrets: list[str] = []
     given = {
-        key: _expanded(settings[key], f"{place}.{key}")
+        key: _expanded(settings[key], f"{place}.{key}", secrets)
         for key in (*_PLAIN, *_OWN)
         if settings.get(key) is not None
     }
@@ -120,7 +123,7 @@ def _server(name: str, settings: Mapping[str, Any], place: str) -> McpServer:
         # Other programs also write numbers and booleans here.
         given["env"] = {key: _as_text(value) for key, value in given["env"].items()}
     try:
-        return McpServer(name, **given)
+        return McpServer(name, secrets=secrets, **given)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
 
@@ -140,29 +143,33 @@ def _kind(settings: Mapping[str, Any], place: str) -> Any:
     return None
 
 
-def _expanded(value: Any, place: str) -> Any:
+def _expanded(value: Any, place: str, secrets: list[str]) -> Any:
+    """The value with variables of the environment, which are added to ``secrets``."""
     match value:
         case str():
-            return _VARIABLE.sub(lambda found: _variable(found, place), value)
+            return _VARIABLE.sub(lambda found: _variable(found, place, secrets), value)
         case Mapping():
             fields: Mapping[str, Any] = value
-            return {key: _expanded(item, f"{place}.{key}") for key, item in fields.items()}
+            return {key: _expanded(item, f"{place}.{key}", secrets) for key, item in fields.items()}
         case list():
             items: list[Any] = value
-            return [_expanded(item, f"{place}[{n}]") for n, item in enumerate(items)]
+            return [_expanded(item, f"{place}[{n}]", secrets) for n, item in enumerate(items)]
         case _:
             return value
 
 
-def _variable(found: re.Match[str], place: str) -> str:
+def _variable(found: re.Match[str], place: str, secrets: list[str]) -> str:
     name, default = found[1], found[2]
     value = os.environ.get(name)
-    if default is not None:
-        return value or default
-    if value is None:
+    if value is None and default is None:
         raise ConfigError(
             f"{place} needs the environment variable {name}; set it, or write ${{{name}:-default}}"
         )
+    if not value and default is not None:
+        return default
+    assert value is not None
+    if name not in _NO_SECRETS:
+        secrets.append(value)
     return value
 
 

@@ -27,6 +27,7 @@ from clark_agent._text import describe
 from clark_agent._threads import run_in_thread
 from clark_agent.engine.supervised import is_cancelled
 from clark_agent.errors import McpError
+from clark_agent.mcp._sdk_log import is_ours
 from clark_agent.mcp._stderr import StderrTail
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ _STABLE_SECONDS = 10.0
 _CLOSE_SECONDS = 3.0
 """How long a server at a URL has to say goodbye. The SDK limits it for a program."""
 _LISTEN_AGAIN = 5.0
+_LIST_SECONDS = 5.0
+"""How long a turn waits for a list of tools that have changed."""
+_LONGEST_LIST_DELAY = 300.0
 _LONGEST_PAUSE = 600.0
 """How long a question stops the clocks of several requests, if it is not known whose it is."""
 
@@ -78,6 +82,11 @@ class Connection:
         """Why the server is away, if it is."""
         self.is_stale = True
         """Whether the tools of the server have changed since they were listed."""
+        self.list_problem: str | None = None
+        """Why they have not been listed again, although they have changed."""
+        self._listing: asyncio.Task[None] | None = None
+        self._list_delay = _FIRST_DELAY
+        self._list_at = 0.0
 
     # --- for users of the connection ----------------------------------------------------------
 
@@ -145,12 +154,11 @@ class Connection:
         """
         try:
             return await self._request(work, within)
-        except _SessionGoneError:  # the server has not seen it, so it may be sent again
+        except _NotDoneError:  # so it may be sent again
             try:
                 return await self._request(work, within)
-            except _SessionGoneError:
-                text = "the server forgets its sessions at once"
-                raise McpError(self._link.server.name, text, kind="protocol_error") from None
+            except _NotDoneError as error:
+                raise error.failure from None
 
     async def _request(self, work: Callable[[Client], Coroutine[Any, Any, T]], within: float) -> T:
         client = self._client
@@ -159,6 +167,7 @@ class Connection:
         flight = _Flight(within)
         context = copy_context()
         context.run(_current.set, flight)
+        context.run(is_ours.set, True)
         self._flights.add(flight)
         if self._people:
             flight.hold()
@@ -188,20 +197,25 @@ class Connection:
         from clark_agent.mcp import _sdk
 
         life = self._life
-        if life is not None and life.hooks is not None and _sdk.is_gone(error, client, life.hooks):
-            if self._client is client:  # else another request has noticed
-                self._client = None
-                life.stop()
-            return _SessionGoneError()
         hooks = _sdk.Hooks() if life is None or life.hooks is None else life.hooks
         failure = _sdk.failure_of_request(self._link.server.name, error, hooks)
         text = self._link.redact(failure.text)
-        return McpError(failure.server, text, kind=failure.kind, code=failure.code)
+        failure = McpError(failure.server, text, kind=failure.kind, code=failure.code)
+        is_gone = _sdk.is_gone(error, client, hooks)
+        if not is_gone and not _sdk.was_not_sent(error):
+            return failure
+        if life is not None and self._client is client:  # else another request has noticed
+            self._client = None
+            life.stop()
+        if is_gone:
+            text = "the server forgets its sessions at once"
+            failure = McpError(failure.server, text, kind="protocol_error")
+        return _NotDoneError(failure)
 
-    async def list_tools(self) -> tuple[list[Any], dict[str, str]]:
+    async def list_tools(self) -> tuple[list[Any], dict[str | None, str]]:
         """The tools of the server, and those that were left out with the reason."""
 
-        async def work(client: Client) -> tuple[list[Any], dict[str, str]]:
+        async def work(client: Client) -> tuple[list[Any], dict[str | None, str]]:
             from clark_agent.mcp import _sdk
 
             life = self._life
@@ -210,11 +224,45 @@ class Connection:
 
         return await self.request(work, within=self._link.server.timeout)
 
+    @property
+    def may_list(self) -> bool:
+        """Whether to list the tools now: not during a list, or soon after one has failed."""
+        is_listing = self._listing is not None and not self._listing.done()
+        return not is_listing and self._loop.time() >= self._list_at
+
+    async def list_again(self, take: Callable[[list[Any], dict[str | None, str]], None]) -> None:
+        """List the tools, and wait a moment for that. Raises nothing."""
+        self.is_stale = False  # before the request: a change during it counts again
+        listing = self._listing = self._loop.create_task(self._list_again(take))
+        await asyncio.wait({listing}, timeout=_LIST_SECONDS)
+        if not listing.done():
+            self.list_problem = "its tools have changed, and it takes long to list them"
+
+    async def _list_again(self, take: Callable[[list[Any], dict[str | None, str]], None]) -> None:
+        client = self._client
+        try:
+            take(*await self.list_tools())
+        except McpError as error:
+            if self._client is not client or self._is_closed:
+                return  # the next connection lists them
+            self.is_stale = True
+            self._list_at = self._loop.time() + self._list_delay
+            self._list_delay = min(2 * self._list_delay, _LONGEST_LIST_DELAY)
+            self.list_problem = f"its tools have changed, and it does not list them: {error.text}"
+            logger.warning("%s; its tools stay as they were", error)
+        else:
+            self._has_listed()
+
+    def _has_listed(self) -> None:
+        self.list_problem = None
+        self._list_at, self._list_delay = 0.0, _FIRST_DELAY
+
     async def close(self) -> None:
         """Close the connection, and wait until nothing is left of it."""
         self.begin_to_close()
-        if self._supervisor is not None:
-            await asyncio.wait({self._supervisor})
+        tasks = {task for task in (self._supervisor, self._listing) if task is not None}
+        if tasks:
+            await asyncio.wait(tasks)
 
     def begin_to_close(self) -> None:
         """Make it close by itself."""
@@ -322,7 +370,7 @@ class Connection:
             async with asyncio.timeout(delay):
                 await self._wake.wait()
 
-    def came_up(self, client: Client, tools: list[Any], left_out: dict[str, str]) -> None:
+    def came_up(self, client: Client, tools: list[Any], left_out: dict[str | None, str]) -> None:
         """The life is connected."""
         self._client = client
         self._wake.clear()
@@ -330,6 +378,7 @@ class Connection:
         self.problem = None
         self._is_hopeless = False
         self.is_stale = False
+        self._has_listed()
         self._link.take_tools(tools, left_out)
         self._tell()
 
@@ -399,8 +448,14 @@ else:
         return loop.create_task(work, context=context)
 
 
-class _SessionGoneError(Exception):
-    """The server does not know the session any more."""
+class _NotDoneError(Exception):
+    """The server has not carried out the request: it does not know the session any more, or was not
+    reached. ``failure`` says so if it happens again.
+    """
+
+    def __init__(self, failure: McpError) -> None:
+        super().__init__()
+        self.failure = failure
 
 
 class _Asking:
@@ -610,6 +665,7 @@ class _Life:
                 return
             self.pause_timer()
             self._is_connecting = False
+            hooks.is_up = True
             self._up_at = self._loop.time()
             self._connection.came_up(client, tools, left_out)
             listening = self._loop.create_task(self._listen(client))

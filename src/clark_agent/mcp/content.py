@@ -107,19 +107,17 @@ def prompt_of(server: str, given: Any) -> McpPrompt:
 def prompt_messages(reader: Reader, given: Any) -> tuple[AgentMessage, ...]:
     """The messages of a prompt. Texts are not marked: whoever asked for the prompt wants it."""
     messages: list[AgentMessage] = []
-    for message in given.messages:
-        blocks = reader.plain_blocks([message.content])
-        if message.role == "assistant":
+    blocks = reader.plain_blocks([message.content for message in given.messages])
+    roles = [message.role for message in given.messages]
+    for role, block in zip(roles, blocks, strict=False):  # at the limit, a note is the last block
+        if role == "assistant":
             # An answer of the model has no files: what is not a text, is described.
-            texts = [
-                block if isinstance(block, TextContent) else TextContent("(a file)")
-                for block in blocks
-            ]
-            messages.append(AssistantMessage(tuple(texts), StopReason.END_TURN))
-        elif len(blocks) == 1 and isinstance(blocks[0], TextContent):
-            messages.append(UserMessage(blocks[0].text))
+            text = block if isinstance(block, TextContent) else TextContent("(a file)")
+            messages.append(AssistantMessage((text,), StopReason.END_TURN))
+        elif isinstance(block, TextContent):
+            messages.append(UserMessage(block.text))
         else:
-            messages.append(UserMessage(blocks))
+            messages.append(UserMessage((block,)))
     return tuple(messages)
 
 

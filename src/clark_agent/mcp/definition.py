@@ -22,6 +22,8 @@ __all__ = ["Definition", "UnusableToolError", "definition_of"]
 _MOST_NODES = 20_000
 _DEEPEST = 60
 _LONGEST_DESCRIPTION = 20_000
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
+_LIMITS = frozenset({"minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"})
 _PROVIDERS = (SchemaRules.OPENAI, SchemaRules.ANTHROPIC, SchemaRules.GEMINI)
 
 
@@ -63,6 +65,13 @@ class Definition(Struct, frozen=True):
     def without_nulls(self, arguments: Any) -> Any:
         """The arguments without nulls in place of optional ones, which the strict form requires."""
         return arguments if self.loose is None else _without_nulls(arguments, self.loose)
+
+    def checked(self) -> dict[str, Any]:
+        """The schema to check arguments with: what the form for providers says, as far as that can
+        be checked. What a server has written there in another form than it should counts as not
+        said.
+        """
+        return _checkable(self.parameters if self.loose is None else self.loose)
 
 
 def _said(definition: Definition) -> Iterator[str]:
@@ -161,6 +170,33 @@ def _check_size(schema: Any) -> None:
                 if key not in ("$ref", "$defs", "definitions", "enum", "const", "default")
             ]
         )
+
+
+def _checkable(schema: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if not isinstance(schema, dict):
+        return found
+    for key, value in schema.items():
+        match key, value:
+            case "type", str() if value in _TYPES:
+                found[key] = value
+            case "enum", [_, *_]:
+                found[key] = value
+            case "required", [*_]:
+                found[key] = [name for name in value if isinstance(name, str)]
+            case "properties", dict():
+                found[key] = {name: _checkable(part) for name, part in value.items()}
+            case "additionalProperties", False:
+                found[key] = False
+            case (("additionalProperties" | "items"), dict()):
+                found[key] = _checkable(value)
+            case "anyOf", [_, *_]:
+                found[key] = [_checkable(branch) for branch in value]
+            case _, int() | float() if key in _LIMITS and not isinstance(value, bool):
+                found[key] = value
+            case _:
+                pass
+    return found
 
 
 def _without_nulls(value: Any, schema: Any) -> Any:

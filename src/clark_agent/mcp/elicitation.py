@@ -1,7 +1,8 @@
 """Elicitation: questions of servers, put to a person with an `AskUser` function.
 
 A form becomes one question for each field; the answer is checked against the field's schema, and
-the question asked again if it does not fit. A URL is shown, and the person consents or not.
+the question asked again if it does not fit. A ``pattern`` is not checked: a regular expression of a
+stranger may take for ever. A URL is shown, and the person consents or not.
 Nothing that a server writes into a question is followed: it is shown to the person as a text of
 that server.
 """

@@ -73,7 +73,7 @@ class ServerLink:
         )
         self._tools: tuple[McpTool, ...] = ()
         self._tool_problems: tuple[McpProblem, ...] = ()
-        self._listed: tuple[list[Any], Mapping[str, str]] | None = None
+        self._listed: tuple[list[Any], Mapping[str | None, str]] | None = None
         """A list that was received, and not used yet."""
         self._names = names
         self._elicitation = elicitation
@@ -109,7 +109,9 @@ class ServerLink:
         """Whether something must be done before a turn: connect, or list the tools again."""
         connection = self.connection
         connection.use()
-        return connection.is_stale or not connection.was_tried
+        return not connection.was_tried or (
+            connection.is_stale and (not connection.is_up or connection.may_list)
+        )
 
     def forget(self, connection: Connection) -> None:
         """The connection was not used for long enough, and closes."""
@@ -137,6 +139,11 @@ class ServerLink:
             for loop, connection in [*self._connections.items()]
             if connection.problem is not None and not loop.is_closed()
         ]
+        away += [
+            McpProblem(self.server.name, None, connection.list_problem)
+            for connection in [*self._connections.values()]
+            if connection.list_problem is not None
+        ]
         self._use_list()
         return (*away[:1], *self._tool_problems)
 
@@ -162,20 +169,16 @@ class ServerLink:
     # --- tools --------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """List the tools again, if they have changed. Raises `McpError`."""
+        """List the tools again, if they have changed. What takes long is for a later turn."""
         connection = self.connection
-        if not connection.is_stale or not connection.is_up:
-            return
-        connection.is_stale = False  # before the request: a change during it counts again
-        try:
-            listed, left_out = await connection.list_tools()
-        except BaseException:
-            connection.is_stale = True
-            raise
-        self.take_tools(listed, left_out)
+        if connection.is_stale and connection.is_up and connection.may_list:
+            await connection.list_again(self.take_tools)
 
-    def take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
+    def take_tools(self, listed: list[Any], left_out: Mapping[str | None, str]) -> None:
         """Use the tools of this list from the next turn on."""
+        for given in listed:
+            if is_wanted(self.server, given.name):
+                self._names.claim(self.server, given.name)
         self._listed = listed, left_out
 
     @property
@@ -194,14 +197,14 @@ class ServerLink:
             if listed is not None:
                 self._take_tools(*listed)
 
-    def _take_tools(self, listed: list[Any], left_out: Mapping[str, str]) -> None:
+    def _take_tools(self, listed: list[Any], left_out: Mapping[str | None, str]) -> None:
         """Known tools keep their place, and their object if they are unchanged."""
         server = self.server
         found: dict[str, McpTool] = {}
         problems = [
-            McpProblem(server.name, name, f"left out: {why}")
+            McpProblem(server.name, name, why if name is None else f"left out: {why}")
             for name, why in left_out.items()
-            if is_wanted(server, name)
+            if name is None or is_wanted(server, name)
         ]
         raw: dict[str, Any] = {}
         known = {tool.remote_name: tool for tool in self._tools}
@@ -223,6 +226,11 @@ class ServerLink:
                 continue
             found[name] = self._tool(name, definition, known.get(name))
         problems += _warnings(server, found)
+        problems += [
+            McpProblem(server.name, name, text)
+            for name in found
+            if (text := self._names.problem_of(server, name)) is not None
+        ]
         self._raw = raw
         order = [name for name in known if name in found]
         order += [name for name in found if name not in known]

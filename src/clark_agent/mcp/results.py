@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from binascii import Error as Base64Error
 from binascii import a2b_base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,6 +27,9 @@ _ANY_BYTES = "application/octet-stream"
 _SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 """The same in every result."""
 _DEEPEST = 100
+_MOST_BLOCKS = 1_000
+_LONGEST_NAME = 2_000
+_LONGEST_TYPE = 200
 _ALL_MARKS = 200
 """Room for a marker in a text that is cut."""
 
@@ -49,44 +52,63 @@ class Reader:
         return mark_untrusted(text) if self._untrusted else text
 
     def tool_result(self, result: Any, tool: str) -> ToolResult:
-        """The result of a call."""
+        """The result of a call. Its content has at most ``max_result_bytes``, and so have its
+        details.
+        """
         details: dict[str, Any] = {"kind": "mcp", "server": self._server, "tool": tool}
         content = self.blocks(result.content)
+        left = self._most
         structured = result.structured_content
         if structured is not None:
             value, encoded = json_value(structured)
-            if len(encoded) <= self._most:
+            if len(encoded) <= left:
+                left -= len(encoded)
                 details["structured"] = value
             else:
                 details["structured_bytes"] = len(encoded)
             if not content:
                 content = (self._text(encoded.decode(), self._most),)
         said = {key: value for key, value in (result.meta or {}).items() if key != _SERVER_INFO}
-        if said:
-            meta, encoded = json_value(said)
-            if len(encoded) <= self._most:
-                details["meta"] = meta
-        annotations = [_annotations(block) for block in result.content]
-        if any(annotations):
-            details["annotations"] = annotations
+        annotations = [_annotations(block) for block in result.content[: len(content)]]
+        for name, given in (("meta", said), ("annotations", annotations)):
+            if any(given):
+                value, encoded = json_value(given)
+                if len(encoded) <= left:
+                    left -= len(encoded)
+                    details[name] = value
         if not content:
             content = (TextContent("(The tool returned nothing.)"),)
         return ToolResult(content, bool(result.is_error), details)
 
-    def blocks(self, content: Iterable[Any]) -> tuple[ToolResultBlock, ...]:
+    def blocks(self, content: Sequence[Any]) -> tuple[ToolResultBlock, ...]:
         """Content blocks of ours. All of them together have at most ``max_result_bytes``."""
-        found: list[ToolResultBlock] = []
-        left = self._most
-        for block in content:
-            made = self._block(block, left)
-            left -= _size(made)
-            found.append(made)
-        return tuple(found)
+        return self._limited(content, self._block)
 
-    def plain_blocks(self, content: Iterable[Any]) -> tuple[ToolResultBlock, ...]:
+    def plain_blocks(self, content: Sequence[Any]) -> tuple[ToolResultBlock, ...]:
         """Like `blocks`, with texts as they are."""
         plain = Reader(self._server, most=self._most, untrusted=False, redact=self._redact)
         return plain.blocks(content)
+
+    def resources(self, contents: Sequence[Any]) -> tuple[ToolResultBlock, ...]:
+        """The contents of a resource. All of them together have at most ``max_result_bytes``."""
+        return self._limited(contents, self.resource)
+
+    def _limited(
+        self, given: Sequence[Any], convert: Callable[[Any, int], ToolResultBlock]
+    ) -> tuple[ToolResultBlock, ...]:
+        """The blocks up to the limit, and a note instead of the others."""
+        found: list[ToolResultBlock] = []
+        left = self._most
+        for block in given[:_MOST_BLOCKS]:
+            if left <= 0:
+                break
+            made = convert(block, left)
+            left -= _size(made)
+            found.append(made)
+        missing = len(given) - len(found)
+        if missing:
+            found.append(TextContent(f"({missing:,} more parts are left out: it is too large)"))
+        return tuple(found)
 
     def _block(self, block: Any, left: int) -> ToolResultBlock:
         match block.type:
@@ -101,22 +123,11 @@ class Reader:
             case "resource_link":
                 return self._text(_link_text(block), left)
             case kind:
-                return TextContent(f"(The tool returned content of the type {kind!r}.)")
+                return TextContent(f"(The tool returned content of the type {kind[:100]!r}.)")
 
-    def resources(self, contents: Iterable[Any]) -> tuple[ToolResultBlock, ...]:
-        """The contents of a resource. All of them together have at most ``max_result_bytes``."""
-        found: list[ToolResultBlock] = []
-        left = self._most
-        for content in contents:
-            made = self.resource(content, left)
-            left -= _size(made)
-            found.append(made)
-        return tuple(found)
-
-    def resource(self, resource: Any, left: int | None = None) -> ToolResultBlock:
-        """The content of a resource."""
-        left = self._most if left is None else left
-        uri = well_formed(str(resource.uri))
+    def resource(self, resource: Any, left: int) -> ToolResultBlock:
+        """The content of a resource, in at most ``left`` bytes."""
+        uri = _short(well_formed(str(resource.uri)))
         text = getattr(resource, "text", None)
         if text is not None:
             return self._text(f"{uri}:\n{text}", left)
@@ -130,6 +141,8 @@ class Reader:
         self, data: str, media_type: str, left: int, what: str, *, name: str | None = None
     ) -> ToolResultBlock:
         where = "" if name is None else f" {name}"
+        if len(media_type) > _LONGEST_TYPE or _MEDIA_TYPE.fullmatch(media_type) is None:
+            media_type = _ANY_BYTES
         try:
             size = len(a2b_base64(data, strict_mode=True))
         except (Base64Error, ValueError):
@@ -138,8 +151,6 @@ class Reader:
             return self._note(
                 f"({what}{where} ({media_type}, {size:,} bytes) is left out: it is too large)"
             )
-        if _MEDIA_TYPE.fullmatch(media_type) is None:
-            media_type = _ANY_BYTES
         media_type = media_type.lower()
         source = f"data:{media_type};base64,{data}"
         if media_type in _IMAGES:
@@ -152,7 +163,14 @@ class Reader:
 
 def _size(block: ToolResultBlock) -> int:
     text = block.text if isinstance(block, TextContent) else block.source
-    return len(text) if text.isascii() else len(text.encode())
+    size = len(text) if text.isascii() else len(text.encode())
+    if isinstance(block, FileContent) and block.name is not None:
+        size += len(block.name.encode())
+    return size
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "…"
 
 
 def _annotations(block: Any) -> dict[str, Any] | None:

@@ -9,23 +9,19 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from clark_agent._text import well_formed
-from clark_agent.mcp.server_config import McpServer
+from clark_agent.mcp.server_config import HIDDEN, SHORTEST_SECRET, McpServer
 
 __all__ = ["Redaction"]
 
 _SHORTEST = 4
-_SHORTEST_VARIABLE = 8
-"""Variables are often words, such as ``debug``, which are in ordinary texts."""
-_HIDDEN = "[hidden]"
 
 
 class Redaction:
     """Removes the secrets of one server from texts."""
 
     def __init__(self, server: McpServer) -> None:
-        found: set[str] = set()
-        if server.env is not None:
-            found.update([text for text in server.env.values() if len(text) >= _SHORTEST_VARIABLE])
+        variables = [*(server.env or {}).values(), *server.secrets]
+        found = {text for text in variables if len(text) >= SHORTEST_SECRET}
         if server.url is not None:
             found.update(_of_url(server.url))
         if isinstance(server.headers, Mapping):
@@ -41,7 +37,7 @@ class Redaction:
         text = well_formed(text)
         for secret in self._secrets:
             if secret in text:
-                text = text.replace(secret, _HIDDEN)
+                text = text.replace(secret, HIDDEN)
         return text
 
 

@@ -18,7 +18,16 @@ from msgspec.structs import force_setattr
 from clark_agent.errors import ConfigError
 from clark_agent.tool_source import ToolSourceContext
 
-__all__ = ["HeadersFn", "LogLevel", "McpServer", "ShareFn", "bad_header", "shown_url"]
+__all__ = [
+    "HIDDEN",
+    "SHORTEST_SECRET",
+    "HeadersFn",
+    "LogLevel",
+    "McpServer",
+    "ShareFn",
+    "bad_header",
+    "shown_url",
+]
 
 HeadersFn: TypeAlias = Callable[
     [ToolSourceContext[Any]], Mapping[str, str] | Awaitable[Mapping[str, str]]
@@ -38,6 +47,11 @@ LogLevel: TypeAlias = Literal[
     "debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"
 ]
 """How important a log message of a server is."""
+
+
+HIDDEN = "[hidden]"
+SHORTEST_SECRET = 8
+"""Variables are often words, such as ``debug``, which are in ordinary texts."""
 
 
 class _Named(Struct, frozen=True):
@@ -96,6 +110,9 @@ class McpServer(_Named, frozen=True, kw_only=True):
     """Which runs share a connection, if they have the same headers. None: all."""
     idle_seconds: float = 300.0
     """When a connection that belongs to a user or a run is closed, if it is not used."""
+    secrets: Sequence[str] = ()
+    """Further texts that errors and logs must not show, such as a key among ``args``. Values of
+    ``env`` and ``headers`` and parts of the ``url`` are hidden in any case."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -107,6 +124,7 @@ class McpServer(_Named, frozen=True, kw_only=True):
             force_setattr(self, "include", tuple(self.include))
         if self.cwd is not None:
             force_setattr(self, "cwd", fspath(self.cwd))
+        force_setattr(self, "secrets", tuple(self.secrets))
         force_setattr(self, "roots", tuple([fspath(root) for root in self.roots]))
 
     @property
@@ -121,8 +139,14 @@ class McpServer(_Named, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """The program or the URL, for people. Without arguments, user, query or fragment."""
-        return self.command if self.command is not None else shown_url(self.url or "")
+        """The program or the URL, for people. Without arguments, user, query, fragment or
+        ``secrets``.
+        """
+        text = self.command if self.command is not None else shown_url(self.url or "")
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            if len(secret) >= SHORTEST_SECRET:
+                text = text.replace(secret, HIDDEN)
+        return text
 
     def __repr__(self) -> str:
         kind = "command" if self.command is not None else "url"
@@ -166,6 +190,8 @@ def _problems(server: McpServer) -> Iterator[tuple[str, str]]:
     level: object = server.log_level
     if level is not None and level not in get_args(LogLevel):
         yield "log_level", f"must be one of {', '.join(get_args(LogLevel))}, not {level!r}"
+    if not _are_texts(server.secrets):
+        yield "secrets", "must be a list of strings"
     if not _are_paths(server.roots):
         yield "roots", 'must be a list of folders, such as ["/srv/shared"]'
     share: object = server.share

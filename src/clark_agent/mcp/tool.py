@@ -10,9 +10,10 @@ import msgspec
 
 from clark_agent._threads import call_in_loop
 from clark_agent.engine.supervised import is_cancelled
-from clark_agent.errors import McpError
+from clark_agent.errors import InvalidArgumentsError, McpError
 from clark_agent.mcp.suspended_questions import Asked, answers_to, suspension
 from clark_agent.tools.base import AgentTool, ToolContext, ToolResult
+from clark_agent.tools.repair import explain_arguments, repair_arguments
 
 if TYPE_CHECKING:
     from clark_agent.mcp._sdk import Client
@@ -42,6 +43,7 @@ class McpTool(AgentTool[Any]):
         self.parameters_schema = definition.parameters
         self.definition = definition
         """What the server says about the tool."""
+        self._checked: dict[str, Any] | None = None
         self._link = link
         server = link.server
         self.server = server.name
@@ -56,6 +58,24 @@ class McpTool(AgentTool[Any]):
     def prepare_arguments(self, args: Any) -> Any:
         """Without the nulls that stand for omitted arguments in the strict form."""
         return self.definition.without_nulls(args)
+
+    def validate(self, args: Any) -> Any:
+        """The arguments, repaired where their meaning is clear. Raises `InvalidArgumentsError`.
+
+        Patterns, formats and conditions of the schema are left to the server.
+        """
+        schema = self._checked
+        if schema is None:
+            schema = self._checked = self.definition.checked()
+        problem = explain_arguments(args, schema)
+        if problem is None:
+            return None
+        repaired = repair_arguments(args, schema)
+        if repaired is not args:
+            problem = explain_arguments(repaired, schema)
+            if problem is None:
+                return repaired
+        raise InvalidArgumentsError(self.name, problem)
 
     async def execute(self, args: Any, ctx: ToolContext[Any]) -> ToolResult:
         """Call the tool. Raises nothing but a cancellation, and `ToolSuspended` for a question."""

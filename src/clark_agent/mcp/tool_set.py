@@ -73,7 +73,7 @@ class McpTools:
             self._elicitation = SuspendingElicitation()
         elif ask is not None:
             self._elicitation = Elicitation(ask)
-        self._names = ToolNames()
+        self._names = ToolNames(servers, reserved=RESOURCE_TOOLS if resources else ())
         self._links: dict[tuple[str, str | None], ServerLink] = {}
         self._open: set[ServerLink] = set()
         """The links with connections. A run may still use one that was not used for a while."""
@@ -81,9 +81,6 @@ class McpTools:
         self._unidentified: dict[str, McpProblem] = {}
         """The servers whose function for ``headers`` or ``share`` has failed last time."""
         self._resources = resources
-        if resources:
-            for name in RESOURCE_TOOLS:
-                self._names.reserve(name)
 
     @property
     def servers(self) -> tuple[McpServer, ...]:
@@ -162,14 +159,8 @@ class McpTools:
         waiting = [link for link in links if link.needs_attention]
         if waiting:
             await self._first_attempts(waiting, raises=raises)
-            await asyncio.gather(*[self._refresh(link) for link in waiting])
+            await asyncio.gather(*[link.refresh() for link in waiting])
         return self._combine(links)
-
-    async def _refresh(self, link: ServerLink) -> None:
-        try:
-            await link.refresh()
-        except McpError as error:
-            logger.warning("%s; its tools stay as they were", error)
 
     def _combine(self, links: tuple[ServerLink, ...]) -> tuple[AgentTool, ...]:
         """All tools: known ones in the order they had, then new ones."""

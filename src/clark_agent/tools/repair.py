@@ -186,15 +186,15 @@ def _problems_within(value: Any, kind: str, schema: Mapping[str, Any], path: str
 def _limits(value: Any, kind: str) -> Sequence[tuple[str, str, Any]]:
     if kind in ("integer", "number"):
         return (
-            ("minimum", "at least {}", value.__lt__),
-            ("maximum", "at most {}", value.__gt__),
+            ("minimum", "at least {}", lambda limit: value < limit),
+            ("maximum", "at most {}", lambda limit: value > limit),
         )
     if kind in ("string", "array"):
         noun = "Length" if kind == "string" else "Items"
         unit = "characters" if kind == "string" else "items"
         return (
-            (f"min{noun}", f"at least {{}} {unit}", len(value).__lt__),
-            (f"max{noun}", f"at most {{}} {unit}", len(value).__gt__),
+            (f"min{noun}", f"at least {{}} {unit}", lambda limit: len(value) < limit),
+            (f"max{noun}", f"at most {{}} {unit}", lambda limit: len(value) > limit),
         )
     return ()
 
@@ -207,7 +207,7 @@ def _object_problems(value: dict[str, Any], schema: Mapping[str, Any], path: str
     where = "" if path == "$" else f" of {path}"
     for name in missing:
         yield f"the required argument {quoted(name)}{where} is missing"
-    if properties and (missing or more is False):
+    if more is False or (properties and missing):
         free = [name for name in properties if name not in value]
         for name in unknown:
             yield f"{quoted(name)} is not an argument{where}{_did_you_mean(str(name), free)}"

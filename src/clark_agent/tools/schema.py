@@ -181,7 +181,13 @@ def portable_schema(schema: Mapping[str, Any]) -> JsonSchema:
     branches = portable.get("anyOf")
     if branches and all(branch.get("type") == "object" for branch in branches):
         rest = {key: value for key, value in portable.items() if key != "anyOf"}
-        portable = {**rest, **_flattened(branches)}
+        flat = _flattened(branches)
+        portable = {**rest, **flat}
+        if "properties" in rest:  # those of all branches
+            portable["properties"] = {**rest["properties"], **flat["properties"]}
+        if "required" in rest:
+            needed = [*rest["required"], *flat.get("required", ())]
+            portable["required"] = list(dict.fromkeys(needed))
     return portable
 
 
@@ -236,7 +242,8 @@ def _rewritten(schema: JsonSchema, scope: _Scope, inside: frozenset[str]) -> Jso
         needed = set(schema.get("required", ()))
         if required := [name for name in properties if name in needed]:
             result["required"] = required
-    if "additionalProperties" in schema:
+    # With patterns, it is about the names that none of them matches.
+    if "additionalProperties" in schema and "patternProperties" not in schema:
         more = schema["additionalProperties"]
         if more is False:
             result["additionalProperties"] = False

@@ -21,13 +21,16 @@ Json = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """An answer of HTTP. With `cut`, the connection ends before so many more bytes are sent."""
+    """An answer of HTTP. With `cut`, the connection ends before so many more bytes are sent; with
+    `drop`, it ends instead of an answer.
+    """
 
     status: int
     body: bytes = b""
     headers: Mapping[str, str] = {}
     cut: int = 0
     hang: bool = False
+    drop: bool = False
 
 
 class Request(NamedTuple):
@@ -150,6 +153,10 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.server_of.connections.add(self.connection)
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # the client has gone
+            super().handle()
+
     def finish(self) -> None:
         self.server_of.connections.discard(self.connection)
         with suppress(OSError):
@@ -179,6 +186,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, answer: Answer) -> None:
         if answer.hang:
             self.server_of.released.wait()
+            self.close_connection = True
+            return
+        if answer.drop:
             self.close_connection = True
             return
         try:

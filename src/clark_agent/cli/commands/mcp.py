@@ -165,7 +165,7 @@ def _in_file(file: str | None, name: str | None) -> Target:
         raise ConfigError(
             f"there is no {_FILE} here; name a file with servers, a URL, or -- and a command"
         )
-    servers = [replace(server, prefix="", untrusted=False) for server in mcp_servers([path])]
+    servers = [replace(server, untrusted=False) for server in mcp_servers([path])]
     if not servers:
         raise ConfigError(f"{path} has no servers")
     if name is None:
