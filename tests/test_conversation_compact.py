@@ -130,14 +130,23 @@ async def test_a_conversation_that_ends_with_it_waits_for_no_answer() -> None:
         await talk.send()
 
 
-async def test_without_a_summary_the_turns_are_left_out() -> None:
+@pytest.mark.parametrize("says", ["", "Much longer than what it is about. " * 500])
+async def test_without_a_shorter_summary_nothing_changes(
+    says: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = Talks()
-    model.says = ""
+    model.says = says
     talk = await talked(model)
     talk.config = LoopConfig(stream=model, plugins=[Compaction(500)])
+    messages = talk.messages
     report = await talk.compact()
     assert report is not None
     assert not report.has_summary
+    assert report.messages == 0
+    assert report.tokens_after == report.tokens_before
+    assert report.usage.output_tokens > 0
+    assert talk.messages == messages
+    assert not caplog.records
 
 
 async def test_it_can_be_cancelled() -> None:

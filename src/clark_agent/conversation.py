@@ -141,7 +141,8 @@ class Conversation(Generic[OutputT_co]):
         """Let a summary take the place of older turns now, as the `clark_agent.Compaction` of the
         config does it before a request that is too large.
 
-        Return what was done; None if there is nothing to replace. The compaction is a message at
+        Return what was done; None if there is nothing to replace. If the model gives no summary,
+        nothing is replaced, and the report says so. The compaction is a message at
         the end of the transcript, and so part of the history that the next run begins with, also in
         its log. The request for the summary is in no log, and counts for no budget.
 

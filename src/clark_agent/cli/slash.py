@@ -152,11 +152,14 @@ async def _compact(chat: Chat, _: str) -> None:
     if done is None:
         chat.screen.note("there is nothing to compact yet")
         return
-    what = "summarised" if done.has_summary else "left out (the model gave no summary)"
+    if not done.has_summary:
+        said = usage_text(done.usage)
+        chat.screen.note(f"the model gave no shorter summary, so nothing has changed; {said}")
+        return
     count = done.last_turn - done.first_turn + 1
     turns = "1 turn" if count == 1 else f"{count} turns"
     chat.screen.note(
-        f"{what}: {turns}, {done.tokens_before:,} → {done.tokens_after:,} tokens; "
+        f"summarised: {turns}, {done.tokens_before:,} → {done.tokens_after:,} tokens; "
         f"{usage_text(done.usage)}"
     )
 

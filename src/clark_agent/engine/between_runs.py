@@ -25,15 +25,15 @@ __all__ = ["CompactionReport", "compact"]
 
 
 class CompactionReport(Struct, frozen=True, kw_only=True):
-    """What a compaction between two runs has done."""
+    """What a compaction between two runs has done. Without a summary, nothing."""
 
     first_turn: int
     last_turn: int
-    """The turns that it has replaced, counted from 1 over the conversation."""
+    """The turns that it is about, counted from 1 over the conversation."""
     messages: int
     """How many messages it has replaced."""
     has_summary: bool
-    """False if the model gave no summary, so that the turns are only left out."""
+    """False if the model gave none, or none that is shorter. Then nothing is replaced."""
     tokens_before: int
     tokens_after: int
     """The size of the next request, without and with it. Estimates."""
@@ -73,12 +73,14 @@ async def compact(
     report = CompactionReport(
         first_turn=mark.first_turn,
         last_turn=mark.last_turn,
-        messages=mark.messages,
+        messages=mark.messages if mark.has_summary else 0,
         has_summary=mark.has_summary,
         tokens_before=mark.tokens_before,
-        tokens_after=mark.tokens_after,
+        tokens_after=mark.tokens_after if mark.has_summary else mark.tokens_before,
         usage=asker.usage,
     )
+    if not mark.has_summary:
+        return context, report
     marker = mark.message(config.clock.now_ms())
     return replace(context, messages=(*context.messages, marker)), report
 

@@ -157,7 +157,9 @@ class Compaction:
         return None if mark is None else [mark.message()]
 
     async def compact(self, ctx: BeforeRequestContext) -> Mark | None:
-        """Compact now, however small the transcript is. None if nothing can be replaced."""
+        """Compact now, however small the transcript is. None if nothing can be replaced. A mark
+        without a summary says what an automatic compaction would leave out.
+        """
         return await self._compact(ctx, self._follow(ctx), 0.0, by_hand=True)
 
     def overhead(self, ctx: BeforeRequestContext) -> int:
@@ -193,8 +195,9 @@ class Compaction:
         if summary is None or is_larger:
             plan = self._without_merging(ctx, state, plan)
             summary, text, freed = None, plan.note, plan.freed
-            what = turns_text(plan.note_turns)
-            logger.warning("run %s: no summary of %s; they are left out", ctx.run_id, what)
+            if not by_hand:
+                what = turns_text(plan.note_turns)
+                logger.warning("run %s goes on without %s: no summary", ctx.run_id, what)
         first, last = plan.note_turns if summary is None else plan.turns
         return Mark(
             text=text,
