@@ -7,7 +7,7 @@ happened in the log after so many steps would then be waited for forever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 
 __all__ = ["Stalls"]
@@ -46,7 +46,7 @@ class Stalls:
         self._busy -= 1
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
+    def busy(self) -> Generator[None]:
         """While the block runs, so does something of the host."""
         self.begin()
         try:
