@@ -55,17 +55,19 @@ class JsonSizeEstimator:
     def estimate_message(self, message: AgentMessage) -> int:
         """The cost of one message in tokens. Never raises."""
         content = getattr(message, "content", None)
-        if isinstance(content, tuple):
+        if isinstance(content, tuple) and not _MEDIA.isdisjoint(map(type, content)):
             inline = [block for block in content if _is_inline(block)]
-            if inline:
-                rest = [replace(b, source="") if _is_inline(b) else b for b in content]
-                message = replace(message, content=tuple(rest))
-                return len(encode_message(message)) // 4 + sum(map(_media_cost, inline))
+            rest = [replace(b, source="") if _is_inline(b) else b for b in content]
+            message = replace(message, content=tuple(rest))
+            return len(encode_message(message)) // 4 + sum(map(_media_cost, inline))
         return len(encode_message(message)) // 4
 
 
+_MEDIA = frozenset([ImageContent, FileContent])
+
+
 def _is_inline(block: Any) -> bool:
-    return isinstance(block, (ImageContent, FileContent)) and bool(_base64_at(block.source))
+    return type(block) in _MEDIA and bool(_base64_at(block.source))
 
 
 def _base64_at(source: str) -> int:
