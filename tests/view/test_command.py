@@ -191,3 +191,12 @@ def test_without_its_packages_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run_command_line(["view", str(tmp_path / "runs")]) == 2
     assert "clark-agent[view]" in capsys.readouterr().err
+
+
+def test_there_is_no_option_to_ask_at_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Calls of runs that the page starts always wait for the page."""
+    assert run_command_line(["view", "--help"]) == 0
+    help_text = capsys.readouterr().out
+    assert "--allow NAMES" in help_text
+    assert "--suspend" not in help_text
+    assert "terminal" not in help_text
