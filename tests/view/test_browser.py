@@ -1214,6 +1214,9 @@ async def test_it_is_usable_narrow_wide_and_with_the_keyboard_alone(
             over = "() => document.documentElement.scrollWidth - window.innerWidth"
             assert await page.evaluate(over) <= 0, (place, await page.evaluate(TOO_WIDE))
             assert await page.get_by_role("main").count() == 1
+            await expect(page.locator(".home")).to_have_text(
+                "clark-agent runs", use_inner_text=True
+            )
             await shot(page, f"{width}-{place.count('/')}-{there.strip('.')[:8]}")
 
         # Tab reaches the content first, then the frame, the head, the overview and the turns.
