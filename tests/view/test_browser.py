@@ -282,6 +282,30 @@ async def test_a_run_is_a_timeline_of_everything_that_happened(
     store.close()
 
 
+async def test_an_address_of_a_turn_that_is_not_there_says_so(browser: Any, tmp_path: Path) -> None:
+    store = MemoryStore()
+    await some_runs(store)
+    file = tmp_path / "run.html"
+    with file.open("w", encoding="utf-8") as out:
+        write_run(store, "kettle", out)
+    async with site(store) as served:
+        for where, words in ((served, "This run has no turn"), (file, "This file has no turn")):
+            async with opened(browser, where, "#/run/kettle/turn/7") as page:
+                notice = page.locator(".notice:visible")
+                await expect(notice).to_have_text(f"{words} 7.")
+                await expect(turn(page, 1)).to_contain_text("A kettle.")
+                base = page.url.partition("#")[0]
+                await page.goto(f"{base}#/run/kettle/turn/1")
+                await expect(notice).to_have_count(0)
+                await page.goto(f"{base}#/run/kettle/turn/9/request")
+                await expect(notice).to_have_text(f"{words} 9.")
+                await expect(notice).to_be_in_viewport()
+                await expect(turn(page, 1)).to_contain_text("A kettle.")
+                not_found = [note for note in page.problems if "404" in note]
+                assert page.problems == not_found, page.problems
+                page.problems.clear()
+
+
 async def test_what_the_model_saw_and_what_changed(browser: Any, tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     await run_fix(store, tmp_path)
