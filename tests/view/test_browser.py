@@ -694,6 +694,35 @@ async def test_a_fork_beside_its_origin_and_a_replay(browser: Any, tmp_path: Pat
         await page.get_by_role("button", name="Replay").click()
         replayed = page.get_by_role("dialog", name="Replay")
         await expect(replayed).to_contain_text("identical")
+
+    # Agents that do not fit.
+    @tool
+    def run_other_tests(path: str) -> str:
+        """Run other tests."""
+        return path
+
+    @tool(name="run_tests")
+    def run_some_tests(path: str, most: int) -> str:
+        """Run some tests."""
+        return path[:most]
+
+    for tools, words in (
+        ([], "The agent of this server has no tools."),
+        ([run_other_tests], "The agent of this server has no tool run_tests."),
+        ([run_tests, run_other_tests], "The agent of the run has no tool run_other_tests."),
+        ([run_some_tests], "The agent of this server has another declaration of the tool run_test"),
+    ):
+        async with (
+            site(store, can_write=True, agent=agent.replace(tools=tools)) as served,
+            opened(browser, served, "#/run/first") as page,
+        ):
+            await page.get_by_role("button", name="Replay").click()
+            replayed = page.get_by_role("dialog", name="Replay")
+            await expect(replayed).to_contain_text(words)
+            is_other = "another" in words
+            await expect(replayed.locator(".part")).to_have_count(2 if is_other else 1)
+            await expect(replayed).not_to_contain_text("null")
+            await expect(replayed.get_by_role("link", name="Start")).to_be_visible()
     store.close()
 
 
