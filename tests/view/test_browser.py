@@ -159,6 +159,12 @@ async def test_the_list_is_searched_filtered_and_opened_with_the_keyboard(
         assert page.url.endswith("#/run/kettle")
         await page.keyboard.press("Escape")
         await expect(rows).to_have_count(4)
+
+        # Without a selected run, Enter selects the first.
+        await page.keyboard.press("Enter")
+        await expect(rows.first).to_have_class(re.compile("is-current"))
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Find a saucer.")
     store.close()
 
 

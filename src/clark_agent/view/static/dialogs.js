@@ -21,7 +21,7 @@ export function openDialog(title, ...content) {
 
 const SHORTCUTS = [
   ["j / k", "next and previous run or turn"],
-  ["Enter", "open the run"],
+  ["Enter", "select the first run, or open the selected one"],
   ["/", "search"],
   ["x", "mark a run to compare it"],
   ["r", "what the model saw in this turn"],
