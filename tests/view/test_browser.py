@@ -608,6 +608,7 @@ async def test_a_request_is_approved_changed_or_answered(browser: Any, tmp_path:
     async with site(store, can_write=True, agent=agent, by="ada") as served:
         async with opened(browser, served, "#/waiting") as page:
             await expect(page.locator("article.waiting-card")).to_have_count(4)
+            await expect(page.get_by_role("heading", level=1)).to_have_text("Waiting")
         async with opened(browser, served, "#/run/allowed") as page:
             card = page.get_by_role("article", name="refund waits")
             await expect(card).to_contain_text("approval_gate asks · for support")
@@ -640,6 +641,8 @@ async def test_a_request_is_approved_changed_or_answered(browser: Any, tmp_path:
             await card.get_by_label("Result, for the model").fill("Paid in cash.")
             await card.get_by_role("button", name="Give this result").click()
             await expect(turn(page, 2)).to_contain_text("Done: Paid in cash.")
+            await page.goto(f"{page.url.partition('#')[0]}#/waiting")
+            await expect(page.get_by_text("Nothing is waiting.")).to_be_visible()
     store.close()
 
 

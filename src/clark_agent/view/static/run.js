@@ -26,7 +26,7 @@ export class RunPage {
     this.session = session;
     this.head = h("header.run-head");
     this.outline = h("nav.outline", { "aria-label": "Turns" });
-    this.waiting = h("section.stack", { "aria-label": "What waits", hidden: true });
+    this.waiting = h("section.stack", { "aria-label": "Waiting", hidden: true });
     const onFork = session.can_run ? (turn) => openFork(this.view, turn, session) : null;
     this.timeline = new Timeline(this.runId, {
       onFork,
