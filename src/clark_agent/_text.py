@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["describe", "message_of", "well_formed"]
+__all__ = ["describe", "message_of", "os_reason", "well_formed"]
 
 
 def well_formed(text: str) -> str:
@@ -37,3 +37,10 @@ def message_of(error: BaseException) -> str:
 def describe(error: BaseException) -> str:
     """The exception's type and message."""
     return f"{type(error).__name__}: {message_of(error)}"
+
+
+def os_reason(error: OSError) -> str:
+    """What the system says, without the address that a server's socket adds in Python's notation:
+    "Address already in use (while attempting to bind on address ('127.0.0.1', 8321))".
+    """
+    return (error.strerror or message_of(error)).partition(" (while")[0]

@@ -159,6 +159,12 @@ async def test_the_list_is_searched_filtered_and_opened_with_the_keyboard(
         assert page.url.endswith("#/run/kettle")
         await page.keyboard.press("Escape")
         await expect(rows).to_have_count(4)
+
+        # Without a selected run, Enter selects the first.
+        await page.keyboard.press("Enter")
+        await expect(rows.first).to_have_class(re.compile("is-current"))
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1)).to_have_text("Find a saucer.")
     store.close()
 
 
@@ -280,6 +286,30 @@ async def test_a_run_is_a_timeline_of_everything_that_happened(
         await page.keyboard.press("Escape")
         await expect(page.locator(".run-row")).to_have_count(1)
     store.close()
+
+
+async def test_an_address_of_a_turn_that_is_not_there_says_so(browser: Any, tmp_path: Path) -> None:
+    store = MemoryStore()
+    await some_runs(store)
+    file = tmp_path / "run.html"
+    with file.open("w", encoding="utf-8") as out:
+        write_run(store, "kettle", out)
+    async with site(store) as served:
+        for where, words in ((served, "This run has no turn"), (file, "This file has no turn")):
+            async with opened(browser, where, "#/run/kettle/turn/7") as page:
+                notice = page.locator(".notice:visible")
+                await expect(notice).to_have_text(f"{words} 7.")
+                await expect(turn(page, 1)).to_contain_text("A kettle.")
+                base = page.url.partition("#")[0]
+                await page.goto(f"{base}#/run/kettle/turn/1")
+                await expect(notice).to_have_count(0)
+                await page.goto(f"{base}#/run/kettle/turn/9/request")
+                await expect(notice).to_have_text(f"{words} 9.")
+                await expect(notice).to_be_in_viewport()
+                await expect(turn(page, 1)).to_contain_text("A kettle.")
+                not_found = [note for note in page.problems if "404" in note]
+                assert page.problems == not_found, page.problems
+                page.problems.clear()
 
 
 async def test_what_the_model_saw_and_what_changed(browser: Any, tmp_path: Path) -> None:
@@ -578,6 +608,7 @@ async def test_a_request_is_approved_changed_or_answered(browser: Any, tmp_path:
     async with site(store, can_write=True, agent=agent, by="ada") as served:
         async with opened(browser, served, "#/waiting") as page:
             await expect(page.locator("article.waiting-card")).to_have_count(4)
+            await expect(page.get_by_role("heading", level=1)).to_have_text("Waiting")
         async with opened(browser, served, "#/run/allowed") as page:
             card = page.get_by_role("article", name="refund waits")
             await expect(card).to_contain_text("approval_gate asks · for support")
@@ -610,6 +641,8 @@ async def test_a_request_is_approved_changed_or_answered(browser: Any, tmp_path:
             await card.get_by_label("Result, for the model").fill("Paid in cash.")
             await card.get_by_role("button", name="Give this result").click()
             await expect(turn(page, 2)).to_contain_text("Done: Paid in cash.")
+            await page.goto(f"{page.url.partition('#')[0]}#/waiting")
+            await expect(page.get_by_text("Nothing is waiting.")).to_be_visible()
     store.close()
 
 
@@ -670,6 +703,35 @@ async def test_a_fork_beside_its_origin_and_a_replay(browser: Any, tmp_path: Pat
         await page.get_by_role("button", name="Replay").click()
         replayed = page.get_by_role("dialog", name="Replay")
         await expect(replayed).to_contain_text("identical")
+
+    # Agents that do not fit.
+    @tool
+    def run_other_tests(path: str) -> str:
+        """Run other tests."""
+        return path
+
+    @tool(name="run_tests")
+    def run_some_tests(path: str, most: int) -> str:
+        """Run some tests."""
+        return path[:most]
+
+    for tools, words in (
+        ([], "The agent of this server has no tools."),
+        ([run_other_tests], "The agent of this server has no tool run_tests."),
+        ([run_tests, run_other_tests], "The agent of the run has no tool run_other_tests."),
+        ([run_some_tests], "The agent of this server has another declaration of the tool run_test"),
+    ):
+        async with (
+            site(store, can_write=True, agent=agent.replace(tools=tools)) as served,
+            opened(browser, served, "#/run/first") as page,
+        ):
+            await page.get_by_role("button", name="Replay").click()
+            replayed = page.get_by_role("dialog", name="Replay")
+            await expect(replayed).to_contain_text(words)
+            is_other = "another" in words
+            await expect(replayed.locator(".part")).to_have_count(2 if is_other else 1)
+            await expect(replayed).not_to_contain_text("null")
+            await expect(replayed.get_by_role("link", name="Start")).to_be_visible()
     store.close()
 
 
@@ -1214,6 +1276,9 @@ async def test_it_is_usable_narrow_wide_and_with_the_keyboard_alone(
             over = "() => document.documentElement.scrollWidth - window.innerWidth"
             assert await page.evaluate(over) <= 0, (place, await page.evaluate(TOO_WIDE))
             assert await page.get_by_role("main").count() == 1
+            await expect(page.locator(".home")).to_have_text(
+                "clark-agent runs", use_inner_text=True
+            )
             await shot(page, f"{width}-{place.count('/')}-{there.strip('.')[:8]}")
 
         # Tab reaches the content first, then the frame, the head, the overview and the turns.

@@ -157,8 +157,8 @@ def test_mistakes_are_explained(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert run_command_line(["view", "runs", "--no-browser", "--port", port]) == 2
-    assert f"port {port}" in (error := capsys.readouterr().err)
-    assert "--port" in error
+    reason = "Address already in use; choose another --port, or --port 0 for any that is free"
+    assert f"cannot listen on 127.0.0.1 port {port}: {reason}\n" in capsys.readouterr().err
     assert run_command_line(["view", "missing.db"]) == 2
     assert "there is no log at" in capsys.readouterr().err
     assert run_command_line(["view", "runs", "--agent", "shop:shop"]) == 2
@@ -191,3 +191,12 @@ def test_without_its_packages_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run_command_line(["view", str(tmp_path / "runs")]) == 2
     assert "clark-agent[view]" in capsys.readouterr().err
+
+
+def test_there_is_no_option_to_ask_at_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Calls of runs that the page starts always wait for the page."""
+    assert run_command_line(["view", "--help"]) == 0
+    help_text = capsys.readouterr().out
+    assert "--allow NAMES" in help_text
+    assert "--suspend" not in help_text
+    assert "terminal" not in help_text

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from clark_agent import AgentContext, CancellationToken, LoopConfig, RunIdentity, run, tool
-from clark_agent.run_log import MemoryStore, RunLog, RunStore
+from clark_agent.run_log import JsonlStore, MemoryStore, RunLog, RunStore
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from clark_agent.testing import ScriptedStream, call, say
 from clark_agent.types import AssistantMessage
@@ -183,6 +185,42 @@ async def test_streams_end_when_the_server_does(tmp_path: Path) -> None:
     assert left == []
 
 
+@pytest.mark.parametrize("version", ["2.3", "2.4"])
+async def test_clients_that_leave_before_the_first_event_hold_nothing(
+    version: str, tmp_path: Path
+) -> None:
+    """How a server tells of that depends on the version of ASGI."""
+    store = JsonlStore(tmp_path)
+    await begin(store, [])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if version == "2.4":
+            raise OSError
+        await asyncio.sleep(0)
+
+    async with site(store) as page:
+        (cookie,) = page.client.cookies.items()
+        headers = {"host": "127.0.0.1", "cookie": "=".join(cookie)}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": version},
+            "method": "GET",
+            "path": "/api/events",
+            "query_string": f"run={RUN}".encode(),
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        for _ in range(110):
+            with suppress(ClientDisconnect):
+                await page.app(dict(scope), receive, send)
+        assert os.listdir(tmp_path) == [store.path_of(RUN).name]
+        async with page.events(RUN) as events:
+            names = [name async for name, _, _ in events]
+        assert names[-1] == "end"
+
+
 async def test_what_is_after_the_end_is_nothing() -> None:
     *_, loaded, store = await stories.told("plain")
     async with site(store) as page:
@@ -193,8 +231,6 @@ async def test_what_is_after_the_end_is_nothing() -> None:
 
 
 async def test_damage_ends_a_stream_with_its_place(tmp_path: Path) -> None:
-    from clark_agent.run_log import JsonlStore
-
     store = JsonlStore(tmp_path)
     *_, loaded, _ = await stories.told("batches", RunLog(store))
     path = store.path_of(loaded.run_id)

@@ -49,6 +49,26 @@ async def test_without_the_token_nothing_is_shown() -> None:
         assert status == 401
 
 
+async def test_a_browser_without_the_token_is_told_in_words() -> None:
+    words = b"open the address that was printed when this server started: it has the token"
+    accepted = "Accept: text/html,application/xhtml+xml;q=0.9,*/*;q=0.8"
+    async with site(MemoryStore()) as page:
+        for path in ("/", "/?token=wrong", "/?token=wrong&token=<script>"):
+            status, headers, body = await plain(page.port, path, accepted)
+            assert (status, headers["content-type"]) == (401, "text/html; charset=utf-8")
+            assert words in body
+            assert b"<script" not in body
+            assert "set-cookie" not in headers
+            assert headers["content-security-policy"] == POLICY
+            assert headers["cache-control"] == "no-store"
+        status, _, body = await plain(page.port, "/", accepted, host="evil.example")
+        assert (status, b"<p>Not shown: this server does not answer" in body) == (403, True)
+        for path, accept in (("/api/runs", accepted), ("/", "Accept: */*")):
+            status, headers, body = await plain(page.port, path, accept)
+            assert (status, headers["content-type"]) == (401, "application/json")
+            assert words in body
+
+
 async def test_the_token_becomes_a_cookie_and_leaves_the_address() -> None:
     async with site(MemoryStore()) as page:
         status, headers, _ = await plain(page.port, f"/?token={TOKEN}&theme=dark")

@@ -749,21 +749,26 @@ def agent_options(command: F) -> F:
     return with_given  # type: ignore[return-value]
 
 
-def approval_options(command: F) -> F:
-    """Add the argument ``approvals``: ``--yes``, ``--allow`` and ``--suspend``."""
+def approval_options(*, can_suspend: bool = True) -> Callable[[F], F]:
+    """Add the argument ``approvals``: ``--yes``, ``--allow`` and ``--suspend``, which is left out
+    for a command whose calls wait for a decision anyway.
+    """
 
-    @wraps(command)
-    def with_approvals(**options: Any) -> Any:
-        approvals = Approvals(
-            yes=options.pop("yes"),
-            allow=tuple(options.pop("allow")),
-            suspend=options.pop("suspend"),
-        )
-        return command(approvals=approvals, **options)
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_approvals(**options: Any) -> Any:
+            approvals = Approvals(
+                yes=options.pop("yes"),
+                allow=tuple(options.pop("allow")),
+                suspend=options.pop("suspend", None),
+            )
+            return command(approvals=approvals, **options)
 
-    for option in reversed(_APPROVAL):
-        with_approvals = option(with_approvals)
-    return with_approvals  # type: ignore[return-value]
+        for option in reversed((*_APPROVAL, _SUSPEND) if can_suspend else _APPROVAL):
+            with_approvals = option(with_approvals)
+        return with_approvals  # type: ignore[return-value]
+
+    return decorate
 
 
 def log_options(
@@ -872,12 +877,12 @@ _APPROVAL = (
         shell_complete=_complete_tools,
         help="Run these tools without asking.",
     ),
-    click.option(
-        "--suspend/--no-suspend",
-        default=None,
-        help="Suspend the run instead of asking at the terminal: see 'clark-agent decide'. A run "
-        "that is resumed keeps this.",
-    ),
+)
+_SUSPEND = click.option(
+    "--suspend/--no-suspend",
+    default=None,
+    help="Suspend the run instead of asking at the terminal: see 'clark-agent decide'. A run "
+    "that is resumed keeps this.",
 )
 _PLACES = "a folder, a file that ends in .db, or postgresql://host/database."
 _LOG = click.option(

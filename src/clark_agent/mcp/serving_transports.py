@@ -19,6 +19,7 @@ from threading import Semaphore, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clark_agent._extras import load_extra
+from clark_agent._text import os_reason
 from clark_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -357,8 +358,7 @@ async def serve_http(
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
     except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while")[0]
-        raise ConfigError(f"cannot listen on {address}: {reason}") from None
+        raise ConfigError(f"cannot listen on {address}: {os_reason(error)}") from None
     with listener:
         if on_listening is not None:
             on_listening(f"http://{host}:{listener.getsockname()[1]}{path}")

@@ -17,8 +17,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
 
     from clark_agent.agent import Agent
 
@@ -208,6 +209,21 @@ async def _not_found(request: Request, error: Exception) -> Response:
 async def _fault(request: Request, error: Exception) -> Response:
     status, failure = failure_of(error)
     return _json(failure, status)
+
+
+def _event_stream(frames: AsyncGenerator[bytes], held: ExitStack) -> Response:
+    """Return an answer of server-sent events, at whose end ``held`` is closed: also if the client
+    has left before the first one, and ``frames`` were never begun.
+    """
+    from starlette.responses import StreamingResponse
+
+    class EventStream(StreamingResponse):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            with held:
+                await super().__call__(scope, receive, send)
+
+    headers = {"x-accel-buffering": "no"}
+    return EventStream(frames, headers=headers, media_type="text/event-stream")
 
 
 def _whole(request: Request, name: str, default: int | None, least: int, most: int) -> int | None:
@@ -427,10 +443,6 @@ class View:
 
     async def events(self, request: Request) -> Any:
         """A run as it goes on."""
-        from starlette.responses import StreamingResponse
-
-        if self._streams >= _MOST_STREAMS:
-            raise Refused(503, "too_many", "too many runs are followed at once")
         last = request.headers.get("last-event-id") or request.query_params.get("after")
         after = -1
         if last not in (None, "", "-1"):
@@ -438,19 +450,20 @@ class View:
             if not (last.isascii() and last.isdecimal() and len(last) < 19):
                 raise ValueError(f"after must be the number of a record, not {last[:40]!r}")
             after = int(last)
-        frames = await self.reading.follow(_run_id(request), after, self._closing)
+        with ExitStack() as held:
+            held.enter_context(self._one_stream())
+            frames = await self.reading.follow(_run_id(request), after, self._closing, held)
+            return _event_stream(frames, held.pop_all())
 
-        async def counted() -> AsyncGenerator[bytes]:
-            self._streams += 1
-            try:
-                async for frame in frames:
-                    yield frame
-            finally:
-                self._streams -= 1
-                await frames.aclose()
-
-        headers = {"x-accel-buffering": "no"}
-        return StreamingResponse(counted(), headers=headers, media_type="text/event-stream")
+    @contextmanager
+    def _one_stream(self) -> Generator[None]:
+        if self._streams >= _MOST_STREAMS:
+            raise Refused(503, "too_many", "too many runs are followed at once")
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
 
     # --- acting ---------------------------------------------------------------------------------
 

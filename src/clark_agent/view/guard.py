@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Collection
 from hashlib import sha256
+from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
@@ -113,9 +114,8 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        send = _with_headers(send)
+        send, headers = _with_headers(send), _headers(scope)
         try:
-            headers = _headers(scope)
             self._check_host(headers)
             if await self._exchange(scope, headers, send):
                 return
@@ -123,7 +123,7 @@ class Guard:
             if _path(scope).startswith("/api/"):
                 self._check_site(scope["method"], headers)
         except Refused as refusal:
-            await answer(send, refusal.status, msgspec.json.encode(refusal.failure))
+            await _refuse(send, refusal, is_page=_is_navigation(scope, headers))
             return
         await self._app(scope, receive, send)
 
@@ -221,6 +221,12 @@ def _path(scope: Scope) -> str:
     return path.removeprefix(root) if root and path.startswith(root) else path
 
 
+def _is_navigation(scope: Scope, headers: dict[str, list[str]]) -> bool:
+    """Whether a person reads the answer: a browser opens an address of the page."""
+    accepted = ",".join(headers.get("accept", [])).lower()
+    return "text/html" in accepted and not _path(scope).startswith("/api/")
+
+
 def _with_headers(send: Send) -> Send:
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -233,12 +239,36 @@ def _with_headers(send: Send) -> Send:
     return with_headers
 
 
+async def _refuse(send: Send, refusal: Refused, *, is_page: bool) -> None:
+    if not is_page:
+        await answer(send, refusal.status, msgspec.json.encode(refusal.failure))
+        return
+    body = _REFUSAL.format(message=escape(str(refusal))).encode()
+    await answer(send, refusal.status, body, kind=b"text/html; charset=utf-8")
+
+
+_REFUSAL = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>Not shown · clark-agent</title>
+<p>Not shown: {message}.</p>
+</html>
+"""
+
+
 async def answer(
-    send: Send, status: int, body: bytes, more: Collection[tuple[bytes, bytes]] = ()
+    send: Send,
+    status: int,
+    body: bytes,
+    more: Collection[tuple[bytes, bytes]] = (),
+    *,
+    kind: bytes = b"application/json",
 ) -> None:
     """Send a short answer."""
     headers: list[tuple[bytes, Any]] = [
-        (b"content-type", b"application/json"),
+        (b"content-type", kind),
         (b"content-length", str(len(body)).encode()),
         *more,
     ]

@@ -10,7 +10,7 @@ import base64
 import binascii
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -531,9 +531,11 @@ class Reading:
     # --- following --------------------------------------------------------------------------------
 
     async def follow(
-        self, run_id: str, after: int, closing: asyncio.Event
+        self, run_id: str, after: int, closing: asyncio.Event, held: ExitStack
     ) -> AsyncGenerator[bytes]:
-        """Return server-sent events of a run: the items behind a record, and those to come."""
+        """Return server-sent events of a run: the items behind a record, and those to come. What
+        they are read from is open until ``held`` is closed.
+        """
         index = self._index(run_id)
 
         def prepare() -> tuple[int, LogPlace, Timeline]:
@@ -545,6 +547,7 @@ class Reading:
 
         after, place, timeline = await asyncio.to_thread(prepare)
         tail = await in_background(self._store, lambda: tail_from(self._store, run_id, place))
+        held.callback(tail.close)
         return self._frames(_Follower(tail, timeline, place.seq, after), run_id, closing)
 
     async def _frames(
@@ -552,34 +555,31 @@ class Reading:
     ) -> AsyncGenerator[bytes]:
         clock = asyncio.get_running_loop().time
         quiet_since, children = clock(), -1
-        try:
-            if is_remote(self._store):
-                await follower.tail.wait(0)
-            while not closing.is_set():
-                try:
-                    frames, has_more = follower.read()
-                except DecodeError as error:
-                    yield _frame("failed", Failure("damaged", str(error)))
-                    return
-                for frame in frames:
-                    yield frame
-                    quiet_since = clock()
-                if has_more:
-                    await asyncio.sleep(0)
-                    continue
-                count = await asyncio.to_thread(self._count_children, run_id)
-                if follower.has_items or count != children:
-                    follower.has_items, children = False, count
-                    yield _frame("run", await self.run(run_id))
-                if follower.is_over:
-                    yield _frame("end", {})
-                    return
-                if clock() >= quiet_since + _HEARTBEAT:
-                    yield b":\n\n"
-                    quiet_since = clock()
-                await follower.tail.wait(_WAIT)
-        finally:
-            follower.tail.close()
+        if is_remote(self._store):
+            await follower.tail.wait(0)
+        while not closing.is_set():
+            try:
+                frames, has_more = follower.read()
+            except DecodeError as error:
+                yield _frame("failed", Failure("damaged", str(error)))
+                return
+            for frame in frames:
+                yield frame
+                quiet_since = clock()
+            if has_more:
+                await asyncio.sleep(0)
+                continue
+            count = await asyncio.to_thread(self._count_children, run_id)
+            if follower.has_items or count != children:
+                follower.has_items, children = False, count
+                yield _frame("run", await self.run(run_id))
+            if follower.is_over:
+                yield _frame("end", {})
+                return
+            if clock() >= quiet_since + _HEARTBEAT:
+                yield b":\n\n"
+                quiet_since = clock()
+            await follower.tail.wait(_WAIT)
 
     def _count_children(self, run_id: str) -> int:
         self.catalog.refresh()

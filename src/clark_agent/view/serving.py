@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clark_agent._extras import load_extra
+from clark_agent._text import os_reason
 from clark_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def listen(host: str, port: int) -> socket.socket:
         )[0]
         listening = socket.create_server(address[:2], family=family)
     except OSError as error:
-        what = error.strerror or str(error)
+        reason = os_reason(error)
         hint = "; choose another --port, or --port 0 for any that is free" if port else ""
-        raise ConfigError(f"cannot listen on {host} port {port}: {what}{hint}") from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}{hint}") from None
     listening.setblocking(False)
     return listening
 

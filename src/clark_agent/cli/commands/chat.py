@@ -45,7 +45,7 @@ __all__ = ["chat"]
 )
 @agent_options
 @system_option
-@approval_options
+@approval_options()
 @click.option("--resume", metavar="RUN", help="Resume a run from the log; 'last' is the newest.")
 @log_options(can_be_off=True)
 def chat(

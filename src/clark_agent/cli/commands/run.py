@@ -112,7 +112,7 @@ prompt_argument = click.argument("prompt", nargs=-1)
 @prompt_argument
 @agent_options
 @system_option
-@approval_options
+@approval_options()
 @json_option
 @trace_option
 @log_options(can_be_off=True)
@@ -164,7 +164,7 @@ def run(
 )
 @run_argument()
 @agent_options
-@approval_options
+@approval_options()
 @json_option
 @log_options(must_exist=True)
 def resume(*, run_id: str, given: Given, approvals: Approvals, as_json: bool, log: Log) -> int:
@@ -231,7 +231,7 @@ def check_not_queued(log: Log, run_id: str) -> None:
     help="Drop record N of the log and everything after it, such as damaged records.",
 )
 @agent_options
-@approval_options
+@approval_options()
 @json_option
 @log_options(must_exist=True)
 def fork(

@@ -76,7 +76,7 @@ __all__ = ["view"]
     "and replay.",
 )
 @agent_options
-@approval_options
+@approval_options(can_suspend=False)
 @log_options(is_shared=True)
 def view(
     *,

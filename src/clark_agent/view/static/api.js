@@ -209,6 +209,8 @@ class Embedded {
     const { items, view } = this.found(id);
     let start = 0;
     let end = null;
+    if (turn !== null && !items.some((item) => item.turn === turn))
+      throw new ApiError(404, "not_found", `This file has no turn ${turn}.`);
     if (from !== null) start = places(items, (item) => item.seq >= from);
     else if (turn !== null) start = places(items, (item) => item.turn >= turn);
     else if (before !== null) {

@@ -8,6 +8,11 @@ import { duration, plural } from "./format.js";
 import { firstLine, messageBody, plainText, roleName } from "./parts.js";
 import { statusView } from "./status.js";
 
+const SIDES = {
+  names: ["Left", "Right"],
+  agents: ["The agent on the left", "The agent on the right"],
+};
+
 /** The page of two runs. */
 export class ComparePage {
   title = "Side by side";
@@ -56,7 +61,7 @@ export class ComparePage {
     this.addRows(diff);
     const shown = diff.difference
       ? details(["The first difference of the logs"], () =>
-          differenceView(diff.a.run_id, diff.difference, ["Left", "Right"]),
+          differenceView(diff.a.run_id, diff.difference, SIDES),
         )
       : h("p.muted", null, "The logs do not differ, apart from times and ids.");
     fill(this.element, rows, h("div.sides", null, h("div.both", null, shown)));

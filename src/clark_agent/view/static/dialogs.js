@@ -21,7 +21,7 @@ export function openDialog(title, ...content) {
 
 const SHORTCUTS = [
   ["j / k", "next and previous run or turn"],
-  ["Enter", "open the run"],
+  ["Enter", "select the first run, or open the selected one"],
   ["/", "search"],
   ["x", "mark a run to compare it"],
   ["r", "what the model saw in this turn"],
@@ -126,7 +126,7 @@ export async function openReplay(runId) {
             h("span.chip.good", null, "identical"),
             " The agent of this server does the same again.",
           )
-        : differenceView(runId, difference, ["In the log", "In the replay"]),
+        : differenceView(runId, difference, REPLAYED),
     );
   } catch (error) {
     fill(place, h("p.form-error", null, error.message));
@@ -135,24 +135,45 @@ export async function openReplay(runId) {
   }
 }
 
-/** The first difference of two logs; `names` says which they are. */
-export function differenceView(runId, difference, names) {
-  const turn = difference.turn;
+const REPLAYED = {
+  names: ["In the log", "In the replay"],
+  agents: ["The agent of the run", "The agent of this server"],
+};
+
+/** The first difference of two logs; `names` and `agents` say which they are. */
+export function differenceView(runId, difference, { names, agents }) {
+  const { turn, kind, path, first, second } = difference;
   const href = `#/run/${encodeURIComponent(runId)}/turn/${turn}`;
-  const place = h(
-    "p",
-    null,
-    "The first difference is in ",
-    h("a", { href }, `turn ${turn}`),
-    `: ${difference.kind} `,
+  const link = h("a", { href }, turn ? `turn ${turn}` : "Start");
+  const tool = toolThatDiffers(difference);
+  const sides = [first, second].map((text, at) =>
+    tool?.lacks[at]
+      ? null
+      : h("div.part", null, h("p.label", null, names[at]), textView(runId, text)),
   );
   return h(
     "div.stack",
     null,
-    place.appendChild(h("code", null, difference.path)).parentNode,
-    h("div.part", null, h("p.label", null, names[0]), textView(runId, difference.first)),
-    h("div.part", null, h("p.label", null, names[1]), textView(runId, difference.second)),
+    tool && h("p", null, toolWords(tool, agents)),
+    h("p", null, "The first difference is in ", link, `: ${kind} `, h("code", null, path)),
+    sides,
   );
+}
+
+/** The tool that two runs declare differently, if that is how they differ, and which lacks it. Without
+ * a name, one of them has no tools at all. */
+function toolThatDiffers({ kind, path, first, second, run_id: child }) {
+  const [part, name, ...inside] = path.split(".");
+  if (kind !== "run_began" || part !== "tools" || child !== null) return null;
+  return { name, lacks: [first, second].map(({ text }) => !inside.length && text === "null") };
+}
+
+function toolWords({ name, lacks }, agents) {
+  const missing = lacks.indexOf(true);
+  if (!name) return `${agents[missing]} has no tools.`;
+  const tool = h("code", null, name);
+  if (missing >= 0) return [`${agents[missing]} has no tool `, tool, "."];
+  return [`${agents[1]} has another declaration of the tool `, tool, "."];
 }
 
 /** Ask with which run to compare this one. */

@@ -318,7 +318,7 @@ export class RunListPage {
     ArrowUp: () => this.move(-1),
     ArrowRight: () => this.current?.unfold(true),
     ArrowLeft: () => this.current?.unfold(false),
-    Enter: () => this.current?.link.click(),
+    Enter: () => (this.current ? this.current.link.click() : this.move(1)),
     "/": () => this.search.focus(),
     x: () => this.compare(),
     g: () => this.rows.length && this.mark(this.rows[0]),

@@ -26,7 +26,7 @@ export class RunPage {
     this.session = session;
     this.head = h("header.run-head");
     this.outline = h("nav.outline", { "aria-label": "Turns" });
-    this.waiting = h("section.stack", { "aria-label": "What waits", hidden: true });
+    this.waiting = h("section.stack", { "aria-label": "Waiting", hidden: true });
     const onFork = session.can_run ? (turn) => openFork(this.view, turn, session) : null;
     this.timeline = new Timeline(this.runId, {
       onFork,
@@ -35,7 +35,8 @@ export class RunPage {
     this.steer = h("div.steer-place");
     const follow = h("button.primary", { type: "button", onclick: () => this.toLast() }, "Follow it");
     this.goesOn = h("p.goes-on", { role: "status", hidden: true }, "The run has gone on. ", follow);
-    const parts = [this.waiting, this.timeline.element, this.goesOn, this.steer];
+    this.missing = h("p.notice", { role: "status", hidden: true });
+    const parts = [this.waiting, this.missing, this.timeline.element, this.goesOn, this.steer];
     const column = h("div.column", null, parts);
     this.element = h("article.run", { "aria-label": "Run" }, this.head, this.outline, column);
     place.append(this.element);
@@ -50,9 +51,10 @@ export class RunPage {
     this.showTurns(turns);
     const isAnywhere = this.route.turn === null && this.route.seq === null;
     const isLive = view.run.status === "running" && isAnywhere;
-    await this.timeline.open(this.firstPage(isLive));
+    const hasTurn = this.route.turn !== null && (await this.openTurn(this.route.turn));
+    if (!hasTurn) await this.timeline.open(this.firstPage(isLive));
     if (this.route.seq !== null) this.route.turn = Math.min(...this.timeline.turns.keys());
-    if (this.route.turn !== null) await this.timeline.load("backward");
+    if (hasTurn || this.route.seq !== null) await this.timeline.load("backward");
     if (this.isClosed) return;
     await this.go(this.route);
     if (isLive) toEnd();
@@ -72,18 +74,26 @@ export class RunPage {
   }
 
   firstPage(isLive) {
-    if (this.route.turn !== null) return { turn: this.route.turn };
     if (this.route.seq !== null) return { from: this.route.seq };
     return isLive ? { before: BEHIND_ALL } : {};
+  }
+
+  /** Show the part of the timeline with a turn. Return whether there is such a turn. */
+  async openTurn(turn) {
+    try {
+      await this.timeline.open({ turn });
+      return true;
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      return false;
+    }
   }
 
   async update(route) {
     this.route = route;
     if (route.turn === null) return;
-    if (!this.timeline.turns.has(route.turn)) {
-      await this.timeline.open({ turn: route.turn });
-      await this.timeline.load("backward");
-    }
+    const isShown = this.timeline.turns.has(route.turn);
+    if (!isShown && (await this.openTurn(route.turn))) await this.timeline.load("backward");
     this.go(route);
   }
 
@@ -357,8 +367,11 @@ export class RunPage {
   async go({ turn, isRequest, attempt }) {
     if (turn === null) return;
     const found = this.timeline.turns.get(turn);
+    this.missing.hidden = found !== undefined;
     if (!found) {
-      announce(`This run has no turn ${turn}.`);
+      const where = api.isStatic ? "This file" : "This run";
+      this.missing.textContent = `${where} has no turn ${turn}.`;
+      this.missing.scrollIntoView({ block: "nearest" });
       return;
     }
     if (isRequest && !found.panel && found.requestButton) found.toggleRequest(attempt);

@@ -8,12 +8,12 @@ const REFRESH = 4_000;
 
 /** The page with everything that waits for a decision. */
 export class WaitingPage {
-  title = "What waits";
+  title = "Waiting";
 
   constructor(place, _route, session) {
     this.session = session;
     this.list = h("div.stack");
-    place.append(h("div.waiting-page", null, h("h1", null, "What waits"), this.list));
+    place.append(h("div.waiting-page", null, h("h1", null, "Waiting"), this.list));
     this.timer = setInterval(() => !document.hidden && this.open().catch(() => {}), REFRESH);
   }
 
@@ -33,7 +33,7 @@ export class WaitingPage {
       card.append(h("p", null, run));
       return card;
     });
-    fill(this.list, cards.length ? cards : h("p.empty", null, "Nothing waits."));
+    fill(this.list, cards.length ? cards : h("p.empty", null, "Nothing is waiting."));
   }
 
   close() {
