@@ -78,6 +78,29 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     assert all(json.loads(line)["run_id"] == logged.run_id for line in steps.out.splitlines())
 
 
+async def test_one_variable_says_where_runs_are_logged(tmp_path: Path) -> None:
+    script = [says("Ahoy."), says("Aye."), calls("write_file", path="a.txt", content="x")]
+    async with command_line(tmp_path, script) as (run, _):
+        run.env["CLARK_AGENT_STORE"] = str(tmp_path / "other.db")
+        await run("run", "-t", "none", "Greet me")
+        readers = ["replay", "prefix", "export", "show"]
+        asked = [(command, "last") for command in readers]
+        said = await run.each([*asked, ("runs",), ("diff", "last", "last"), ("doctor", "--offline")])
+        forked = await run("fork", "last", "--root", str(run.root), "-t", "none", "Again")
+        waits = await run("run", "--suspend", "Write a file")
+    assert [each.code for each in said[:6]] == [0] * 6
+    assert "Ahoy." in said[2].out
+    assert f"{tmp_path / 'other.db'}, 1 runs" in said[6].out
+    assert forked.code == 0
+    assert "clark-agent decide " in waits.err
+    assert "then: clark-agent resume " in waits.err
+    assert "--log" not in waits.err
+    assert run.store.runs() == []
+    del run.env["CLARK_AGENT_STORE"]
+    there = await run("runs", "--store", str(tmp_path / "other.db"))
+    assert there.out.count("\n") == 3
+
+
 async def test_what_is_intact_of_a_damaged_log_can_be_forked(tmp_path: Path) -> None:
     script = [calls("calculator", expression="2+3"), says("5."), says("Anew.")]
     async with command_line(tmp_path, script) as (run, _):

@@ -555,18 +555,7 @@ class Log(Struct, frozen=True):
     @property
     def option(self) -> str:
         """The option for a command that should use the same log; empty for the default log."""
-        is_default = self.path == (state_folder() / "runs").absolute()
-        return "" if is_default else f" --log {shlex.quote(self.where)}"
-
-    @property
-    def shared_option(self) -> str:
-        """The same for a command whose default is ``CLARK_AGENT_STORE``: see `log_options`."""
-        default = os.environ.get(STORE_VARIABLE)
-        if not default:
-            return self.option
-        is_url = is_postgres(default)
-        place = without_secrets(default) if is_url else str(Path(default).expanduser().absolute())
-        return "" if place == self.where else f" --log {shlex.quote(self.where)}"
+        return "" if self.where == _default_place() else f" --log {shlex.quote(self.where)}"
 
     def queue_of(self, run_id: str) -> str | None:
         """Return the queue that an outermost run belongs to, if it was submitted to one."""
@@ -587,8 +576,18 @@ def state_folder() -> Path:
     return Path(usual).expanduser() / "clark-agent"
 
 
+def _default_place() -> str:
+    """Return `Log.where` of the default log, for commands that are run as this one is."""
+    named = os.environ.get(STORE_VARIABLE)
+    if named and is_postgres(named):
+        return without_secrets(named)
+    return str(Path(named or state_folder() / "runs").expanduser().absolute())
+
+
 def open_log(path: str | None = None) -> Log:
-    """Open the log in a folder, or in a database if the path says so; None is the default log."""
+    """Open the log in a folder, or in a database if the path says so; None is a folder of the user,
+    whatever ``CLARK_AGENT_STORE`` says.
+    """
     if path is not None and is_postgres(path):
         store = open_postgres(path)
         has_queues = attach(store)  # decisions wake runs of a queue
@@ -750,11 +749,9 @@ def approval_options(command: F) -> F:
     return with_approvals  # type: ignore[return-value]
 
 
-def log_options(*, can_be_off: bool = False, is_shared: bool = False) -> Callable[[F], F]:
-    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional.
-
-    With ``is_shared``, for commands about runs of other processes, ``CLARK_AGENT_STORE`` is its
-    default.
+def log_options(*, can_be_off: bool = False) -> Callable[[F], F]:
+    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional. The default is
+    ``CLARK_AGENT_STORE``, or else a folder of the user.
     """
 
     def decorate(command: F) -> F:
@@ -765,7 +762,7 @@ def log_options(*, can_be_off: bool = False, is_shared: bool = False) -> Callabl
 
         if can_be_off:
             with_log = click.option("--no-log", is_flag=True, help="Do not write a log.")(with_log)
-        return (_SHARED_LOG if is_shared else _LOG)(with_log)  # type: ignore[return-value]
+        return _LOG(with_log)  # type: ignore[return-value]
 
     return decorate
 
@@ -857,23 +854,15 @@ _APPROVAL = (
         "that is resumed keeps this.",
     ),
 )
-_PLACES = "a folder, a file that ends in .db, or postgresql://host/database."
 _LOG = click.option(
     "--log",
     "--store",
     "log",
     metavar="PATH",
     type=click.Path(),
-    help=f"Where runs are logged: {_PLACES}",
-)
-_SHARED_LOG = click.option(
-    "--log",
-    "--store",
-    "log",
-    metavar="PATH",
-    type=click.Path(),
     envvar=STORE_VARIABLE,
-    help=f"Where runs are logged: {_PLACES} Default: {STORE_VARIABLE}, or a folder of yours.",
+    help="Where runs are logged: a folder, a file that ends in .db, or postgresql://host/database. "
+    f"Default: {STORE_VARIABLE}, or a folder of yours.",
 )
 system_option = click.option(
     "-s", "--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file."

@@ -90,7 +90,7 @@ __all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
 )
 @click.option("--all", "children", is_flag=True, help="Include runs that other runs started.")
 @click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
-@log_options(is_shared=True)
+@log_options()
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
     found = [run for run in log.store.runs() if children or not run.depth][:limit]
@@ -146,7 +146,7 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     help="The price of a million input and output tokens; adds the cost of each step.",
 )
 @click.option("--trace", is_flag=True, help="Draw its spans instead: times, tokens and cost.")
-@log_options(is_shared=True)
+@log_options()
 def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Log) -> None:
     """Show the messages, tool calls and usage of a run.
 
