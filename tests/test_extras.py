@@ -21,8 +21,8 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(module: str) -> Non
     with pytest.raises(ConfigError) as caught:
         load_extra(module, "maker", "TheirModel")
     assert str(caught.value) == (
-        f"TheirModel needs the package {module}: pip install 'clark-agent[maker]' "
-        "(in a checkout: pip install '.[maker]')"
+        f"TheirModel needs the package {module}: "
+        "pip install '.[maker]' in a checkout of clark-agent"
     )
     assert caught.value.__suppress_context__
 

@@ -85,7 +85,9 @@ async def test_one_variable_says_where_runs_are_logged(tmp_path: Path) -> None:
         await run("run", "-t", "none", "Greet me")
         readers = ["replay", "prefix", "export", "show"]
         asked = [(command, "last") for command in readers]
-        said = await run.each([*asked, ("runs",), ("diff", "last", "last"), ("doctor", "--offline")])
+        said = await run.each(
+            [*asked, ("runs",), ("diff", "last", "last"), ("doctor", "--offline")]
+        )
         forked = await run("fork", "last", "--root", str(run.root), "-t", "none", "Again")
         waits = await run("run", "--suspend", "Write a file")
     assert [each.code for each in said[:6]] == [0] * 6

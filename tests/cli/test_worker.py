@@ -217,4 +217,4 @@ async def test_a_missing_package_is_named(run: CommandLine, postgres_url: str) -
     )
     _, err = await process.communicate()
     assert process.returncode == 2
-    assert b"the worker needs the package dbos: pip install 'clark-agent[dbos]'" in err
+    assert b"the worker needs the package dbos: pip install '.[dbos]'" in err

@@ -21,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 from msgspec import Struct
 
+from clark_agent._extras import how_to_install
 from clark_agent._version import __version__
 from clark_agent.cli.app import PROGRAM, cli, examples
 from clark_agent.cli.options import (
@@ -71,7 +72,7 @@ class Provider(Struct, frozen=True):
     def missing(self) -> str | None:
         """Return what is missing to use it and how to get it, or None."""
         if not _version(self.package):
-            return f"pip install 'clark-agent[{self.extra}]'"
+            return how_to_install(self.extra)
         return f"set {' or '.join(self.keys)}" if self.keys and not self.key else None
 
 
@@ -247,8 +248,7 @@ def _findings(log: Log) -> Iterator[Finding]:
     }
     for package, extra in extras.items():
         have = _version(package)
-        how = f"not installed: pip install 'clark-agent[{extra}]'"
-        yield Finding(have is not None, package, have or how)
+        yield Finding(have is not None, package, have or f"not installed: {how_to_install(extra)}")
     names = dict.fromkeys([name for provider in _providers() for name in provider.keys])
     for is_set, text in ((True, "keys"), (False, "keys that are not set")):
         found = [name for name in names if bool(os.environ.get(name, "").strip()) is is_set]
