@@ -294,6 +294,10 @@ async def test_doctor_says_what_is_there_and_never_a_key(tmp_path: Path) -> None
     assert re.search(r"^-- +keys that are not set .*XAI_API_KEY", offline.out, re.MULTILINE)
     assert re.search(r"^openai:MODEL +ready$", models.out, re.MULTILINE)
     assert re.search(r"^xai:MODEL +set XAI_API_KEY$", models.out, re.MULTILINE)
+    here = "needs a server at http://localhost:11434/v1"
+    assert re.search(rf"^ollama:MODEL +{here}$", models.out, re.MULTILINE)
+    for package in ("psycopg", "dbos", "temporalio", "mcp"):
+        assert re.search(rf"^ok +{package} +[0-9]", offline.out, re.MULTILINE)
     assert "very-secret" not in offline.out + offline.err + models.out
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import click
@@ -75,6 +76,11 @@ class Provider(Struct, frozen=True):
             return how_to_install(self.extra)
         return f"set {' or '.join(self.keys)}" if self.keys and not self.key else None
 
+    def readiness(self) -> str:
+        """Return what it needs, as far as this can be told without asking it."""
+        is_here = urlsplit(self.url).hostname == "localhost"
+        return self.missing() or (f"needs a server at {self.url}" if is_here else "ready")
+
 
 def _providers() -> list[Provider]:
     chat = [
@@ -134,8 +140,7 @@ def models(*, provider: str | None) -> None:
     if provider is None:
         click.echo(f"{'local:':<28}a small model on this machine, or local:/path/to/model.gguf")
         for known in _providers():
-            ready = known.missing() or "ready"
-            click.echo(f"{known.scheme + ':MODEL':<28}{ready}")
+            click.echo(f"{known.scheme + ':MODEL':<28}{known.readiness()}")
         click.echo(f"{'http://HOST:PORT/v1#MODEL':<28}a server that speaks Chat Completions")
         click.echo(f"{'gateway+https://HOST#MODEL':<28}a gateway, with CLARK_GATEWAY_TOKEN")
         return
@@ -243,6 +248,10 @@ def _findings(log: Log) -> Iterator[Finding]:
         "uvicorn": "gateway",
         "xllamacpp": "local",
         "genai_prices": "prices",
+        "jiter": "partial",
+        "psycopg": "postgres",
+        "dbos": "dbos",
+        "temporalio": "temporal",
         "mcp": "mcp",
         "opentelemetry-sdk": "otel",
     }
