@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from clark_agent.cli.app import run_command_line
 from clark_agent.cli.commands.log import _opened
 from clark_agent.cli.options import state_folder
 from clark_agent.errors import ConfigError
@@ -335,6 +336,24 @@ async def test_every_command_has_help_with_examples(tmp_path: Path) -> None:
         assert (helped.code, helped.err) == (0, "")
         assert "Examples:\n    " in helped.out
     assert "_CLARK_AGENT_COMPLETE=bash_complete" in script.out
+    assert "Export a run as Markdown, JSON or HTML." in said[0].out
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("tools", "[FILE|URL] [-- COMMAND...]"),
+        ("call", "[FILE|URL] TOOL [ARG]... [-- COMMAND...]"),
+        ("read", "[FILE|URL] URI [-- COMMAND...]"),
+        ("prompts", "[FILE|URL] [NAME [ARG]...] [-- COMMAND...]"),
+    ],
+)
+def test_the_usage_of_mcp_names_what_follows_the_target(
+    command: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["mcp", command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
+    assert shown == f"Usage: clark-agent mcp {command} [OPTIONS] {usage}"
 
 
 async def test_the_spans_of_a_run_are_drawn_at_its_end_and_later(tmp_path: Path) -> None:
