@@ -317,6 +317,13 @@ class CliAgent(Struct, frozen=True):
     deps: Any = None
     mcp: McpTools | None = None
     """The MCP servers. Connected in the first turn, unless it is entered before."""
+    name: str | None = None
+    """The name of the agent, if it is one of the user's own."""
+
+    @property
+    def title(self) -> str:
+        """The agent and its model, to be shown."""
+        return " · ".join([part for part in (self.name, self.config.model_id) if part])
 
 
 def make_agent(
@@ -400,6 +407,8 @@ def _own_agent(
     except ConfigError as error:
         raise ConfigError(f"{error}; pass them with --deps module:name") from None
     changes: dict[str, Any] = {} if stream is None else {"stream": stream}
+    if settings.model:
+        changes["model_id"] = without_password(settings.model)
     if settings.max_iterations != DEFAULT_TURNS:
         changes["max_iterations"] = settings.max_iterations
     if mcp is not None:
@@ -409,7 +418,8 @@ def _own_agent(
     config = own.config.replace(
         plugins=[*own.config.plugins, gate, steering], run_log=run_log, **changes
     )
-    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps, mcp)
+    name = own.name or settings.agent
+    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps, mcp, name)
 
 
 def open_model(model: str) -> StreamFn:
