@@ -169,7 +169,8 @@ def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Lo
     screen.note(f"run       {safe(loaded.run_id)}")
     screen.note(f"began     {time_text(loaded.records[0].at, '%Y-%m-%d %H:%M:%S')}")
     screen.note(f"model     {one_line(began.model_id or '-')}")
-    screen.note(f"tools     {one_line(', '.join(began.tools) or '-', 400)}")
+    tools = ", ".join([*began.tools, *folded.sourced]) or "-"
+    screen.note(f"tools     {one_line(tools, 400)}")
     if began.host_notes:
         screen.note(f"root      {one_line(settings.root)}")
     if began.identity.conversation_id:
