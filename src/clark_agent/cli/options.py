@@ -107,7 +107,7 @@ FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "search_file
 DEFAULT_TOOLS = (*FILE_TOOLS, "calculator", "current_time")
 TOOLS = (*DEFAULT_TOOLS, "shell", "fetch_url", "ask_user", "finish")
 DEFAULT_MODEL = "local:"
-TOO_SMALL = "local: is a very small model for a first try; choose a capable one with --model"
+TOO_SMALL = "using a very small model, for a first try; choose a capable one with --model"
 DEFAULT_TURNS = 50
 DEFAULT_SYSTEM = (
     "You are an assistant on a command line. Be brief and exact. Use the tools where they help; "
