@@ -34,7 +34,7 @@ help: ## list the targets
 test: $(VENV)/.stamp-test .cache/aimock/.stamp .cache/mcp/.stamp ## run all tests on all cores; with coverage in CI, or COVER=--cov
 	@$(PY) -m pytest $(PARALLEL) $(COVER)
 
-test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; under a minute
+test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; a minute or two
 	@$(PY) -m pytest $(PARALLEL) --fast
 
 test-distributed: $(VENV)/.stamp-test ## 200 runs on each engine, whose workers are killed; four minutes

@@ -54,12 +54,12 @@ async def _timed(work: Work, repeat: int) -> float:
     return (perf_counter() - started) / repeat
 
 
-def line(name: str, **figures: float) -> None:
+def line(name: str, about: str, **figures: float) -> None:
     words = [
         f"{key.replace('_', '-')} {value if isinstance(value, int) else f'{value:.2f}'}"
         for key, value in figures.items()
     ]
-    print(name, *words, flush=True)
+    print(f"{' '.join([name, *words]):<36}  {about}", flush=True)
 
 
 async def w1(size: int = 200, short: int = 50, long: int = 5_000, rounds: int = 72) -> None:
@@ -68,20 +68,22 @@ async def w1(size: int = 200, short: int = 50, long: int = 5_000, rounds: int = 
     few, many = await best(
         partial(clark.turns, short), partial(clark.turns, long), rounds=rounds // 12
     )
-    line("W1", ratio=ours / floor, growth=(many / long) / (few / short))
+    about = "a turn at 200 turns; a turn of ours at 5,000 against 50"
+    line("W1", about, ratio=ours / floor, growth=(many / long) / (few / short))
 
 
 async def w2(size: int = 10_000, rounds: int = 60) -> None:
     """Deltas: with one listener, and with none, for whom nothing should be made."""
     works = [partial(module.stream, size, n) for n in (1, 0) for module in (clark, bare)]
     ours, floor, ours_unheard, floor_unheard = await best(*works, rounds=rounds)
-    line("W2", ratio=ours / floor, bare_listener=ours_unheard / floor_unheard)
+    about = "a delta with one listener; with none"
+    line("W2", about, ratio=ours / floor, bare_listener=ours_unheard / floor_unheard)
 
 
 async def w3(size: int = 64, rounds: int = 60) -> None:
     """Tool calls at once."""
     ours, floor = await best(partial(clark.batch, size), partial(bare.batch, size), rounds=rounds)
-    line("W3", ratio=ours / floor)
+    line("W3", "64 calls at once", ratio=ours / floor)
 
 
 async def w4(size: int = 1_000, rounds: int = 6) -> None:
@@ -100,7 +102,8 @@ async def w4(size: int = 1_000, rounds: int = 6) -> None:
             tracemalloc.stop()
 
     ours, floor = await best(partial(runs, clark, size), partial(runs, bare, size), rounds=rounds)
-    line("W4", ratio=ours / floor, memory=await peak(clark) / await peak(bare))
+    about = "1,000 runs at once; what Python allocates at the peak"
+    line("W4", about, ratio=ours / floor, memory=await peak(clark) / await peak(bare))
 
 
 def w5(rounds: int = 25) -> None:
@@ -117,6 +120,7 @@ def w5(rounds: int = 25) -> None:
     start, floor, ours = map(min, times)
     line(
         "W5",
+        "importing; what an installation adds",
         ratio=(ours - start) / (floor - start),
         size_mb=compiled["clark_agent"] / 1e6,
         packages=1 + len([name for name in requires("clark-agent") or () if ";" not in name]),
@@ -148,7 +152,8 @@ async def w6(size: int = 10_000, turns: int = 200, rounds: int = 32) -> None:
         gc.collect()
         await clark.append(turns, past)
         behind.append(seen.since_second_turn)
-    line("W6", ratio=(min(behind) / (turns - 1)) / (min(plain) / turns))
+    about = "a turn of ours behind 10,000 messages against a plain one"
+    line("W6", about, ratio=(min(behind) / (turns - 1)) / (min(plain) / turns))
 
 
 async def w7(size: int = 10_000, rounds: int = 20) -> None:
@@ -172,13 +177,15 @@ async def w7(size: int = 10_000, rounds: int = 20) -> None:
     ]
     ours_in, floor_in, ours_out, floor_out = await best(*works, rounds=rounds)
     reading, writing = ours_in / floor_in, ours_out / floor_out
-    line("W7", ratio=max(reading, writing), decode=reading, encode=writing)
+    about = "a transcript as JSON lines, against msgspec alone"
+    line("W7", about, ratio=max(reading, writing), decode=reading, encode=writing)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("only", nargs="*", help="the workloads, all by default: W1 W2 …")
     only = [name.upper() for name in parser.parse_args().only]
+    print("ratio: the time of this package by that of the bare loop")
     for work in (w1, w2, w3, w4, w5, w6, w7):
         if not only or work.__name__.upper() in only:
             done = work()

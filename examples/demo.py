@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from clark_agent import AgentContext, AssistantMessage, LoopConfig, events, run
+from clark_agent import AgentContext, AssistantMessage, ConfigError, LoopConfig, events, run
 from clark_agent.stream import TextChunk
 from clark_agent.toolkit import (
     Workspace,
@@ -59,7 +59,10 @@ async def main() -> None:
     terminal = Terminal()
     began = time.monotonic()
     terminal.say("loading the model (the first time its parts are assembled, 253 MB) ...", 90)
-    model = connect(os.environ.get("CLARK_AGENT_MODEL", "local:"))
+    try:
+        model = connect(os.environ.get("CLARK_AGENT_MODEL", "local:"))
+    except ConfigError as error:  # such as a missing key
+        sys.exit(str(error))
     tools = [*file_tools(Workspace(DATA, read_only=True)), calculator, current_time_tool()]
     terminal.say(f"> {QUESTION}", 1)
     config = LoopConfig(stream=model, tools=tools, event_sink=terminal)

@@ -185,6 +185,17 @@ def test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right(
     assert shown[-1].startswith("done in ")
 
 
+def test_the_demo_says_what_another_model_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLARK_AGENT_MODEL", "openai:gpt-5.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    ran = play("demo.py", tmp_path)
+    assert ran.returncode == 1
+    assert "OPENAI_API_KEY" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_every_example_has_its_promise() -> None:
     assert {*EXPECTED, "demo.py"} == set(EXAMPLES)  # the demo has a test of its own
 

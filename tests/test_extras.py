@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,8 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(module: str) -> Non
     with pytest.raises(ConfigError) as caught:
         load_extra(module, "maker", "TheirModel")
     assert str(caught.value) == (
-        f"TheirModel needs the package {module}: pip install 'clark-agent[maker]' "
-        "(in a checkout: pip install '.[maker]')"
+        f"TheirModel needs the package {module}: "
+        "pip install '.[maker]' in a checkout of clark-agent"
     )
     assert caught.value.__suppress_context__
 
@@ -34,3 +36,16 @@ def test_a_package_that_lacks_something_itself_says_so(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="what_it_needs"):
         load_extra("half_an_sdk", "maker", "TheirModel")
+
+
+def test_the_table_of_extras_has_them_all() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    table = (root / "docs" / "index.md").read_text("utf-8").partition("## Extras")[2]
+    rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", table, re.MULTILINE))
+    assert set(rows) == set(project["optional-dependencies"])
+    for extra, requirements in project["optional-dependencies"].items():
+        for requirement in [] if extra == "all" else requirements:
+            name = re.split(r"[\[<>=]", requirement)[0]
+            if not name.startswith(("clark-agent", "gemma3", "opentelemetry")):
+                assert name in rows[extra], extra

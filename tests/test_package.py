@@ -183,7 +183,7 @@ def test_installed_with_msgspec_alone_all_but_the_command_line_can_be_imported(
     )
     assert (done.stdout, done.returncode) == ("", 2), done.stderr
     missing = "clark-agent: the command line needs click, rich, prompt_toolkit: "
-    how = "pip install 'clark-agent[cli]' (in a checkout: pip install '.[cli]')"
+    how = "pip install '.[cli]' in a checkout of clark-agent"
     assert done.stderr == f"{missing}{how}\n"
 
 

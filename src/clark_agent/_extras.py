@@ -7,7 +7,12 @@ from types import ModuleType
 
 from clark_agent.errors import ConfigError
 
-__all__ = ["load_extra"]
+__all__ = ["how_to_install", "load_extra"]
+
+
+def how_to_install(extra: str) -> str:
+    """Say how to install an extra. There is no release: on PyPI the name may be a stranger's."""
+    return f"pip install '.[{extra}]' in a checkout of clark-agent"
 
 
 def load_extra(module: str, extra: str, needed_by: str) -> ModuleType:
@@ -18,6 +23,5 @@ def load_extra(module: str, extra: str, needed_by: str) -> ModuleType:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # the package is installed, but one of its own imports is missing
         raise ConfigError(
-            f"{needed_by} needs the package {module}: pip install 'clark-agent[{extra}]' (in a "
-            f"checkout: pip install '.[{extra}]')"
+            f"{needed_by} needs the package {module}: {how_to_install(extra)}"
         ) from None

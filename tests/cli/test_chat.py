@@ -152,6 +152,24 @@ async def chatting(
 # --- talking ----------------------------------------------------------------------------------
 
 
+async def test_an_agent_of_ones_own_is_shown_by_its_name(tmp_path: Path) -> None:
+    async with opened(tmp_path, says("Ahoy.")) as (terminal, server):
+        (terminal.root / "own.py").write_text(
+            "from clark_agent import Agent\n"
+            "from clark_agent.testing import ScriptedStream\n"
+            'shop = Agent(ScriptedStream(["Hi."]))\n'
+        )
+        await terminal.start("--agent", "own:shop")
+        await terminal.sees("own:shop in ")
+        await terminal.sees("own:shop · 0 tokens in, 0 out · ready")
+        await terminal.line("/model")
+        await terminal.sees("the model is that of the agent")
+        await terminal.line(f"/model {server.url}/v1#m")
+        await terminal.sees(f"the model is {server.url}/v1#m")
+        await terminal.line("Hello")
+        assert "None" not in await terminal.sees("Ahoy.")
+
+
 def test_without_a_terminal_it_refuses_and_says_what_to_use() -> None:
     command = [sys.executable, "-m", "clark_agent", "chat"]
     done = subprocess.run(command, input="hi\n", capture_output=True, text=True, timeout=60)

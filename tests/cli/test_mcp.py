@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -253,10 +254,10 @@ async def test_an_agent_uses_the_tools_and_its_run_can_be_replayed_and_resumed(
         (run.root / ".mcp.json").unlink()
         replayed = await run("replay", "last")
         assert replayed.code == 0, replayed
-        again = await run("resume", "last")
+        shown, again = await run.each([("show", "last"), ("resume", "last")])
+        assert re.search(r"^tools .*, current_time, .*notes_add, notes_", shown.out, re.MULTILINE)
         assert again.code == 2
-        assert f"--mcp {run.root / '.mcp.json'}" in again.err
-    assert logged.run_id
+        assert f"the run {logged.run_id!r} has ended (done)" in again.err
 
 
 @pytest.mark.parametrize(("option", "ran"), [((), False), (("--allow", "notes_add"), True)])
@@ -285,6 +286,9 @@ async def test_a_suspended_run_is_resumed_with_its_servers(
         assert said.code == 4, said
         decided = await run("decide", "last", "allow")
         assert decided.code == 0, decided
+        refused = await run("resume", "last")
+        assert refused.code == 2
+        assert f"--mcp {run.root / '.mcp.json'}" in refused.err
         resumed = await run("resume", "last", "--mcp", ".mcp.json")
         assert (resumed.code, resumed.out) == (0, "It is 5.\n"), resumed
         assert "5" in json.loads(server.requests[1].body)["messages"][-1]["content"]

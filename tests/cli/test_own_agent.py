@@ -18,6 +18,8 @@ from tests.cli.command_line import CommandLine
 from tests.run_log.mailing import until
 
 MODULE = '''
+import json
+
 from clark_agent import Agent, RunContext, ToolContext, tool
 from clark_agent.testing import ScriptedStream, call
 from msgspec import Struct
@@ -61,6 +63,23 @@ def judge():
     return Agent(ScriptedStream([call("finish", score=9)]), output=Verdict)
 
 
+@tool(reads_only=True)
+def fails() -> str:
+    """Fail."""
+    raise ValueError("boom")
+
+
+@tool(reads_only=True)
+def stock() -> str:
+    """The stock."""
+    return json.dumps({"tea": 3, "milk": 4}, indent=2)
+
+
+clerk = Agent(ScriptedStream([call("fails"), "It failed."]), tools=[fails], name="clerk")
+shower = Agent(
+    ScriptedStream([call("fails"), call("stock"), call("clerk", task="Try."), "Done."]),
+    tools=[fails, stock, clerk.as_tool("Asks the clerk.")],
+)
 seller = Agent(ScriptedStream([call("sell", item="tea"), answer]), tools=[sell])
 not_an_agent = 5
 '''
@@ -134,6 +153,22 @@ async def test_the_tools_of_an_agent_need_approval(line: CommandLine) -> None:
     assert "sold tea" not in refused.out
     assert "sold tea" in allowed.out
     assert "sold tea" in yes.out
+
+
+async def test_what_a_call_returned_is_shown_once_on_a_line(line: CommandLine) -> None:
+    said = await line("run", "--yes", "--agent", "own:shower", "Go.")
+    assert said.err.splitlines()[:-1] == [
+        "● fails()",
+        "✗ ValueError: boom",
+        "● stock()",
+        '  { "tea": 3, "milk": 4 }',
+        "● clerk(task='Try.')",
+        "●   fails()",
+        "✗   ValueError: boom",
+        "  It failed.",
+    ]
+    debugged = await line("run", "--yes", "--debug", "--agent", "own:shower", "Go.")
+    assert "the tool 'fails' failed" in debugged.err
 
 
 async def test_what_is_not_an_agent_is_an_error(line: CommandLine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -258,6 +259,23 @@ async def test_wrong_usage_is_one_sentence_and_2(tmp_path: Path) -> None:
         assert wrong[words] in left.err, (words, left)
         assert "Traceback" not in left.err
         assert left.out == ""
+
+
+async def test_the_gateway_says_where_it_listens_or_why_it_cannot(tmp_path: Path) -> None:
+    run = CommandLine(tmp_path)
+    process = await run.start("gateway", "ollama:x", "--port", "0")
+    assert process.stderr is not None
+    async with asyncio.timeout(PATIENCE):
+        line = (await process.stderr.readline()).decode()
+        found = re.fullmatch(r"serving default at http://127.0.0.1:(\d+); Ctrl-C stops\n", line)
+        assert found is not None, line
+        second = await run("gateway", "ollama:x", "--port", found[1])
+        _, writer = await asyncio.open_connection("127.0.0.1", int(found[1]))
+        writer.close()
+        process.terminate()
+        await process.communicate()
+    why = f"cannot listen on 127.0.0.1 port {found[1]}: Address already in use"
+    assert (second.code, second.err) == (2, f"clark-agent: {why}\n")
 
 
 async def test_where_an_error_came_from_is_shown_on_request(tmp_path: Path) -> None:

@@ -81,6 +81,31 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     assert all(json.loads(line)["run_id"] == logged.run_id for line in steps.out.splitlines())
 
 
+async def test_one_variable_says_where_runs_are_logged(tmp_path: Path) -> None:
+    script = [says("Ahoy."), says("Aye."), calls("write_file", path="a.txt", content="x")]
+    async with command_line(tmp_path, script) as (run, _):
+        run.env["CLARK_AGENT_STORE"] = str(tmp_path / "other.db")
+        await run("run", "-t", "none", "Greet me")
+        readers = ["replay", "prefix", "export", "show"]
+        asked = [(command, "last") for command in readers]
+        said = await run.each(
+            [*asked, ("runs",), ("diff", "last", "last"), ("doctor", "--offline")]
+        )
+        forked = await run("fork", "last", "--root", str(run.root), "-t", "none", "Again")
+        waits = await run("run", "--suspend", "Write a file")
+    assert [each.code for each in said[:6]] == [0] * 6
+    assert "Ahoy." in said[2].out
+    assert f"{tmp_path / 'other.db'}, 1 runs" in said[6].out
+    assert forked.code == 0
+    assert "clark-agent decide " in waits.err
+    assert "then: clark-agent resume " in waits.err
+    assert "--log" not in waits.err
+    assert run.store.runs() == []
+    del run.env["CLARK_AGENT_STORE"]
+    there = await run("runs", "--store", str(tmp_path / "other.db"))
+    assert there.out.count("\n") == 3
+
+
 async def test_what_is_intact_of_a_damaged_log_can_be_forked(tmp_path: Path) -> None:
     script = [calls("calculator", expression="2+3"), says("5."), says("Anew.")]
     async with command_line(tmp_path, script) as (run, _):
@@ -272,6 +297,10 @@ async def test_doctor_says_what_is_there_and_never_a_key(tmp_path: Path) -> None
     assert re.search(r"^-- +keys that are not set .*XAI_API_KEY", offline.out, re.MULTILINE)
     assert re.search(r"^openai:MODEL +ready$", models.out, re.MULTILINE)
     assert re.search(r"^xai:MODEL +set XAI_API_KEY$", models.out, re.MULTILINE)
+    here = "needs a server at http://localhost:11434/v1"
+    assert re.search(rf"^ollama:MODEL +{here}$", models.out, re.MULTILINE)
+    for package in ("psycopg", "dbos", "temporalio", "mcp"):
+        assert re.search(rf"^ok +{package} +[0-9]", offline.out, re.MULTILINE)
     assert "very-secret" not in offline.out + offline.err + models.out
 
 
@@ -309,6 +338,24 @@ async def test_every_command_has_help_with_examples(tmp_path: Path) -> None:
         assert (helped.code, helped.err) == (0, "")
         assert "Examples:\n    " in helped.out
     assert "_CLARK_AGENT_COMPLETE=bash_complete" in script.out
+    assert "Export a run as Markdown, JSON or HTML." in said[0].out
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("tools", "[FILE|URL] [-- COMMAND...]"),
+        ("call", "[FILE|URL] TOOL [ARG]... [-- COMMAND...]"),
+        ("read", "[FILE|URL] URI [-- COMMAND...]"),
+        ("prompts", "[FILE|URL] [NAME [ARG]...] [-- COMMAND...]"),
+    ],
+)
+def test_the_usage_of_mcp_names_what_follows_the_target(
+    command: str, usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command_line(["mcp", command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.partition("\n\n")[0].split())
+    assert shown == f"Usage: clark-agent mcp {command} [OPTIONS] {usage}"
 
 
 async def test_the_spans_of_a_run_are_drawn_at_its_end_and_later(tmp_path: Path) -> None:

@@ -148,11 +148,11 @@ def test_hints_name_the_log_if_it_is_not_the_default(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.delenv("CLARK_AGENT_STORE", raising=False)
     here, there = open_log(), open_log(postgres_url)
-    assert (here.shared_option, there.shared_option) == ("", f" --log {postgres_url}")
+    assert (here.option, there.option) == ("", f" --log {postgres_url}")
     monkeypatch.setenv("CLARK_AGENT_STORE", postgres_url.replace("@", f":{SECRET}@"))
-    assert (here.shared_option, there.shared_option) == (f" --log {here.where}", "")
+    assert (here.option, there.option) == (f" --log {here.where}", "")
     monkeypatch.setenv("CLARK_AGENT_STORE", here.where)
-    assert (here.shared_option, there.shared_option) == ("", f" --log {postgres_url}")
+    assert (here.option, there.option) == ("", f" --log {postgres_url}")
     assert isinstance(there.store, PostgresStore)
     there.store.close()
 
@@ -217,4 +217,4 @@ async def test_a_missing_package_is_named(run: CommandLine, postgres_url: str) -
     )
     _, err = await process.communicate()
     assert process.returncode == 2
-    assert b"the worker needs the package dbos: pip install 'clark-agent[dbos]'" in err
+    assert b"the worker needs the package dbos: pip install '.[dbos]'" in err

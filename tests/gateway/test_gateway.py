@@ -1703,7 +1703,7 @@ class TestSettings:
             "starlette": lambda: gateway(ScriptedStream([]), tokens=["secret"]),
             "httpx2": lambda: ProxyStream("http://example.com"),
         }
-        with pytest.raises(ConfigError, match=re.escape("pip install 'clark-agent[gateway]'")):
+        with pytest.raises(ConfigError, match=re.escape("pip install '.[gateway]'")):
             makers[package]()
 
     def test_importing_loads_nothing(self) -> None:

@@ -87,9 +87,7 @@ def test_sets_that_are_wrong(servers: Any, settings: Any, error: str) -> None:
 
 def test_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package mcp: pip install 'clark-agent\[mcp\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"needs the package mcp: pip install '\.\[mcp\]'"):
         McpTools(McpServer("s", command="a"))
 
 

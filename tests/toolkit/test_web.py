@@ -759,9 +759,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any]) -> None:
 
 def test_without_the_extra_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx2", None)
-    with pytest.raises(
-        ConfigError, match=r"needs the package httpx2: pip install 'clark-agent\[web\]'"
-    ):
+    with pytest.raises(ConfigError, match=r"needs the package httpx2: pip install '\.\[web\]'"):
         fetch_url_tool()
 
 

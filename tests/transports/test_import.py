@@ -105,12 +105,12 @@ def test_a_missing_package_is_told_by_the_extra_that_has_it(name: str) -> None:
     assert kind == "ConfigError"
     assert name in text
     assert package in text
-    assert f"pip install 'clark-agent[{extra}]'" in text
+    assert f"pip install '.[{extra}]'" in text
 
 
 def test_so_it_is_when_all_of_google_is_missing() -> None:
     told = python(HIDING.format(hidden=["google"], statement=MADE["Gemini"][0]))
-    assert "pip install 'clark-agent[google]'" in told
+    assert "pip install '.[google]'" in told
 
 
 @pytest.mark.parametrize("name", CONNECTED)
@@ -119,7 +119,7 @@ def test_connect_tells_it_too(name: str) -> None:
     for address in CONNECTED[name]:
         statement = f"clark_agent.transports.connect({address!r}, api_key='k')"
         told = python(HIDING.format(hidden=[package], statement=statement))
-        assert f"pip install 'clark-agent[{extra}]'" in told, address
+        assert f"pip install '.[{extra}]'" in told, address
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -190,7 +190,7 @@ def test_without_its_packages_it_says_what_to_install(
     (tmp_path / "runs").mkdir()
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run_command_line(["view", str(tmp_path / "runs")]) == 2
-    assert "clark-agent[view]" in capsys.readouterr().err
+    assert "'.[view]'" in capsys.readouterr().err
 
 
 def test_there_is_no_option_to_ask_at_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

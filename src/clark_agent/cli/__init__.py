@@ -6,6 +6,8 @@ import gc
 import sys
 from importlib.util import find_spec
 
+from clark_agent._extras import how_to_install
+
 __all__ = ["main"]
 
 
@@ -14,10 +16,7 @@ def main() -> None:
     missing = [name for name in ("click", "rich", "prompt_toolkit") if find_spec(name) is None]
     if missing:
         names = ", ".join(missing)
-        sys.stderr.write(
-            f"clark-agent: the command line needs {names}: pip install 'clark-agent[cli]' "
-            "(in a checkout: pip install '.[cli]')\n"
-        )
+        sys.stderr.write(f"clark-agent: the command line needs {names}: {how_to_install('cli')}\n")
         sys.exit(2)
     gc.set_threshold(50_000)  # the SDKs create many objects at import, and none are garbage
     from clark_agent.cli.app import run_command_line

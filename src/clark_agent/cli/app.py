@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("log", "Replay a logged run offline and report what differs."),
     "prefix": ("log", "Show how much of each request was the same as in the one before."),
     "diff": ("log", "Report the first difference between two runs."),
-    "export": ("log", "Export a run as Markdown or JSON."),
+    "export": ("log", "Export a run as Markdown, JSON or HTML."),
     "view": ("view", "Show runs on a page in the browser."),
     "models": ("doctor", "List providers, or the models of one provider."),
     "doctor": ("doctor", "Check what works, what is missing, and how to get it."),

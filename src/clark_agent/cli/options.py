@@ -108,7 +108,7 @@ FILE_TOOLS = ("read_file", "write_file", "edit_file", "list_files", "search_file
 DEFAULT_TOOLS = (*FILE_TOOLS, "calculator", "current_time")
 TOOLS = (*DEFAULT_TOOLS, "shell", "fetch_url", "ask_user", "finish")
 DEFAULT_MODEL = "local:"
-TOO_SMALL = "local: is a very small model for a first try; choose a capable one with --model"
+TOO_SMALL = "using a very small model, for a first try; choose a capable one with --model"
 DEFAULT_TURNS = 50
 DEFAULT_SYSTEM = (
     "You are an assistant on a command line. Be brief and exact. Use the tools where they help; "
@@ -318,6 +318,13 @@ class CliAgent(Struct, frozen=True):
     deps: Any = None
     mcp: McpTools | None = None
     """The MCP servers. Connected in the first turn, unless it is entered before."""
+    name: str | None = None
+    """The name of the agent, if it is one of the user's own."""
+
+    @property
+    def title(self) -> str:
+        """The agent and its model, to be shown."""
+        return " · ".join([part for part in (self.name, self.config.model_id) if part])
 
 
 def make_agent(
@@ -401,6 +408,8 @@ def _own_agent(
     except ConfigError as error:
         raise ConfigError(f"{error}; pass them with --deps module:name") from None
     changes: dict[str, Any] = {} if stream is None else {"stream": stream}
+    if settings.model:
+        changes["model_id"] = without_password(settings.model)
     if settings.max_iterations != DEFAULT_TURNS:
         changes["max_iterations"] = settings.max_iterations
     if mcp is not None:
@@ -410,7 +419,8 @@ def _own_agent(
     config = own.config.replace(
         plugins=[*own.config.plugins, gate, steering], run_log=run_log, **changes
     )
-    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps, mcp)
+    name = own.name or settings.agent
+    return CliAgent(settings, config, steering.handle, gate, own.system_prompt, deps, mcp, name)
 
 
 def open_model(model: str) -> StreamFn:
@@ -556,18 +566,7 @@ class Log(Struct, frozen=True):
     @property
     def option(self) -> str:
         """The option for a command that should use the same log; empty for the default log."""
-        is_default = self.path == (state_folder() / "runs").absolute()
-        return "" if is_default else f" --log {shlex.quote(self.where)}"
-
-    @property
-    def shared_option(self) -> str:
-        """The same for a command whose default is ``CLARK_AGENT_STORE``: see `log_options`."""
-        default = os.environ.get(STORE_VARIABLE)
-        if not default:
-            return self.option
-        is_url = is_postgres(default)
-        place = without_secrets(default) if is_url else str(Path(default).expanduser().absolute())
-        return "" if place == self.where else f" --log {shlex.quote(self.where)}"
+        return "" if self.where == _default_place() else f" --log {shlex.quote(self.where)}"
 
     def queue_of(self, run_id: str) -> str | None:
         """Return the queue that an outermost run belongs to, if it was submitted to one."""
@@ -588,8 +587,17 @@ def state_folder() -> Path:
     return Path(usual).expanduser() / "clark-agent"
 
 
+def _default_place() -> str:
+    """Return `Log.where` of the default log, for commands that are run as this one is."""
+    named = os.environ.get(STORE_VARIABLE)
+    if named and is_postgres(named):
+        return without_secrets(named)
+    return str(Path(named or state_folder() / "runs").expanduser().absolute())
+
+
 def open_log(path: str | None = None) -> Log:
-    """Open the log in a folder, or in a database if the path says so; None is the default log.
+    """Open the log in a folder, or in a database if the path says so; None is a folder of the user,
+    whatever ``CLARK_AGENT_STORE`` says.
 
     This creates nothing; the first use of a new database does. See `existing`.
     """
@@ -615,7 +623,8 @@ def open_log(path: str | None = None) -> Log:
 
 def existing(log: Log) -> Log:
     """Return the log. Raises `ConfigError` if a person has named one that does not exist."""
-    if log.path is None or log.path.exists() or not log.option:
+    is_own = log.path == (state_folder() / "runs").absolute()  # no run was logged there yet
+    if log.path is None or log.path.exists() or is_own:
         return log
     raise ConfigError(
         f"there is no log at {log.path}: name a folder, a file that ends in .db, or the URL of a "
@@ -771,14 +780,11 @@ def approval_options(*, can_suspend: bool = True) -> Callable[[F], F]:
     return decorate
 
 
-def log_options(
-    *, can_be_off: bool = False, is_shared: bool = False, must_exist: bool = False
-) -> Callable[[F], F]:
-    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional.
+def log_options(*, can_be_off: bool = False, must_exist: bool = False) -> Callable[[F], F]:
+    """Add the argument ``log``: ``--log``, and ``--no-log`` if the log is optional. The default is
+    ``CLARK_AGENT_STORE``, or else a folder of the user.
 
     With ``must_exist``, for commands about runs that are there, a log that is named must exist.
-    With ``is_shared``, for commands about runs of other processes, ``CLARK_AGENT_STORE`` is its
-    default.
     """
 
     def decorate(command: F) -> F:
@@ -790,7 +796,7 @@ def log_options(
 
         if can_be_off:
             with_log = click.option("--no-log", is_flag=True, help="Do not write a log.")(with_log)
-        return (_SHARED_LOG if is_shared else _LOG)(with_log)  # type: ignore[return-value]
+        return _LOG(with_log)  # type: ignore[return-value]
 
     return decorate
 
@@ -884,23 +890,15 @@ _SUSPEND = click.option(
     help="Suspend the run instead of asking at the terminal: see 'clark-agent decide'. A run "
     "that is resumed keeps this.",
 )
-_PLACES = "a folder, a file that ends in .db, or postgresql://host/database."
 _LOG = click.option(
     "--log",
     "--store",
     "log",
     metavar="PATH",
     type=click.Path(),
-    help=f"Where runs are logged: {_PLACES}",
-)
-_SHARED_LOG = click.option(
-    "--log",
-    "--store",
-    "log",
-    metavar="PATH",
-    type=click.Path(),
     envvar=STORE_VARIABLE,
-    help=f"Where runs are logged: {_PLACES} Default: {STORE_VARIABLE}, or a folder of yours.",
+    help="Where runs are logged: a folder, a file that ends in .db, or postgresql://host/database. "
+    f"Default: {STORE_VARIABLE}, or a folder of yours.",
 )
 system_option = click.option(
     "-s", "--system", metavar="TEXT", help="The system prompt; @FILE reads it from a file."

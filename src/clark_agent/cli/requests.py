@@ -162,9 +162,9 @@ def how_to_decide(request: WaitingRequest, log: Log, names: RunNames) -> str:
     """Return the command that decides a request."""
     name = shlex.quote(name_of(request, names))
     if request.needs == "result":
-        return f'{PROGRAM} decide{log.shared_option} {name} result "…"    # or: deny "why"'
+        return f'{PROGRAM} decide{log.option} {name} result "…"    # or: deny "why"'
     return (
-        f"{PROGRAM} decide{log.shared_option} {name} allow"
+        f"{PROGRAM} decide{log.option} {name} allow"
         """    # or: deny "why", arguments '{…}', result "…\""""
     )
 

@@ -82,7 +82,7 @@ async def _help(chat: Chat, _: str) -> None:
 async def _model(chat: Chat, name: str) -> None:
     if name:
         await chat.change(replace(chat.agent.settings, model=name))
-    chat.screen.note(f"the model is {chat.agent.config.model_id}")
+    chat.screen.note(f"the model is {chat.agent.config.model_id or 'that of the agent'}")
 
 
 async def _tools(chat: Chat, names: str) -> None:

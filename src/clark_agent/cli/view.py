@@ -409,6 +409,8 @@ class View:
                 screen.note(f"answer discarded ({one_line(reason)})")
             case ev.ChildRunEvent(event=ev.ToolExecutionStart() as below):
                 screen.note(f"  {call_line(below.tool_name, below.args)}", "tool")
+            case ev.ChildRunEvent(event=ev.ToolExecutionEnd(is_error=True) as below):
+                screen.note(f"  {one_line(without_marks(below.result.plain_text))}", "error")
             case _:
                 self._show_tool(event)
 
@@ -494,7 +496,10 @@ def _result_line(narration: str | None, text: str, is_error: bool) -> tuple[str,
         line = one_line(narration or text)
     else:
         first, *others = text.strip().splitlines() or [""]
-        line = one_line(first) + (f"  (+{_count(len(others), 'line')})" if others else "")
+        if re.search(r"\w", first):
+            line = one_line(first) + (f"  (+{_count(len(others), 'line')})" if others else "")
+        else:  # such as the brace of JSON
+            line = one_line(text)
     line = line or "(nothing)"
     return line, "error" if is_error else "ok"
 
@@ -525,6 +530,8 @@ class _LogMessages(logging.Handler):
         self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "is_in_result", False):  # the result of the call is shown
+            return
         with suppress(OSError):  # logging must not fail
             self._show(one_line(record.getMessage(), 400))
 

@@ -456,13 +456,15 @@ def _give_error(
             call.exception = error
             call.result = ToolResult.error(message_of(error))
         case ToolContractError():
-            logger.error("a bug in the tool %r: %s", name, error, exc_info=error)
+            logger.error(
+                "a bug in the tool %r: %s", name, error, exc_info=error, extra=results.IN_RESULT
+            )
             call.exception = error
             details = {"kind": "tool_contract_error", "tool": name}
             text = f"The tool is broken: {message_of(error)}"
             call.result = ToolResult.error(text, details=details)
         case _:
-            logger.warning("the tool %r failed", name, exc_info=error)
+            logger.warning("the tool %r failed", name, exc_info=error, extra=results.IN_RESULT)
             call.exception = error
             call.result = ToolResult.error(describe(error))
 
@@ -528,7 +530,8 @@ async def _ask_hooks(run: Run, asked_by: AssistantMessage, call: Call) -> None:
         try:
             call.result = _changed(result, await call_hook(run, hook, context))
         except Exception as error:
-            logger.exception("the hook %r failed; the result becomes an error", hook.name)
+            text = "the hook %r failed; the result becomes an error"
+            logger.exception(text, hook.name, extra=results.IN_RESULT)
             call.decided(hook.name, "failed")
             call.result = ToolResult.error(
                 f"The result was withheld: the hook {hook.name!r} that checks it raised "

@@ -16,6 +16,7 @@ from clark_agent.engine.call import Call
 from clark_agent.engine.hooks import call_hook
 from clark_agent.engine.resumption import EarlierWait
 from clark_agent.engine.run import Run
+from clark_agent.engine.runtime_results import IN_RESULT
 from clark_agent.engine.suspension import (
     allow_given,
     continued,
@@ -122,7 +123,8 @@ def accept(tool: AgentTool, call: Call, arguments: Any) -> ToolResult | None:
     except ToolValidationError as error:
         return ToolResult.error(message_of(error), details=dict(_BAD_ARGUMENTS))
     except Exception as error:
-        logger.exception("the tool %r failed to check its arguments", tool.name)
+        text = "the tool %r failed to check its arguments"
+        logger.exception(text, tool.name, extra=IN_RESULT)
         call.exception = error
         return ToolResult.error(f"{tool.name!r} could not check the arguments: {describe(error)}")
     call.input = call.args if accepted is None else accepted
@@ -206,7 +208,8 @@ async def _ask_hooks(run: Run, answer: ModelAnswer, call: Call) -> None:
             if not isinstance(decision, Suspend):
                 _apply(hook, decision, call)
         except Exception as error:
-            logger.exception("the hook %r failed; the call is blocked", hook.name)
+            text = "the hook %r failed; the call is blocked"
+            logger.exception(text, hook.name, extra=IN_RESULT)
             call.decided(hook.name, "failed")
             call.hook_raised = (type(error).__name__, message_of(error))
             call.result = ToolResult.error(

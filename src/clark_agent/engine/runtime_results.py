@@ -9,6 +9,7 @@ from msgspec import Struct
 from clark_agent.tools.base import ToolResult
 
 __all__ = [
+    "IN_RESULT",
     "Made",
     "RuntimeResult",
     "WaitReason",
@@ -24,6 +25,10 @@ __all__ = [
     "unchecked",
     "withdrawn",
 ]
+
+
+IN_RESULT = {"is_in_result": True}
+"""The ``extra`` of a log record that says what the result of the call says too."""
 
 
 class RuntimeResult(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -127,7 +127,8 @@ def suspend_after_run(run: Run, call: Call, error: ToolSuspended) -> None:
     try:
         wanted = Suspend(error.request, error.expires_in, error.until, error.event, error.assignee)
     except ValueError as invalid:
-        logger.error("a bug in the tool %r: %s", call.tool.name, invalid)
+        text = "a bug in the tool %r: %s"
+        logger.error(text, call.tool.name, invalid, extra=results.IN_RESULT)
         call.exception = error
         call.result = ToolResult.error(f"The tool is broken: {invalid}")
         return

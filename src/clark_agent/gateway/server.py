@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clark_agent._extras import load_extra
@@ -20,14 +22,32 @@ __all__ = ["serve_gateway", "server_config"]
 
 
 def serve_gateway(
-    app: Starlette, *, host: str = "127.0.0.1", port: int = 8000, header_timeout: float = 10.0
+    app: Starlette,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    header_timeout: float = 10.0,
+    on_listening: Callable[[str], object] | None = None,
 ) -> None:
     """Serve an app made by `clark_agent.gateway.app` until SIGTERM or Ctrl-C.
 
-    ``header_timeout`` is how many seconds a connection may take to send the headers of a request.
+    Port 0 is any that is free. ``header_timeout`` is how many seconds a connection may take to send
+    the headers of a request. ``on_listening`` is called with the URL as soon as clients can
+    connect. Raises `ConfigError` if the port is in use, or the host is not of this machine.
     """
-    config = server_config(app, host=host, port=port, header_timeout=header_timeout)
-    load_extra("uvicorn", "gateway", "serve_gateway()").Server(config).run()
+    uvicorn = load_extra("uvicorn", "gateway", "serve_gateway()")
+    server = uvicorn.Server(server_config(app, header_timeout=header_timeout))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from None
+    with listener:
+        if on_listening is not None:
+            shown = f"[{host}]" if ":" in host else host
+            on_listening(f"http://{shown}:{listener.getsockname()[1]}")
+        server.run(sockets=[listener])
 
 
 def server_config(app: Starlette, *, header_timeout: float = 10.0, **settings: Any) -> Any:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from inspect import isawaitable
 from typing import Any, TypeVar
 
+from clark_agent._extras import how_to_install
 from clark_agent._text import well_formed
 from clark_agent.errors import ConfigError, McpError
 from clark_agent.mcp.content import (
@@ -64,10 +65,7 @@ class McpTools:
         self._servers = _checked(servers)
         check_elicitation(ask)
         if find_spec("mcp") is None:
-            raise ConfigError(
-                "McpTools needs the package mcp: pip install 'clark-agent[mcp]' (in a checkout: "
-                "pip install '.[mcp]')"
-            )
+            raise ConfigError(f"McpTools needs the package mcp: {how_to_install('mcp')}")
         self._elicitation: Elicitation | SuspendingElicitation | None = None
         if ask is SUSPEND:
             self._elicitation = SuspendingElicitation()

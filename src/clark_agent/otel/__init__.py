@@ -1,4 +1,4 @@
-"""Traces and metrics of runs, for OpenTelemetry. Needs ``pip install 'clark-agent[otel]'``.
+"""Traces and metrics of runs, for OpenTelemetry. Needs the extra ``otel``.
 
     from clark_agent.otel import instrument
 

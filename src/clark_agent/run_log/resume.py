@@ -111,11 +111,16 @@ async def resume(
     folded = fold(loaded)
     if isinstance(folded.ending, RunEnded):
         _check_origin(folded, run_id, run_log, trust_log=trust_log)
-        raise InvalidContinuationError(
-            f"there is nothing to resume: the run {run_id!r} has ended ({folded.ending.outcome})"
-        )
+        raise has_ended(run_id, folded.ending)
     return await resume_folded(
         loaded, folded, config, signal, sink=sink, trust_log=trust_log, deps=deps
+    )
+
+
+def has_ended(run_id: str, ending: RunEnded) -> InvalidContinuationError:
+    """The error of a run that cannot be resumed, because it has ended."""
+    return InvalidContinuationError(
+        f"there is nothing to resume: the run {run_id!r} has ended ({ending.outcome})"
     )
 
 

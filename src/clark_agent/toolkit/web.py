@@ -33,6 +33,7 @@ from urllib.parse import urljoin
 
 from msgspec import Struct
 
+from clark_agent._extras import how_to_install
 from clark_agent._threads import run_in_thread
 from clark_agent.errors import ConfigError
 from clark_agent.toolkit._addresses import Address, Network, is_reachable
@@ -80,7 +81,7 @@ def fetch_url_tool(
     Raises `ConfigError` for invalid settings, and without the extra ``web``.
     """
     if find_spec("httpx2") is None:
-        raise ConfigError("fetch_url_tool needs the package httpx2: pip install 'clark-agent[web]'")
+        raise ConfigError(f"fetch_url_tool needs the package httpx2: {how_to_install('web')}")
     _check_numbers(timeout=timeout, max_bytes=max_bytes, max_chars=max_chars)
     _check_numbers(max_redirects=max_redirects)
     if tls is not None and not isinstance(tls, ssl.SSLContext):

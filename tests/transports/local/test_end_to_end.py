@@ -13,6 +13,7 @@ from msgspec import Meta
 from clark_agent import (
     AgentContext,
     AgentTool,
+    AssistantMessage,
     CancellationToken,
     LoopConfig,
     RunResult,
@@ -79,7 +80,17 @@ async def test_it_calls_a_tool_and_tells_what_the_tool_said(model: LocalModel) -
     result = await asked("What's the weather like in Oslo?", model)
     assert results(result) == ["17 degrees in Oslo"]
     assert "17 degrees in Oslo" in result.text
-    assert result.usage.cache_read_input_tokens > result.usage.input_tokens
+
+
+async def test_a_turn_counts_the_prompt_of_its_answer_once(model: LocalModel) -> None:
+    """However many steps the guide takes to find it."""
+    result = await asked("What's the weather like in Oslo?", model)
+    for message in result.messages:
+        if isinstance(message, AssistantMessage):
+            assert message.usage is not None
+            read = message.usage.input_tokens + message.usage.cache_read_input_tokens
+            assert 100 < read < 1_000
+            assert 0 < message.usage.output_tokens < 100
 
 
 async def test_it_takes_what_one_tool_says_to_the_next(model: LocalModel) -> None:

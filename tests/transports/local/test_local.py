@@ -864,7 +864,7 @@ def test_without_the_packages_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=rf"{package}: pip install 'clark-agent\[local\]'"):
+    with pytest.raises(ConfigError, match=rf"{package}: pip install '\.\[local\]'"):
         LocalModel(window=800)
 
 

@@ -99,9 +99,7 @@ async def _talk(talk: Chat, screen: ChatScreen, resume: str | None) -> signal.Si
         try:
             if talk.agent.settings.model == DEFAULT_MODEL:
                 screen.note(TOO_SMALL)
-            screen.note(
-                f"{talk.agent.config.model_id} in {talk.agent.settings.root}; /help for help"
-            )
+            screen.note(f"{talk.agent.title} in {talk.agent.settings.root}; /help for help")
             if resume is not None:
                 await _handle_line(talk, f"/resume {resume}")
             while True:
@@ -127,7 +125,7 @@ async def _handle_line(talk: Chat, line: str) -> None:
 
 def _toolbar(talk: Chat, screen: ChatScreen) -> str:
     doing = screen.under_way if talk.state == "working" else ""
-    return f"{talk.agent.config.model_id} · {usage_text(talk.usage)} · {doing or talk.state}"
+    return f"{talk.agent.title} · {usage_text(talk.usage)} · {doing or talk.state}"
 
 
 class ChatScreen(RichScreen):

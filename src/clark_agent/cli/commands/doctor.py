@@ -15,12 +15,14 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.error import URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 from msgspec import Struct
 
+from clark_agent._extras import how_to_install
 from clark_agent._version import __version__
 from clark_agent.cli.app import PROGRAM, cli, examples
 from clark_agent.cli.options import (
@@ -71,8 +73,13 @@ class Provider(Struct, frozen=True):
     def missing(self) -> str | None:
         """Return what is missing to use it and how to get it, or None."""
         if not _version(self.package):
-            return f"pip install 'clark-agent[{self.extra}]'"
+            return how_to_install(self.extra)
         return f"set {' or '.join(self.keys)}" if self.keys and not self.key else None
+
+    def readiness(self) -> str:
+        """Return what it needs, as far as this can be told without asking it."""
+        is_here = urlsplit(self.url).hostname == "localhost"
+        return self.missing() or (f"needs a server at {self.url}" if is_here else "ready")
 
 
 def _providers() -> list[Provider]:
@@ -133,8 +140,7 @@ def models(*, provider: str | None) -> None:
     if provider is None:
         click.echo(f"{'local:':<28}a small model on this machine, or local:/path/to/model.gguf")
         for known in _providers():
-            ready = known.missing() or "ready"
-            click.echo(f"{known.scheme + ':MODEL':<28}{ready}")
+            click.echo(f"{known.scheme + ':MODEL':<28}{known.readiness()}")
         click.echo(f"{'http://HOST:PORT/v1#MODEL':<28}a server that speaks Chat Completions")
         click.echo(f"{'gateway+https://HOST#MODEL':<28}a gateway, with CLARK_GATEWAY_TOKEN")
         return
@@ -242,13 +248,16 @@ def _findings(log: Log) -> Iterator[Finding]:
         "uvicorn": "gateway",
         "xllamacpp": "local",
         "genai_prices": "prices",
+        "jiter": "partial",
+        "psycopg": "postgres",
+        "dbos": "dbos",
+        "temporalio": "temporal",
         "mcp": "mcp",
         "opentelemetry-sdk": "otel",
     }
     for package, extra in extras.items():
         have = _version(package)
-        how = f"not installed: pip install 'clark-agent[{extra}]'"
-        yield Finding(have is not None, package, have or how)
+        yield Finding(have is not None, package, have or f"not installed: {how_to_install(extra)}")
     names = dict.fromkeys([name for provider in _providers() for name in provider.keys])
     for is_set, text in ((True, "keys"), (False, "keys that are not set")):
         found = [name for name in names if bool(os.environ.get(name, "").strip()) is is_set]

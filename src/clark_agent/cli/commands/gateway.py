@@ -65,8 +65,12 @@ def gateway(
     served = _models(models)
     app = make_gateway(served, tokens=_tokens(tokens), extras=SAFE_EXTRAS | {*extras})
     names = ", ".join(served)
-    click.echo(f"serving {names} at http://{host}:{port}; Ctrl-C stops", err=True)
-    serve_gateway(app, host=host, port=port)
+    serve_gateway(
+        app,
+        host=host,
+        port=port,
+        on_listening=lambda url: click.echo(f"serving {names} at {url}; Ctrl-C stops", err=True),
+    )
 
 
 def _models(given: tuple[str, ...]) -> dict[str, StreamFn]:

@@ -93,7 +93,7 @@ __all__ = ["diff", "export", "prefix", "print_runs", "replay", "runs", "show"]
     "--all", "children", is_flag=True, help="Include runs that other runs in the log started."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one run per line, as JSON.")
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def runs(*, limit: int, children: bool, as_json: bool, log: Log) -> None:
     """List logged runs, the newest first."""
     every = log.store.runs()
@@ -152,7 +152,7 @@ def _row(run: RunSummary, log: Log) -> tuple[str, ...]:
     help="The price of a million input and output tokens; adds the cost of each step.",
 )
 @click.option("--trace", is_flag=True, help="Draw its spans instead: times, tokens and cost.")
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Log) -> None:
     """Show the messages, tool calls and usage of a run.
 
@@ -175,7 +175,8 @@ def show(*, run_id: str, price: tuple[float, float] | None, trace: bool, log: Lo
     screen.note(f"run       {safe(loaded.run_id)}")
     screen.note(f"began     {time_text(loaded.records[0].at, '%Y-%m-%d %H:%M:%S')}")
     screen.note(f"model     {one_line(began.model_id or '-')}")
-    screen.note(f"tools     {one_line(', '.join(began.tools) or '-', 400)}")
+    tools = ", ".join([*began.tools, *folded.sourced]) or "-"
+    screen.note(f"tools     {one_line(tools, 400)}")
     if began.host_notes:
         screen.note(f"root      {one_line(settings.root)}")
     if began.identity.conversation_id:

@@ -76,37 +76,46 @@ class _Targeted(click.Command):
 _COMMAND = "clark_agent.mcp.command"
 
 
-def _targeted(command: F) -> F:
-    """Replace the argument ``words`` by ``target`` and the words that follow it."""
+def _targeted(rest: str = "") -> Callable[[F], F]:
+    """Add the arguments ``target``, and ``words`` for what follows it: ``rest`` in the usage."""
 
-    @wraps(command)
-    def with_target(**options: Any) -> Any:
-        words, name = list(options.pop("words")), options.pop("server")
-        headers, oauth = options.pop("headers"), options.pop("oauth")
-        started: list[str] | None = click.get_current_context().meta.get(_COMMAND)
-        url = words.pop(0) if words and _is_url(words[0]) else None
-        file = words.pop(0) if words and url is None and words[0].endswith(".json") else None
-        if started is not None:
-            if url is not None or file is not None:
-                raise ConfigError(f"{url or file}: a command after -- is a target of its own")
-            target = _started(started)
-        elif url is not None:
-            target = _at(url, headers, oauth)
-        else:
-            target = _in_file(file, name)
-        if url is None and (headers or oauth):
-            raise ConfigError("--header and --oauth need a URL; a file has its own headers")
-        if file is None and name is not None and (url is not None or started is not None):
-            raise ConfigError("--server chooses a server of a file")
-        return command(target=target, words=tuple(words), **options)
+    def decorate(command: F) -> F:
+        @wraps(command)
+        def with_target(**options: Any) -> Any:
+            words, name = list(options.pop("words")), options.pop("server")
+            headers, oauth = options.pop("headers"), options.pop("oauth")
+            target = _target(words, name, headers, oauth)
+            return command(target=target, words=tuple(words), **options)
 
-    for option in reversed(_TARGET):
-        with_target = option(with_target)
-    return with_target  # type: ignore[return-value]
+        for option in reversed(_TARGET):
+            with_target = option(with_target)
+        words = click.argument("words", nargs=-1, metavar=f"[FILE|URL] {rest}".strip())
+        return words(with_target)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _target(words: list[str], name: str | None, headers: Sequence[str], oauth: bool) -> Target:
+    """Return the target, and remove it from the words."""
+    started: list[str] | None = click.get_current_context().meta.get(_COMMAND)
+    url = words.pop(0) if words and _is_url(words[0]) else None
+    file = words.pop(0) if words and url is None and words[0].endswith(".json") else None
+    if started is not None:
+        if url is not None or file is not None:
+            raise ConfigError(f"{url or file}: a command after -- is a target of its own")
+        target = _started(started)
+    elif url is not None:
+        target = _at(url, headers, oauth)
+    else:
+        target = _in_file(file, name)
+    if url is None and (headers or oauth):
+        raise ConfigError("--header and --oauth need a URL; a file has its own headers")
+    if file is None and name is not None and (url is not None or started is not None):
+        raise ConfigError("--server chooses a server of a file")
+    return target
 
 
 _TARGET = (
-    click.argument("words", nargs=-1, metavar="[FILE|URL]"),
     click.option("-S", "--server", metavar="NAME", help="The server, if the file has several."),
     click.option(
         "--header",
@@ -206,7 +215,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
     cls=_Targeted,
     epilog=examples("clark-agent mcp list", "clark-agent mcp list servers.json --json"),
 )
-@_targeted
+@_targeted()
 @json_option
 def list_servers(*, target: Target, words: tuple[str, ...], as_json: bool) -> int:
     """List the servers, and whether they can be reached.
@@ -255,7 +264,7 @@ def list_servers(*, target: Target, words: tuple[str, ...], as_json: bool) -> in
         "clark-agent mcp tools -- uvx mcp-server-time",
     ),
 )
-@_targeted
+@_targeted()
 @json_option
 def list_tools(*, target: Target, words: tuple[str, ...], as_json: bool) -> None:
     """List the tools of the servers. --json prints their schemas too."""
@@ -291,7 +300,7 @@ def list_tools(*, target: Target, words: tuple[str, ...], as_json: bool) -> None
         "echo '{…}' | clark-agent mcp call search -",
     ),
 )
-@_targeted
+@_targeted("TOOL [ARG]...")
 @json_option
 def call(*, target: Target, words: tuple[str, ...], as_json: bool) -> int:
     """Call a tool and print its result.
@@ -331,7 +340,7 @@ def call(*, target: Target, words: tuple[str, ...], as_json: bool) -> int:
     cls=_Targeted,
     epilog=examples("clark-agent mcp resources", "clark-agent mcp resources -- ./server.py"),
 )
-@_targeted
+@_targeted()
 @json_option
 def list_resources(*, target: Target, words: tuple[str, ...], as_json: bool) -> None:
     """List what can be read from the servers, and the patterns of further URIs."""
@@ -357,7 +366,7 @@ def list_resources(*, target: Target, words: tuple[str, ...], as_json: bool) -> 
         "clark-agent mcp read servers.json --server notes notes://today",
     ),
 )
-@_targeted
+@_targeted("URI")
 @json_option
 def read(*, target: Target, words: tuple[str, ...], as_json: bool) -> None:
     """Print a resource.
@@ -387,7 +396,7 @@ def read(*, target: Target, words: tuple[str, ...], as_json: bool) -> None:
         "clark-agent mcp prompts servers.json --server review code_review language=python",
     ),
 )
-@_targeted
+@_targeted("[NAME [ARG]...]")
 @json_option
 def prompts(*, target: Target, words: tuple[str, ...], as_json: bool) -> None:
     """List the prompts of the servers, or print one.

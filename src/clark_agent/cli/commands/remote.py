@@ -55,7 +55,7 @@ _FOLLOW_UP = "follow_up"
     help="How soon: after the running tools (after_batch, the default), before the next tool, now "
     "(running tools are stopped), or when the agent has finished (follow_up).",
 )
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def steer(*, run_id: str, text: tuple[str, ...], when: str, log: Log) -> None:
     """Send a message to a run of another process.
 
@@ -75,7 +75,7 @@ def steer(*, run_id: str, text: tuple[str, ...], when: str, log: Log) -> None:
 )
 @run_argument()
 @click.option("--reason", metavar="TEXT", help="Why; it is recorded in the log.")
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def cancel(*, run_id: str, reason: str | None, log: Log) -> None:
     """Cancel a run of another process.
 
@@ -105,7 +105,7 @@ def cancel(*, run_id: str, reason: str | None, log: Log) -> None:
 @run_argument()
 @click.option("--wait", is_flag=True, help="Go on while the run is suspended.")
 @click.option("--json", "as_json", is_flag=True, help="Write events as JSON, one per line.")
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def follow(*, run_id: str, wait: bool, as_json: bool, log: Log) -> int:
     """Show a run that another process runs: what has happened, then what happens.
 

@@ -75,7 +75,8 @@ from clark_agent.run_context import RunContext, resolve_system_prompt
 from clark_agent.run_log import fold, waiting_for
 from clark_agent.run_log import fork as fork_run
 from clark_agent.run_log import resume as resume_run
-from clark_agent.run_log.records import RunSuspended
+from clark_agent.run_log.records import RunEnded, RunSuspended
+from clark_agent.run_log.resume import has_ended
 from clark_agent.running import Starter
 from clark_agent.toolkit.ask import SUSPEND, unless_stopped
 from clark_agent.types import AgentContext, RunIdentity, Usage
@@ -187,6 +188,8 @@ def continue_run(
     found = find_run(log, run_id)
     check_not_queued(log, found)
     folded = fold(log.store.load(found))  # refuse a damaged log before asking anything
+    if isinstance(folded.ending, RunEnded):
+        raise has_ended(found, folded.ending)
     stage = Stage(as_json, log)
     if isinstance(folded.ending, RunSuspended) and (waiting := waiting_for(log.store, found)):
         return stage.still_waits(found, waiting, folded.ending.tree_usage)

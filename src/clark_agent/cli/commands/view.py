@@ -77,7 +77,7 @@ __all__ = ["view"]
 )
 @agent_options
 @approval_options(can_suspend=False)
-@log_options(is_shared=True)
+@log_options()
 def view(
     *,
     store: str | None,

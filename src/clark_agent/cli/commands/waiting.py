@@ -85,7 +85,7 @@ def _complete_requests(context: click.Context, _: Any, incomplete: str) -> list[
     "--ready", is_flag=True, help="List the suspended runs that wait for nothing any more."
 )
 @click.option("--json", "as_json", is_flag=True, help="Write one request per line, as JSON.")
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def waiting(
     *, name: str | None, assignee: str | None, full: bool, ready: bool, as_json: bool, log: Log
 ) -> None:
@@ -146,7 +146,7 @@ def _list_ready(log: Log, as_json: bool) -> None:
 @click.option("--by", metavar="NAME", help="Who decides. Default: your user name.")
 @click.option("--resume", is_flag=True, help="Go on with the run if nothing else is open.")
 @click.option("--json", "as_json", is_flag=True, help="Write the decision as a line of JSON.")
-@log_options(is_shared=True, must_exist=True)
+@log_options(must_exist=True)
 def decide(
     *,
     name: str,

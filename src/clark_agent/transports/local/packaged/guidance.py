@@ -52,7 +52,6 @@ from clark_agent.transports.local.packaged.prompts import (
     shared_words,
     with_facts,
 )
-from clark_agent.types import Usage
 
 __all__ = ["guide"]
 
@@ -129,27 +128,17 @@ class _Thinker:
         self._engine = engine
         self._emit = emit
         self._is_wanted = is_wanted
-        self._usage = Usage()
-        self._written = 0
+        self._usage = _Usage()
+        """Of the last completion, which writes the call or the answer."""
 
     def think(self, case: Case) -> None:
         """Emit a call or an answer. Raises `ProviderFailure` and `_Stopped`."""
         chosen = self._choose(case) if case.tools else None
         finish = self._answer(case) if chosen is None else self._call(case, chosen)
-        used = self._usage
-        # Tokens that were generated to make the decision count as input: they are not part of the
-        # answer, and must not count against its cap.
-        read = used.input_tokens + used.cache_read_input_tokens + used.output_tokens
-        self._emit(
-            {
-                "choices": [{"index": 0, "delta": {}, "finish_reason": finish}],
-                "usage": {
-                    "prompt_tokens": read - self._written,
-                    "completion_tokens": self._written,
-                    "prompt_tokens_details": {"cached_tokens": used.cache_read_input_tokens},
-                },
-            }
-        )
+        # Completions that only make the decision read much the same prompt again: they count for
+        # nothing.
+        end = {"choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}
+        self._emit({**end, "usage": self._usage})
 
     # --- choosing a tool ------------------------------------------------------------------------
 
@@ -345,8 +334,7 @@ class _Thinker:
                 if event.error is not None:
                     raise ProviderFailure(failure_in_stream(event.error))
                 if event.usage is not None:
-                    self._usage += event.usage.counted
-                    self._written = event.usage.completion_tokens
+                    self._usage = event.usage
                 if event.prompt_progress is not None:
                     self._emit({})  # a keep-alive while the prompt is processed
                 for choice in event.choices:
@@ -432,13 +420,6 @@ class _Usage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _PromptDetails = _PromptDetails()
-
-    @property
-    def counted(self) -> Usage:
-        cached = self.prompt_tokens_details.cached_tokens
-        return Usage(
-            self.prompt_tokens - cached, self.completion_tokens, cache_read_input_tokens=cached
-        )
 
 
 class _Event(Struct):
