@@ -274,7 +274,8 @@ async def test_the_gateway_says_where_it_listens_or_why_it_cannot(tmp_path: Path
         writer.close()
         process.terminate()
         await process.communicate()
-    why = f"cannot listen on 127.0.0.1 port {found[1]}: Address already in use"
+    taken = "Address already in use; choose another port, or 0 for any that is free"
+    why = f"cannot listen on 127.0.0.1 port {found[1]}: {taken}"
     assert (second.code, second.err) == (2, f"clark-agent: {why}\n")
 
 

@@ -157,7 +157,7 @@ def test_mistakes_are_explained(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert run_command_line(["view", "runs", "--no-browser", "--port", port]) == 2
-    reason = "Address already in use; choose another --port, or --port 0 for any that is free"
+    reason = "Address already in use; choose another port, or 0 for any that is free"
     assert f"cannot listen on 127.0.0.1 port {port}: {reason}\n" in capsys.readouterr().err
     assert run_command_line(["view", "missing.db"]) == 2
     assert "there is no log at" in capsys.readouterr().err

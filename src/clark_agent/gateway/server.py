@@ -8,11 +8,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clark_agent._extras import load_extra
+from clark_agent._listening import listen
 from clark_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,13 +37,7 @@ def serve_gateway(
     """
     uvicorn = load_extra("uvicorn", "gateway", "serve_gateway()")
     server = uvicorn.Server(server_config(app, header_timeout=header_timeout))
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        reason = (error.strerror or str(error)).partition(" (while")[0]
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}") from None
-    with listener:
+    with listen(host, port) as listener:
         if on_listening is not None:
             shown = f"[{host}]" if ":" in host else host
             on_listening(f"http://{shown}:{listener.getsockname()[1]}")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -19,7 +17,7 @@ from threading import Semaphore, Thread, current_thread, main_thread
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from clark_agent._extras import load_extra
-from clark_agent._text import os_reason
+from clark_agent._listening import is_loopback, listen
 from clark_agent.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -327,7 +325,7 @@ async def serve_http(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError`, also if the address is taken."""
     host, port = parse_address(address)
-    if not _is_loopback(host):
+    if not is_loopback(host.strip("[]")):
         if token is None:
             raise ConfigError(
                 f"other machines can reach {host}: an MCP server there needs a token (--token)"
@@ -354,12 +352,7 @@ async def serve_http(
         proxy_headers=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    try:
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {os_reason(error)}") from None
-    with listener:
+    with listen(host.strip("[]"), port) as listener:
         if on_listening is not None:
             on_listening(f"http://{host}:{listener.getsockname()[1]}{path}")
         await Stopping(config).serve(sockets=[listener])
@@ -374,12 +367,3 @@ def parse_address(address: str) -> tuple[str, int]:
         if _HOST.fullmatch(f"[{host}]"):
             raise ConfigError(f"write an IPv6 address in brackets: [{host}]:{port}")
     raise ConfigError(f"expected HOST:PORT, such as 127.0.0.1:8000, not {address!r}")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

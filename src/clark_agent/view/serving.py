@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from clark_agent._extras import load_extra
-from clark_agent._text import os_reason
-from clark_agent.errors import ConfigError
+from clark_agent._listening import is_loopback, listen
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -21,31 +19,6 @@ __all__ = ["is_loopback", "listen", "new_token", "serve_view", "shown_url"]
 def new_token() -> str:
     """Return a secret for the address of the page."""
     return secrets.token_urlsafe(24)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open the socket of a server. Port 0 is any that is free. Raises `ConfigError`."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.create_server(address[:2], family=family)
-    except OSError as error:
-        reason = os_reason(error)
-        hint = "; choose another --port, or --port 0 for any that is free" if port else ""
-        raise ConfigError(f"cannot listen on {host} port {port}: {reason}{hint}") from None
-    listening.setblocking(False)
-    return listening
 
 
 def shown_url(host: str, listening: socket.socket, token: str) -> str:
