@@ -158,17 +158,17 @@ async def measure_log(folder: Path, megabytes: int) -> None:
     size = write_large(store, "large", megabytes)
     async with served(store) as client:
         listed, _ = await timed(client, "runs")
-        head, _ = await timed(client, "runs/large")
-        first, page = await timed(client, "runs/large/items")
+        head, _ = await timed(client, "run", run="large")
+        first, page = await timed(client, "items", run="large")
         start = perf_counter()
-        while not (await timed(client, "runs/large"))[1]["indexed"]["is_complete"]:
+        while not (await timed(client, "run", run="large"))[1]["indexed"]["is_complete"]:
             pass
         indexed = (perf_counter() - start) * 1000
-        turns = (await timed(client, "runs/large"))[1]["turns"]
+        turns = (await timed(client, "run", run="large"))[1]["turns"]
         numbers = range(1, turns, max(1, turns // 20))
-        pages = [await timed(client, "runs/large/items", turn=number) for number in numbers]
-        last, _ = await timed(client, "runs/large/items", before=10**9)
-        middle, _ = await timed(client, f"runs/large/requests/{turns // 2}", force=1)
+        pages = [await timed(client, "items", run="large", turn=number) for number in numbers]
+        last, _ = await timed(client, "items", run="large", before=10**9)
+        middle, _ = await timed(client, "request", run="large", turn=turns // 2, force=1)
     read = max([data["bytes_read"] for _, data in [*pages, (first, page)]])
     print(
         f"{size / 1e6:7.1f} MB  first screen {listed + head + first:6.1f} ms"

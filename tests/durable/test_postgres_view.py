@@ -42,17 +42,17 @@ async def test_the_page_on_postgres(postgres_url: str) -> None:
                         seqs.append(data["seq"])
                         kinds.append(data["kind"])
                     if name == "item" and data["kind"] == "tool_started":
-                        await page.post("runs/r/steer", {"message": "Rye bread."})
+                        await page.post("steer", {"message": "Rye bread."}, run="r")
                     if name == "item" and data["kind"] == "steered":
                         gate.set()
             assert kinds[-1] == "ended"
             assert seqs == list(range(len(seqs)))
             assert [item["seq"] for item in await page.every_item("r", limit=2)] == seqs
-            view = await page.get("runs/r")
+            view = await page.get("run", run="r")
             assert (view["run"]["status"], view["turns"]) == ("done", 2)
-            before = await page.get("runs/r/items", before=seqs[-1], limit=3)
+            before = await page.get("items", run="r", before=seqs[-1], limit=3)
             assert [item["seq"] for item in before["items"]] == seqs[-4:-1]
-            request = await page.get("runs/r/requests/2")
+            request = await page.get("request", run="r", turn=2)
             assert request["messages"][-1]["blocks"][0]["text"]["text"] == "Rye bread."
             page.reading.catalog.refresh(force=True)
             (found,) = (await page.get("runs", q="BAKER"))["runs"]

@@ -244,7 +244,10 @@ async def test_it_is_killed_in_a_call(foreign: Need, transport: Any) -> None:
         server = McpServer("all", url=running.url, transport=kind, connect_timeout=3.0)
         async with asyncio.timeout(SAFETY_NET), McpTools(server) as tools:
             operation = call("all_trigger-long-running-operation", duration=600, steps=6000)
-            sink, stream = RecordingSink(), ScriptedStream([operation, call("all_echo"), "done"])
+            sink, stream = (
+                RecordingSink(),
+                ScriptedStream([operation, call("all_echo", message="x"), "done"]),
+            )
             agent = Agent(stream, tool_source=tools, event_sink=sink)
             run = asyncio.create_task(agent.run("go"))
             await eventually(lambda: "tool_execution_update" in sink.types)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from benchmarks.view import write_large, write_many
 from clark_agent.run_log import JsonlStore, SqliteStore, jsonl
 from clark_agent.view.requests import TooLarge
 from tests.sizes import VIEW_MEGABYTES
+from tests.transports.servers.child import ROOT
 from tests.view.site import site
 
 PAGE = 3 << 20
@@ -149,3 +153,12 @@ async def test_ten_thousand_runs_are_listed_without_reading_their_logs(
         third = await page.get("runs", limit=50, after=again["next"])
         await page.get("runs", limit=50, after=third["next"])
         assert len(opened) < 120  # the ends of those that are shown for the first time
+
+
+def test_the_benchmark_of_the_page_runs() -> None:
+    command = [sys.executable, "-m", "benchmarks.view", "--sizes", "1", "--runs", "10"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    log, runs = done.stdout.splitlines()
+    assert re.search(r"MB  first screen .* page .* request", log)
+    assert runs.startswith("10 runs  first list")
