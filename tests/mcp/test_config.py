@@ -123,6 +123,22 @@ def test_names_are_the_same_in_every_process() -> None:
     assert names.name_of(other, "add") == "s_add"
 
 
+@pytest.mark.parametrize("tool", ["x\u0112my\u2dcctool", "x\u01afget\u0de6report"])
+@pytest.mark.parametrize("wanted", ["my.tool", "get_report_202601"])
+def test_no_server_finds_a_name_that_becomes_another_one(tool: str, wanted: str) -> None:
+    """These were found for additions of six digits, in a second."""
+    hostile, victim = McpServer("s", command="x"), McpServer("s_x", command="y")
+    alone = ToolNames([victim]).name_of(victim, wanted)
+    for servers in ([hostile, victim], [victim, hostile]):
+        names = ToolNames(servers)
+        tools = {"s": tool, "s_x": wanted}
+        for server in servers:
+            names.claim(server, tools[server.name])
+        found = {server.name: names.name_of(server, tools[server.name]) for server in servers}
+        assert found["s_x"] == alone
+        assert len(found["s"].rpartition("_")[2]) >= 16
+
+
 def test_include_and_exclude() -> None:
     server = McpServer("s", command="x", include=["read_*", "list"], exclude=["*_secret"])
     wanted = ["read_file", "list", "read_secret", "write", "List"]

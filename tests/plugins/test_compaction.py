@@ -77,6 +77,7 @@ class Summarised:
         limit: int | None = None,
         said: str = "prompt is too long: {size} tokens > {limit} maximum",
         call_first: ToolCall | None = None,
+        scale: float = 1.0,
     ) -> None:
         self.turns = turns
         self.summary = summary or (lambda request: "What happened so far.")
@@ -85,11 +86,12 @@ class Summarised:
         self.requests: list[StreamRequest] = []
         self.asked: list[StreamRequest] = []
         self.call_first = call_first
+        self.scale = scale
 
     async def __call__(
         self, request: StreamRequest, signal: CancellationToken
     ) -> AsyncIterator[StreamEvent]:
-        size = size_of(request)
+        size = int(size_of(request) * self.scale)
         usage = Usage(size, 20)
         if "Write a summary" in request.messages[-1].plain_text:
             self.asked.append(request)
@@ -754,6 +756,25 @@ async def test_what_is_pinned_goes_if_nothing_else_makes_the_request_fit(
     assert size_of(model.requests[-1]) <= 1_200
     sizes = [size_of(request) for request in model.requests[3:]]
     assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("characters", [14_400, 14_800, 15_200])
+async def test_what_is_unread_stays_if_less_is_enough(characters: int) -> None:
+    """A provider that counts half of what is estimated, and says how large its window is."""
+    model = Summarised(5, limit=2_000, scale=0.5)
+
+    @tool
+    def look(number: int) -> str:
+        """Look."""
+        return f"{number}: " + "word " * (characters // 5 if number == 3 else 60) + "the end"
+
+    result, _ = await play(model, Compaction(), tools=[look], max_iterations=12)
+    assert result.outcome is LoopOutcome.DONE
+    too_large = [r for r in model.requests if size_of(r) * 0.5 > 2_000]
+    assert too_large
+    first = next(r for r in model.requests if model.number(r) == 4 and r not in too_large)
+    (unread,) = [text for text in texts(first) if text.startswith("3: ")]
+    assert unread.endswith("the end")
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

@@ -45,6 +45,7 @@ from clark_agent.plugins.compaction import mark_of
 from clark_agent.result import RunResult
 from clark_agent.run_log.writer import encode_entry
 from clark_agent.stream import TextChunk, ToolCallChunk
+from clark_agent.toolkit._visible import label
 from clark_agent.toolkit.untrusted import without_marks
 from clark_agent.tools import tool_result
 from clark_agent.types import (
@@ -115,10 +116,15 @@ def one_line(text: str, width: int = 160) -> str:
 def call_line(name: str, arguments: Any) -> str:
     """Format a call for people: ``read_file(path='a.txt')``."""
     if isinstance(arguments, dict):
-        shown = [f"{key}={_value(value)}" for key, value in arguments.items()]
+        shown = [f"{_name(key)}={_value(value)}" for key, value in arguments.items()]
     else:
         shown = [_value(arguments)]
     return one_line(f"{name}({', '.join(shown)})", 200)
+
+
+def _name(key: object) -> str:
+    text = label(key)  # quoted, so that it cannot look like further arguments
+    return text if len(text) <= 40 else f"{text[:30]}…{text[-5:]}"
 
 
 def _value(value: Any) -> str:

@@ -21,7 +21,8 @@ __all__ = ["ToolNames", "is_wanted"]
 
 _FORBIDDEN = re.compile(r"[^a-zA-Z0-9_-]")
 _LONGEST = 64
-_SUFFIX = 6
+_SUFFIX = 16
+"""Too many digits for a server to look for a tool name that gives it the name of another tool."""
 
 
 def is_wanted(server: McpServer, name: str) -> bool:

@@ -230,8 +230,9 @@ class Compaction:
             is_worth = state.is_worth(best.freed, least) or not is_needed
             if state.after(best.freed) <= limit and is_worth:
                 break
-            if unread and ctx.overflow is None:
-                break  # a model may take more than is known of it
+            is_last = self._overflows >= _OVERFLOWS or best.freed <= 0
+            if unread and (ctx.overflow is None or not is_last):
+                break  # a model may take more than is estimated
             plan = self._plan(ctx, state, drops_pins=pins, drops_unread=unread)
             best = plan if plan.freed > best.freed else best
         return best

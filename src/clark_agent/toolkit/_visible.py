@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["call_block", "call_line", "visible"]
+__all__ = ["call_block", "call_line", "label", "visible"]
 
 # Printable according to Unicode, but invisible: fillers, joiners, selectors.
 _BLANK = re.compile(
@@ -37,7 +37,7 @@ def _escaped(character: str) -> str:
 def call_line(name: str, args: Any) -> str:
     """Return the whole call in one line."""
     if isinstance(args, dict):
-        shown = [f"{_label(key)}={value!r}" for key, value in args.items()]
+        shown = [f"{label(key)}={value!r}" for key, value in args.items()]
     else:
         shown = [repr(args)]
     line = f"{name}({', '.join(shown)})"
@@ -53,7 +53,7 @@ def call_block(args: Any) -> str:
 
 
 def _argument(key: object, value: Any) -> Iterator[str]:
-    yield f"{visible(_label(key))}:"
+    yield f"{visible(label(key))}:"
     yield from _set_off(value)
 
 
@@ -63,5 +63,6 @@ def _set_off(value: Any) -> Iterator[str]:
         yield f"  | {line}"
 
 
-def _label(key: object) -> str:
+def label(key: object) -> str:
+    """Return the name of an argument, quoted unless it is a plain name."""
     return key if isinstance(key, str) and key.isidentifier() else repr(key)
