@@ -113,10 +113,14 @@ def deliver(
 
 def _tree(store: RunStore, run_id: str) -> Iterator[str]:
     """Yield a run and all runs below it."""
-    found = [run_id]
-    for each in found:
-        yield each
-        found += [run.run_id for run in store.runs(parent_run_id=each) if run.run_id not in found]
+    seen: set[str] = set()
+    left = [run_id]
+    while left:
+        each = left.pop()
+        if each not in seen:  # a log made by hand may name any parent
+            seen.add(each)
+            yield each
+            left += [run.run_id for run in store.runs(parent_run_id=each)]
 
 
 def _has(store: RunStore, run_id: str, mail_id: str) -> bool:
