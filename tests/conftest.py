@@ -1,5 +1,6 @@
 """Settings shared by all tests."""
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -55,9 +56,12 @@ def _well_formed(value: Any) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--event-loop", choices=event_loops.CHOICES, default="asyncio")
-    parser.addoption(
-        "--fast", action="store_true", help="leave out what needs processes, servers or a model"
-    )
+
+
+def pytest_collection_finish() -> None:
+    """Later collections of garbage look at what tests make, not at the tests themselves."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
