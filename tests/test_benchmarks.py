@@ -1,5 +1,5 @@
-"""The operations of a workload are counted exactly, and compared with what is pinned; and a long
-conversation is counted as its script and its requests are.
+"""The operations of a workload are counted exactly, and compared with what is pinned; no pin is
+raised without a reason; and a long conversation is counted as its script and its requests are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from benchmarks import operations
 from benchmarks.context import (
     SUBJECTS,
     TARGET,
@@ -102,6 +103,103 @@ def test_operations_are_counted_exactly_and_growth_is_refused() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("squares grows: ")
+
+
+# --- pins and their reasons -------------------------------------------------------------------
+
+
+def test_every_pin_is_recorded_and_every_raised_one_has_its_reason() -> None:
+    assert operations.unrecorded(read_pins(), operations.read_record()) == []
+
+
+@pytest.fixture
+def pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with pins of two workloads for a Python, and their record."""
+    monkeypatch.setattr(operations, "PINS", tmp_path / "operations.json")
+    monkeypatch.setattr(operations, "RECORD", tmp_path / "operations.md")
+    monkeypatch.setattr(operations, "VERSION", "3.11")
+    operations.RECORD.write_text("| date | Python | workload | before | after | reason |\n")
+    assert operations.pin({"W1 turn": 2000.04, "W2 delta": 100}, "")
+    return tmp_path
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("reason", ["", "  \n"])
+def test_a_raised_pin_without_a_reason_is_refused_and_nothing_is_written(
+    pins: Path, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(pins)
+    capsys.readouterr()
+    assert not operations.pin({"W1 turn": 2000.1, "W2 delta": 90}, reason)
+    assert contents(pins) == before
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  W1 turn: 2000.0 → 2000.1",
+        'make bench-pin REASON="what the operations buy"',
+    ]
+
+
+def test_a_pin_is_raised_with_its_reason_and_lowered_without(pins: Path) -> None:
+    assert operations.pin({"W1 turn": 2100, "W2 delta": 100}, "results are\nchecked | twice")
+    assert operations.pin({"W1 turn": 1900, "W3 call": 5}, "")
+    changes = [tuple(change)[1:] for change in operations.read_record()]
+    assert changes == [
+        ("3.11", "W1 turn", None, 2000.0, ""),
+        ("3.11", "W2 delta", None, 100.0, ""),
+        ("3.11", "W1 turn", 2000.0, 2100.0, "results are checked / twice"),
+        ("3.11", "W1 turn", 2100.0, 1900.0, ""),
+        ("3.11", "W2 delta", 100.0, None, ""),
+        ("3.11", "W3 call", None, 5.0, ""),
+    ]
+    assert read_pins() == {"3.11": {"W1 turn": 1900, "W3 call": 5}}
+    assert operations.unrecorded(read_pins(), operations.read_record()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "found"),
+    [
+        (
+            "operations.json",
+            "2000.0",
+            "2100.0",
+            "Python 3.11, W1 turn: 2100.0 in operations.json, 2000.0 in operations.md",
+        ),
+        (
+            "operations.json",
+            '"W1 turn": 2000.0,',
+            "",
+            "Python 3.11, W1 turn: None in operations.json, 2000.0 in operations.md",
+        ),
+        (
+            "operations.json",
+            '"W1',
+            '"W0": 1, "W1',
+            "Python 3.11, W0: 1.0 in operations.json, None in operations.md",
+        ),
+        (
+            "operations.md",
+            "2000.0",
+            "1500.0 |  |\n| 2026-11-20 | 3.11 | W1 turn | 1500.0 | 2000.0",
+            "no reason: | 2026-11-20 | 3.11 | W1 turn | 1500.0 | 2000.0 |  |",
+        ),
+    ],
+)
+def test_a_pin_that_is_edited_by_hand_fails_before_anything_is_counted(
+    pins: Path, file: str, old: str, new: str, found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = pins / file
+    path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+    capsys.readouterr()
+    assert not operations.check()
+    assert capsys.readouterr().out.splitlines()[:-1] == [found]
+
+
+def test_a_pin_that_was_raised_by_hand_is_not_taken_for_what_it_was(pins: Path) -> None:
+    path = pins / "operations.json"
+    path.write_text(path.read_text(encoding="utf-8").replace("2000.0", "2100.0"), encoding="utf-8")
+    assert not operations.pin({"W1 turn": 2100, "W2 delta": 100}, "")
 
 
 # --- a long conversation ----------------------------------------------------------------------
