@@ -3,7 +3,10 @@
 Each measurement is a process of its own. The frameworks take turns at every size, so that all have
 the same weather, and each figure is the best of its rounds. A size that would take longer than the
 limit, by how the framework has grown so far, is not run. Figures go to docs/benchmarks/results.json
-and from there, by `benchmarks.report`, into the page and its plots.
+and from there, by `benchmarks.report`, into the page, its plots and the README.
+
+`--only` measures some frameworks again, together with the bare loop. The rows of the others stay as
+they are, with the bare loop of their own run.
 """
 
 from __future__ import annotations
@@ -16,12 +19,16 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from benchmarks import report
 from benchmarks.frameworks import CLARK, FRAMEWORKS, ROOT, Framework
+from benchmarks.results import BARE, Cell, Counts, Installed, Machine, Results, Run, read
 
 Sizes: TypeAlias = dict[str, tuple[int, ...]]
 
@@ -43,28 +50,6 @@ QUICK: Sizes = {
 }
 LONG = 10.0
 """Seconds after which a measurement is not repeated in another round."""
-
-
-@dataclass
-class Cell:
-    """One framework at one size of one workload."""
-
-    framework: str
-    workload: str
-    size: int
-    wall: float | None = None
-    cpu: float | None = None
-    memory: float | None = None
-    why: str = ""
-    """Why there is no figure."""
-    rounds: int = 0
-    took: float = field(default=0, repr=False)
-
-    def add(self, figures: dict[str, float]) -> None:
-        if self.wall is None or figures["wall"] < self.wall:
-            self.wall, self.cpu = figures["wall"], figures["cpu"]
-        self.memory = max(figures["memory"], self.memory or 0)
-        self.rounds += 1
 
 
 class Progress:
@@ -104,8 +89,8 @@ def predicted(cells: list[Cell], size: int) -> float:
     return float(wall * (size / last) ** slope)
 
 
-def measure(framework: Framework, cell: Cell, limit: float) -> None:
-    """Have one measurement made, and note its figures or why there are none."""
+def measure(framework: Framework, cell: Cell, limit: float) -> float:
+    """Have one measurement made, and note its figures or why there are none; return its seconds."""
     command = framework.command(cell.workload, cell.size)
     started = time.monotonic()
     try:
@@ -120,8 +105,12 @@ def measure(framework: Framework, cell: Cell, limit: float) -> None:
         )
     except subprocess.TimeoutExpired:
         cell.why = f"over {limit:.0f} s"
-        return
-    cell.took = time.monotonic() - started
+    else:
+        _note(done, cell)
+    return time.monotonic() - started
+
+
+def _note(done: subprocess.CompletedProcess[str], cell: Cell) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         cell.why = "fails: " + lines[-1].strip().replace(str(ROOT), ".")
@@ -145,11 +134,12 @@ def run_workloads(
                 too_long = predicted(before, size) > limit
                 cell.why = before[-1].why or (f"over {limit:.0f} s" if too_long else "")
             row.append(cell)
+        took = dict.fromkeys([cell.framework for cell in row], 0.0)
         for _ in range(rounds):
             for framework, cell in zip(frameworks, row, strict=True):
                 progress.step(f"{workload} {size:,}", framework.name)
-                if not cell.why and cell.took < LONG:
-                    measure(framework, cell, limit)
+                if not cell.why and took[framework.name] < LONG:
+                    took[framework.name] = measure(framework, cell, limit)
         cells += row
     progress.end()
     return cells
@@ -167,60 +157,86 @@ def time_imports(frameworks: list[Framework], rounds: int) -> dict[str, float]:
     return {name: min(whole) - min(start) for name, (start, whole) in times.items()}
 
 
+def _printed(*arguments: str) -> str:
+    """What a module of the benchmarks prints in our environment."""
+    command = [str(CLARK.python), "-m", *arguments]
+    done = subprocess.run(
+        command, cwd=ROOT, env=CLARK.environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return done.stdout
+
+
 def wire() -> dict[str, float]:
     """W7 is about this package and msgspec alone, so the core benchmark has it."""
-    command = [str(CLARK.python), "-m", "benchmarks.core", "w7"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=CLARK.environment, capture_output=True, text=True, check=True
-    )
-    words = done.stdout.split()
+    words = _printed("benchmarks.core", "w7").split()
     return {name: float(words[words.index(name) + 1]) for name in ("decode", "encode")}
 
 
-def machine() -> dict[str, Any]:
+def operations() -> Counts:
+    """The operations of what is measured here, so that a later change of them can be seen."""
+    return msgspec.json.decode(_printed("benchmarks.operations", "--json"), type=Counts)
+
+
+def machine() -> Machine:
     cpu = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((x.split(":")[1].strip() for x in lines if x.startswith("model name")), cpu)
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-        "python": platform.python_version(),
-    }
+    return Machine(cpu, os.cpu_count(), platform.system(), platform.python_version())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a first look: less of everything")
-    parser.add_argument("--rounds", type=int, help="how often each is measured (3; quick: 1)")
-    parser.add_argument("--limit", type=float, help="seconds for one measurement (60; quick: 15)")
-    parser.add_argument("--only", nargs="*", help="these frameworks alone; writes nothing")
-    options = parser.parse_args()
-    sizes = QUICK if options.quick else FULL
-    rounds = options.rounds or (1 if options.quick else 3)
-    limit = options.limit or (15 if options.quick else 60)
-    frameworks = [f for f in FRAMEWORKS if not options.only or f.name in options.only]
+def run(frameworks: list[Framework], sizes: Sizes, rounds: int, limit: float, quick: bool) -> Run:
+    """Install and measure these frameworks."""
     for framework in frameworks:
         print(f"installing {framework.name} ...", flush=True)
         framework.install()
     footprints = {framework.name: framework.footprint() for framework in frameworks}
-    imports = time_imports(frameworks, 4 if options.quick else 8)
-    cells = run_workloads(frameworks, sizes, rounds, limit)
-    results = {
-        "quick": options.quick,
-        "rounds": rounds,
-        "limit": limit,
-        "machine": machine(),
-        "frameworks": {
-            name: {**found, "import": imports[name]} for name, found in footprints.items()
+    imports = time_imports(frameworks, 4 if quick else 8)
+    has_ours = CLARK in frameworks
+    return Run(
+        date=date.today().isoformat(),
+        quick=quick,
+        rounds=rounds,
+        limit=limit,
+        machine=machine(),
+        frameworks={
+            name: Installed(**found, import_time=imports[name])
+            for name, found in footprints.items()
         },
-        "wire": wire() if CLARK in frameworks else {},
-        "cells": [
-            {key: value for key, value in vars(cell).items() if key != "took"} for cell in cells
-        ],
-    }
-    if options.only:
+        cells=run_workloads(frameworks, sizes, rounds, limit),
+        wire=wire() if has_ours else {},
+        operations=operations() if has_ours else {},
+    )
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a first look: less of everything")
+    parser.add_argument("--rounds", type=int, help="how often each is measured (3; quick: 1)")
+    parser.add_argument("--limit", type=float, help="seconds for one measurement (60; quick: 15)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=[each.name for each in FRAMEWORKS if each.name != BARE],
+        metavar="NAME",
+        help="these frameworks and the bare loop; the rows of the others stay",
+    )
+    parser.add_argument("--print", action="store_true", help="print the tables; write nothing")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    options = arguments(given)
+    names = options.only and {BARE, *options.only}
+    measured = run(
+        [each for each in FRAMEWORKS if not names or each.name in names],
+        QUICK if options.quick else FULL,
+        options.rounds or (1 if options.quick else 3),
+        options.limit or (15 if options.quick else 60),
+        options.quick,
+    )
+    results = read().renewed(measured) if names else Results([measured])
+    if options.print:
         print(report.tables(results))
     else:
         report.write(results)

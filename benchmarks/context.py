@@ -3,7 +3,8 @@
 The same script (`benchmarks.context_script`) is run with nothing, with budgets and with compaction,
 here and in the frameworks whose summaries are compared. All send their requests to one scripted
 provider (`benchmarks.context_provider`) on this machine, which counts. The tables go to
-docs/benchmarks/context.md. Nothing is timed, and every figure is the same in each run.
+docs/benchmarks/context.md, and some columns of them to README.md. Nothing is timed, and every
+figure is the same in each run.
 
     python -m benchmarks.context [--ours] [--only PART ...] [--no-write]
 """
@@ -26,12 +27,14 @@ from benchmarks.context_clark import Logged, converse, is_pinned
 from benchmarks.context_provider import Provider, Seen, serving
 from benchmarks.context_script import ASKS, FACTS, PINNED, TASK, TURNS, Script
 from benchmarks.frameworks import FRAMEWORKS, ROOT, Framework
+from benchmarks.report import README, filled
 from clark_agent import Plugin, Usage
 from clark_agent.plugins import Compaction, TokenBudget
 from clark_agent.prices import Price, price_of
 
 PAGE = ROOT / "docs" / "benchmarks" / "context.md"
 BEGIN, END = "<!-- results: written by make bench-context -->", "<!-- end of results -->"
+SUMMARY = ("<!-- context: written by make bench-context -->", "<!-- end of context -->")
 WINDOW = 200_000
 TRIGGER, TARGET = 0.75, 0.2
 """At which share of the window everyone begins to compact, and what is then left: the defaults of
@@ -351,11 +354,31 @@ Run on {date.today()} with {versions}.
 """
 
 
+def summary(page: str) -> str:
+    """What the README shows of the tables of the page."""
+    columns: dict[str, tuple[str, ...]] = {}
+    for section in page.split("\n### ")[1:3]:  # what is sent, and what stays
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        head, _, *rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
+        columns |= dict(zip(head, zip(*rows, strict=True), strict=True))
+    model = next(iter(MODELS))
+    shown = {
+        f"a conversation of {ASKS * TURNS} turns": "",
+        f"cost ({model})": model,
+        f"requests over {WINDOW:,} tokens": "over the window",
+        **{name: name for name in ("from the cache", "the task", "pinned rules", "facts")},
+    }
+    chosen = zip(*[columns[name] for name in shown.values()], strict=True)
+    return _table([list(shown), *map(list, chosen)])
+
+
 def write(text: str) -> None:
-    """Put the tables into the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    """Put the tables into the page, and their summary into the README."""
+    page = filled(PAGE.read_text(encoding="utf-8"), text, BEGIN, END)
+    readme = ROOT / README
+    shown = filled(readme.read_text(encoding="utf-8"), summary(page), *SUMMARY)
+    PAGE.write_text(page, encoding="utf-8")
+    readme.write_text(shown, encoding="utf-8")
 
 
 async def main(arguments: Sequence[str]) -> None:

@@ -7,6 +7,9 @@ with the numbers that are pinned for each version:
     python -m benchmarks.operations          # compare; fails when a count is more than 2 % too high
     python -m benchmarks.operations --pin    # write the counts of this version of Python
 
+A pin that is raised needs a `--reason`. `operations.md` records every change of a pin, and the pins
+have to be those of the record.
+
 The work for N units, 2N and 4N is counted. The number is what a unit takes between 2N and 4N, so
 that what a run takes once is left out. There a unit may not take more than one between N and 2N.
 """
@@ -16,22 +19,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from datetime import date
 from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 import clark_agent
 from benchmarks import clark
 from benchmarks.counting import Operations
+from benchmarks.results import Counts
 from benchmarks.run_log import one_run
 from benchmarks.work import seen
 from clark_agent import dump_transcript, load_transcript
@@ -39,13 +45,13 @@ from clark_agent.engine import pace
 from clark_agent.run_log import JsonlStore, RunLog
 
 PINS = Path(__file__).with_name("operations.json")
+RECORD = PINS.with_suffix(".md")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 GROWTH = 1.05
 """How much more a unit among many may take than one among few."""
 TOLERANCE = 0.02
 """How far a count may be from its pin."""
 
-Counts: TypeAlias = dict[str, float]
 Pins: TypeAlias = dict[str, Counts]
 Work: TypeAlias = Callable[[], Awaitable[object]]
 
@@ -216,29 +222,133 @@ def read_pins() -> Pins:
     return msgspec.json.decode(PINS.read_bytes(), type=Pins) if PINS.exists() else {}
 
 
-def write_pins(now: Counts) -> None:
-    pins = {**read_pins(), VERSION: {name: round(count, 1) for name, count in now.items()}}
+# --- pinning ------------------------------------------------------------------------------------
+
+
+class Change(NamedTuple):
+    """A line of the record: a pin that was changed."""
+
+    date: str
+    python: str
+    workload: str
+    before: float | None
+    """None for the first pin of a workload."""
+    after: float | None
+    """None for a workload that is no longer counted."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"| {' | '.join('' if each is None else str(each) for each in self)} |"
+
+
+def read_record() -> list[Change]:
+    """The changes of the pins in `operations.md`, the oldest first."""
+    found: list[Change] = []
+    for line in RECORD.read_text(encoding="utf-8").splitlines():
+        if re.match(r"\| \d", line):
+            when, python, workload, before, after, reason = [
+                x.strip() for x in line[1:-1].split("|")
+            ]
+            change = (float(before) if before else None, float(after) if after else None, reason)
+            found.append(Change(when, python, workload, *change))
+    return found
+
+
+def replayed(record: list[Change]) -> tuple[Pins, list[Change]]:
+    """The pins that the record leads to, and the changes that raised one without a reason."""
+    pins: Pins = {}
+    unexplained: list[Change] = []
+    for change in record:
+        counts = pins.setdefault(change.python, {})
+        before = counts.get(change.workload)
+        if change.after is None:
+            counts.pop(change.workload, None)
+            continue
+        counts[change.workload] = change.after
+        if before is not None and change.after > before and not change.reason:
+            unexplained.append(change)
+    return pins, unexplained
+
+
+def unrecorded(pins: Pins, record: list[Change]) -> list[str]:
+    """Where the pins are not what the record says, and where it lacks a reason."""
+    recorded, unexplained = replayed(record)
+    found = [f"no reason: {change}" for change in unexplained]
+    for python in {**recorded, **pins}:
+        here, there = pins.get(python, {}), recorded.get(python, {})
+        found += [
+            f"Python {python}, {name}: {here.get(name)} in {PINS.name}, "
+            f"{there.get(name)} in {RECORD.name}"
+            for name in {**there, **here}
+            if here.get(name) != there.get(name)
+        ]
+    return found
+
+
+def pin(now: Counts, reason: str) -> bool:
+    """Write the counts of this Python and the record of the change, unless it lacks a reason."""
+    reason = " ".join(reason.replace("|", "/").split())
+    rounded = {name: round(count, 1) for name, count in now.items()}
+    record = read_record()
+    before = replayed(record)[0].get(VERSION, {})
+    today = date.today().isoformat()
+    added = [
+        Change(today, VERSION, name, before.get(name), rounded.get(name), reason)
+        for name in {**before, **rounded}
+        if before.get(name) != rounded.get(name)
+    ]
+    unexplained = [change for change in replayed([*record, *added])[1] if change in added]
+    if unexplained:
+        print("nothing is written, since a pin that is raised needs a reason:")
+        print("\n".join(f"  {each.workload}: {each.before} → {each.after}" for each in unexplained))
+        print('make bench-pin REASON="what the operations buy"')
+        return False
+    pins = {**read_pins(), VERSION: rounded}
     ordered = dict(sorted(pins.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
     PINS.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")
+    with RECORD.open("a", encoding="utf-8") as file:
+        file.writelines(f"{change}\n" for change in added)
+    print(f"written to {PINS.name} and {RECORD.name}")
+    return True
 
 
-def check(*, pin: bool = False) -> bool:
+def check() -> bool:
     """Count everything, print it beside its pins, and say whether all is well."""
-    now = asyncio.run(count_all())
-    pinned = read_pins().get(VERSION, {})
-    table, passed = compare(pinned, now)
-    print(f"operations of a unit, Python {VERSION}:\n{table}", flush=True)
-    if pin:
-        write_pins(now)
-        print(f"written to {PINS.name}")
-    elif not pinned:
+    pins = read_pins()
+    if differences := unrecorded(pins, read_record()):
+        print("\n".join(differences))
+        print(f"{PINS.name} is not edited by hand: run make bench-pin, which writes both files")
+        return False
+    pinned = pins.get(VERSION, {})
+    passed = show(asyncio.run(count_all()), pinned)
+    if not pinned:
         print(f"nothing is pinned for Python {VERSION}, so nothing is compared; see make bench-pin")
     elif not passed:
-        print("make it cheaper, or say in the commit what it buys and run make bench-pin")
-    return pin or not pinned or passed
+        print('make it cheaper, or run make bench-pin REASON="what the operations buy"')
+    return not pinned or passed
+
+
+def show(now: Counts, pinned: Counts) -> bool:
+    table, passed = compare(pinned, now)
+    print(f"operations of a unit, Python {VERSION}:\n{table}", flush=True)
+    return passed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pin", action="store_true", help="write the counts of this Python")
+    parser.add_argument("--reason", default="", help="why pins are raised")
+    parser.add_argument("--json", action="store_true", help="print the counts alone")
+    options = parser.parse_args()
+    if options.json:
+        print(msgspec.json.encode(asyncio.run(count_all())).decode())
+    elif options.pin:
+        now = asyncio.run(count_all())
+        show(now, read_pins().get(VERSION, {}))
+        sys.exit(not pin(now, options.reason))
+    else:
+        sys.exit(not check())
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pin", action="store_true", help="write the counts of this Python")
-    sys.exit(not check(pin=parser.parse_args().pin))
+    main()

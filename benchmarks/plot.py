@@ -37,6 +37,12 @@ class Series:
     points: Sequence[tuple[float, float]]
     note: str = ""
     """What to say where a bar has no value."""
+    run: str = ""
+    """The letter of its run, where there are several."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.run}" if self.run else self.name
 
     def color(self, theme: Theme) -> str:
         return {"clark-agent": theme.ours, "bare loop": theme.floor}.get(self.name, theme.others)
@@ -74,7 +80,7 @@ def bars(title: str, unit: str, series: Sequence[Series], theme: Theme) -> str:
         parts.append(_text(at, bottom + 16, _power(power), theme.faint, "middle", size=11))
     for index, one in enumerate(series):
         y = top + step * index
-        parts.append(_text(left - 10, y + 13, one.name, theme.ink, "end", weight=one.weight))
+        parts.append(_text(left - 10, y + 13, one.label, theme.ink, "end", weight=one.weight))
         if not one.points:
             parts.append(_text(left + 8, y + 13, one.note, theme.faint))
             continue
@@ -122,7 +128,7 @@ def lines(title: str, unit: str, series: Sequence[Series], theme: Theme) -> str:
         for one, place in zip(here, places, strict=True):
             parts += _polyline([(x(a), y(b)) for a, b in one.points], one, theme)
             names.append(
-                _text(x(end) + 10, place + 4, one.name, theme.ink, weight=one.weight, halo=theme)
+                _text(x(end) + 10, place + 4, one.label, theme.ink, weight=one.weight, halo=theme)
             )
     parts += names
     return _figure(title, f"{unit}, logarithmic scales", parts, bottom + 34, theme)

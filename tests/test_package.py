@@ -37,6 +37,7 @@ SDIST = [
     "src/clark_agent/py.typed",
     "src/clark_agent/view/static/*",
     "benchmarks/*.json",
+    "benchmarks/*.md",
     "benchmarks/*.mjs",
     "benchmarks/*.py",
     "docs/*.json",
