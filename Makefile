@@ -4,11 +4,12 @@
 
 PYTHON ?= python3
 SECONDS_GIVEN ?= 86400
-# Each core begins with a stretch of neighbours, which share servers and models, and takes over from
-# the others when it is done. A process more than there are cores, since tests wait for servers; but
-# not where coverage keeps the cores busy.
-PARALLEL ?= --dist worksteal --maxprocesses 8 --numprocesses $(if $(COVER),auto,\
-	$(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))"))
+# Each process begins with a stretch of neighbours, which share servers and models, and takes over
+# from the others when it is done. The fast tests compute; the slow ones wait for what they start, so
+# they get more processes than there are cores.
+CORES := $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
+PARALLEL ?= --dist worksteal --maxprocesses 8 --numprocesses $(CORES)
+PARALLEL_SLOW ?= --dist worksteal --maxprocesses 8 --numprocesses $(shell expr $(CORES) + 2)
 # To count lines takes half as long again as the tests themselves. COVER=--cov does so anywhere.
 COVER ?= $(if $(CI),--cov)
 VENV := .venv
@@ -23,7 +24,7 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help test test-fast test-all-pythons test-distributed soak-distributed check format docs demo eval-local bench bench-core \
+.PHONY: help test test-fast test-slow test-all-pythons test-distributed soak-distributed check format docs demo eval-local bench bench-core \
 	bench-parts bench-smoke bench-pin bench-transports bench-gateway bench-log bench-distributed \
 	bench-suspended bench-mcp bench-trace bench-view bench-context soak mutants clean FORCE
 
@@ -31,11 +32,13 @@ help: ## list the targets
 	@echo "usage: make <target>"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
-test: $(VENV)/.stamp-test .cache/aimock/.stamp .cache/mcp/.stamp ## run all tests on all cores; with coverage in CI, or COVER=--cov
-	@$(PY) -m pytest $(PARALLEL) $(COVER)
+test: test-fast test-slow ## all tests on all cores
 
-test-fast: $(VENV)/.stamp-test ## the tests without processes, servers and models; a minute or two
-	@$(PY) -m pytest $(PARALLEL) --fast
+test-fast: $(VENV)/.stamp-test ## tests without processes, servers and models; with coverage in CI, or COVER=--cov
+	@$(PY) -m pytest $(PARALLEL) --fast $(COVER)
+
+test-slow: $(VENV)/.stamp-test .cache/aimock/.stamp .cache/mcp/.stamp ## the other tests
+	@$(PY) -m pytest $(PARALLEL_SLOW) -m slow
 
 test-distributed: $(VENV)/.stamp-test ## 200 runs on each engine, whose workers are killed; four minutes
 	@for engine in store dbos temporal; do \
@@ -48,9 +51,11 @@ test-all-pythons: ## the core tests on every Python here; FAST=1 for a part of t
 check: $(VENV)/.stamp-test $(VENV)/.stamp-docs ## lint, formatting, types and docs (not the tests)
 	@echo "ruff check";    $(PY) -m ruff check --quiet .
 	@echo "ruff format";   $(PY) -m ruff format --check --quiet .
-	@echo "mypy";          $(PY) -m mypy
-	@echo "basedpyright";  $(PY) -m basedpyright
-	@echo "mkdocs";        $(PY) -m mkdocs build --strict  # --quiet would drop what --strict counts
+	@echo "mypy, basedpyright, mkdocs"
+	@$(PY) -m mypy & mypy=$$!; \
+		$(PY) -m basedpyright & pyright=$$!; \
+		$(PY) -m mkdocs build --strict; docs=$$?; \
+		wait $$mypy && wait $$pyright && exit $$docs  # --quiet would drop what --strict counts
 
 format: $(VENV)/.stamp-lint ## format the code and apply safe lint fixes
 	@$(PY) -m ruff check --fix-only --quiet .
@@ -65,8 +70,8 @@ demo: $(VENV)/.stamp-local ## watch a real model use real tools; needs no key an
 eval-local: $(VENV)/.stamp-local ## how well the packaged model drives tools; ten minutes
 	@$(PY) -m benchmarks.eval_local $(EVAL)
 
-bench: $(VENV)/.stamp-core ## compare with other frameworks, into docs/benchmarks; half an hour
-	@$(PY) -m benchmarks.compare $(BENCH)
+bench: $(VENV)/.stamp-core ## compare with other frameworks, into docs/benchmarks; half an hour; ONLY=name for some
+	@$(PY) -m benchmarks.compare $(if $(ONLY),--only $(ONLY)) $(BENCH)
 
 bench-core: $(VENV)/.stamp-core ## compare with the bare loop, one line a workload; a minute
 	@$(PY) -m benchmarks.core $(BENCH)
@@ -104,8 +109,8 @@ bench-parts: $(VENV)/.stamp-core ## rates of the thinking filter and the message
 bench-smoke: $(VENV)/.stamp-core ## see that the benchmarks run, and count operations against their pins
 	@$(PY) -m benchmarks.smoke
 
-bench-pin: $(VENV)/.stamp-core ## write the operations of each workload into benchmarks/operations.json
-	@$(PY) -m benchmarks.operations --pin
+bench-pin: $(VENV)/.stamp-core ## write the operations of each workload; REASON="…" where a count has risen
+	@$(PY) -m benchmarks.operations --pin --reason "$$REASON"
 
 soak: $(VENV)/.stamp-test ## a million random lives, 5,000 kills, races, flipped bytes; SECONDS_GIVEN=60
 	@CLARK_AGENT_SOAK=10 $(PY) -m pytest $(PARALLEL) -m soak

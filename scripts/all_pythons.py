@@ -1,7 +1,7 @@
 """Run the core tests on every CPython of this machine that the package supports.
 
     python scripts/all_pythons.py          all core tests, on every event loop
-    python scripts/all_pythons.py --fast   a part of them, half a minute for each Python
+    python scripts/all_pythons.py --fast   those that are not slow, half a minute for each Python
 
 Every Python gets an environment of its own (``.venv-3.12``) with the package, no extras and the
 dependency group ``test-core``. The lists below are the only place that says what is run.
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -47,10 +48,6 @@ CORE = (
 )
 """All that needs neither an extra nor a server."""
 
-SWEEPS = tuple(
-    f"tests/model/test_sweep.py::test_every_suspension_point[{name}]"
-    for name in ("two tools at once", "one by one", "a fatal tool beside one that hangs")
-)
 LOOP = (
     "tests/engine",
     "tests/model",
@@ -65,44 +62,6 @@ LOOP = (
     "tests/test_sub_agents.py",
 )
 """What depends on the event loop."""
-
-FAST_CORE = (
-    "tests/engine",
-    "tests/plugins",
-    "tests/conformance",
-    "tests/model/test_random.py",
-    *SWEEPS,
-    "tests/tools/test_agent_tools.py",
-    "tests/test_budget.py",
-    "tests/test_cancellation.py",
-    "tests/tools/test_docstrings.py",
-    "tests/test_errors.py",
-    "tests/test_event_loops.py::TestInForce",
-    "tests/test_events.py",
-    "tests/test_public_api.py",
-    "tests/test_running.py",
-    "tests/run_log/test_suspending.py",
-    "tests/tools/test_schema.py",
-    "tests/test_sub_agents.py",
-    "tests/testing/test_script.py",
-    "tests/test_threads.py",
-    "tests/test_types.py",
-)
-FAST_LOOP = (
-    "tests/engine/test_batch.py",
-    "tests/engine/test_eager_tasks.py",
-    "tests/engine/test_failing_hosts.py",
-    "tests/engine/test_hooks.py",
-    "tests/engine/test_stopping.py",
-    "tests/model/test_random.py",
-    *SWEEPS,
-    "tests/plugins/test_channel_steering.py",
-    "tests/run_log/test_suspending.py",
-    "tests/test_budget.py",
-    "tests/test_cancellation.py",
-    "tests/test_event_loops.py::TestInForce",
-    "tests/test_sub_agents.py",
-)
 
 BEYOND_CORE = (
     "tests/run_log/test_crash.py",  # kills processes, for minutes
@@ -123,19 +82,6 @@ BEYOND_CORE = (
     "tests/test_readme.py::test_code_runs[docs/guide/limits.md]",
     "tests/test_running.py::test_run_sync_works_in_a_notebook",
     "tests/test_typing.py",  # type checkers, which know every version themselves
-)
-SLOW = (
-    "tests/engine/test_many_runs.py",
-    "tests/engine/test_steering.py::test_a_listener_may_steer_at_every_event_and_is_never_cancelled",
-    "tests/engine/test_steering.py::test_another_thread_may_steer_at_every_event",
-    "tests/test_budget.py::test_no_run_asks_its_model_once_a_limit_is_reached",
-    "tests/test_running.py::test_a_second_ctrl_c_does_not_wait",
-    "tests/test_running.py::test_a_stream_can_be_left_at_every_event",
-    "tests/test_running.py::test_ctrl_c_does_not_wait_for_a_thread_that_does_not_look",
-    "tests/test_running.py::test_ctrl_c_stops_the_run_cleanly_and_brings_its_messages",
-    "tests/test_running.py::test_ctrl_c_works_from_the_first_event_on",
-    "tests/test_sub_agents.py::test_a_tree_can_be_cancelled_at_every_step_of_every_run",
-    "tests/test_sub_agents.py::test_any_tree_can_be_cancelled_anywhere",
 )
 
 # --- the Pythons of this machine ----------------------------------------------------------------
@@ -231,22 +177,26 @@ class Row(NamedTuple):
     passed: int
     failed: int
     seconds: float
-    cpu_seconds: float
     note: str = ""
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows, for people."""
-    lines = [("Python", "event loop", "passed", "failed", "seconds", "CPU seconds")]
+    lines = [("Python", "event loop", "passed", "failed", "seconds")]
     lines += [
-        (r.version, r.event_loop, str(r.passed), str(r.failed), f"{r.seconds:.0f}",
-         f"{r.cpu_seconds:.0f}  {r.note}".rstrip())
+        (
+            r.version,
+            r.event_loop,
+            str(r.passed),
+            str(r.failed),
+            f"{r.seconds:.0f}  {r.note}".rstrip(),
+        )
         for r in rows
-    ]  # fmt: skip
-    widths = [max(len(line[n]) for line in lines) for n in range(5)]
+    ]
+    widths = [max(len(line[n]) for line in lines) for n in range(4)]
     return "\n".join(
         f"{line[0]:<{widths[0]}}  {line[1]:<{widths[1]}}  {line[2]:>{widths[2]}}  "
-        f"{line[3]:>{widths[3]}}  {line[4]:>{widths[4]}}  {line[5]}"
+        f"{line[3]:>{widths[3]}}  {line[4]}".rstrip()
         for line in lines
     )
 
@@ -259,12 +209,12 @@ def is_good(rows: Sequence[Row]) -> bool:
 def plan(python: Python, *, is_running: bool, fast: bool) -> list[tuple[str, Sequence[str]]]:
     """The event loops to use, each with what to run on it."""
     eager = python.numbers >= (3, 12)
-    if not fast:
-        loops: list[tuple[str, Sequence[str]]] = [("asyncio", CORE)]
-        return [*loops, *([("eager", LOOP)] if eager else []), ("uvloop", LOOP)]
-    if is_running:  # on asyncio's own loop `make test` runs everything
-        return [("uvloop", FAST_LOOP)]
-    return [("asyncio", FAST_CORE), *([("eager", FAST_LOOP)] if eager else [])]
+    if fast and is_running:  # on asyncio's own loop `make test` runs everything
+        return [("uvloop", LOOP)]
+    loops: list[tuple[str, Sequence[str]]] = [("asyncio", CORE)]
+    if eager:
+        loops.append(("eager", LOOP))
+    return loops if fast else [*loops, ("uvloop", LOOP)]
 
 
 _OF_MAKE = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS")
@@ -289,26 +239,25 @@ def run_tests(
     python: Python, interpreter: Path, event_loop: str, selected: Sequence[str], *, fast: bool
 ) -> Row:
     """Run the tests. What they say is shown only if they fail."""
-    omitted = [*BEYOND_CORE, *(SLOW if fast else ())]
     env = {"CLARK_AGENT_SOAK": "0.1" if fast else "0.4", **os.environ, "CI": "1"}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [
             str(interpreter), "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider",
-            f"--event-loop={event_loop}", f"--hypothesis-profile={'few' if fast else 'ci'}",
-            f"--junit-xml={report}", *(f"--deselect={name}" for name in omitted), *selected,
+            f"--event-loop={event_loop}", "--fast" if fast else "--hypothesis-profile=ci",
+            f"--junit-xml={report}", *(f"--deselect={name}" for name in BEYOND_CORE), *selected,
         ]  # fmt: skip
-        began, began_cpu = time.monotonic(), _children_seconds()
+        began = time.monotonic()
         ran = subprocess.run(
             command, cwd=ROOT, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             check=False,
         )  # fmt: skip
         passed, failed = counts(report)
-    seconds, cpu = time.monotonic() - began, _children_seconds() - began_cpu
+    seconds = time.monotonic() - began
     if ran.returncode:
         print(ran.stdout)
     note = f"pytest exited with {ran.returncode}" if ran.returncode and not failed else ""
-    return Row(python.version, event_loop, passed, failed, seconds, cpu, note)
+    return Row(python.version, event_loop, passed, failed, seconds, note)
 
 
 def counts(report: Path) -> tuple[int, int]:
@@ -324,9 +273,20 @@ def counts(report: Path) -> tuple[int, int]:
     return passed, failed
 
 
-def _children_seconds() -> float:
-    times = os.times()
-    return times.children_user + times.children_system
+def run_python(python: Python, *, is_running: bool, fast: bool) -> list[Row]:
+    """Run the tests on all event loops of one Python."""
+    interpreter = prepare(python)
+    if interpreter is None:
+        return [Row(python.version, "", 0, 0, 0, "its environment cannot be made")]
+    todo = plan(python, is_running=is_running, fast=fast)
+    if not has_uvloop(interpreter):
+        print(f"{python.version} has no uvloop", flush=True)
+        todo = [entry for entry in todo if entry[0] != "uvloop"] or [("asyncio", CORE)]
+    rows = []
+    for event_loop, selected in todo:
+        print(f"testing {python.version} on {event_loop} ...", flush=True)
+        rows.append(run_tests(python, interpreter, event_loop, selected, fast=fast))
+    return rows
 
 
 def main() -> int:
@@ -341,19 +301,9 @@ def main() -> int:
     paths = dict.fromkeys(candidates(os.environ.get("PATH", ""), pyenv))
     pythons = choose([python for python in map(ask, paths) if python is not None], running)
     print(announcement(pythons, supported_versions()), flush=True)
-    rows: list[Row] = []
-    for python in pythons:
-        interpreter = prepare(python)
-        if interpreter is None:
-            rows.append(Row(python.version, "", 0, 0, 0, 0, "its environment cannot be made"))
-            continue
-        todo = plan(python, is_running=python == running, fast=fast)
-        if not has_uvloop(interpreter):
-            print(f"{python.version} has no uvloop", flush=True)
-            todo = [entry for entry in todo if entry[0] != "uvloop"] or [("asyncio", FAST_CORE)]
-        for event_loop, selected in todo:
-            print(f"testing {python.version} on {event_loop} ...", flush=True)
-            rows.append(run_tests(python, interpreter, event_loop, selected, fast=fast))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(lambda p: run_python(p, is_running=p == running, fast=fast), pythons)
+        rows = [row for rows in found for row in rows]
     print(table(rows))
     return 0 if is_good(rows) else 1
 

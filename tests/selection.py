@@ -1,8 +1,8 @@
 """Which tests are slow, and which grow in `make soak`. A pytest plugin.
 
 A test is slow if it uses a fixture that starts a server, a process, a browser or a model
-(`slow_fixture`), or if it is marked ``slow`` itself. ``pytest --fast`` leaves the slow tests out, and
-any other test fails there if it starts a process or listens on a socket. ``-m slow`` runs the rest.
+(`slow_fixture`), or if it is marked ``slow`` itself. ``pytest --fast`` leaves the slow tests out,
+and fails any other test that starts a process or listens on a socket. ``-m slow`` runs the rest.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ def pytest_runtest_makereport(
     report = yield
     if _started and report.passed:
         report.outcome = "failed"
-        report.longrepr = f"not marked as slow, but it starts something in {call.when}:\n" + "\n".join(
-            _started
-        )
+        where = "\n".join(_started)
+        report.longrepr = f"not marked as slow, but it starts something ({call.when}):\n{where}"
     _started.clear()
     return report
