@@ -85,6 +85,83 @@ def test_skips_are_refused_here_too(pytestconfig: pytest.Config) -> None:
     assert pytestconfig.pluginmanager.has_plugin("tests.no_skips")
 
 
+SPEEDS = """
+import socket, subprocess, sys
+import pytest
+from tests.selection import slow_fixture
+
+@pytest.fixture
+@slow_fixture
+def server():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        yield listening
+
+@pytest.fixture
+def unmarked():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+@pytest.fixture
+def over(server): return server
+
+def test_starts_nothing(): pass
+def test_uses_a_slow_fixture(server): pass
+def test_uses_it_through_another(over): pass
+@pytest.mark.slow
+def test_is_marked(): subprocess.run([sys.executable, "-c", ""], check=True)
+def test_binds_a_socket():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+def test_forgives_whatever_starting_raises():
+    try:
+        subprocess.run([sys.executable, "-c", ""])
+    except Exception:
+        pass
+def test_uses_an_unmarked_fixture(unmarked): pass
+"""
+FAST = {"starts_nothing"}
+SLOW = {"uses_a_slow_fixture", "uses_it_through_another", "is_marked", "wholly"}
+UNMARKED = {"binds_a_socket", "forgives_whatever_starting_raises", "uses_an_unmarked_fixture"}
+
+
+@pytest.mark.parametrize(
+    ("option", "passed", "failed"),
+    [
+        (["--fast"], FAST, UNMARKED),
+        (["-m", "slow"], SLOW, set()),
+        ([], FAST | SLOW | UNMARKED, set()),
+    ],
+)
+def test_a_test_that_starts_something_is_slow_or_fails(
+    option: list[str], passed: set[str], failed: set[str], tmp_path: Path
+) -> None:
+    (tmp_path / "conftest.py").write_text(
+        "from hypothesis import settings\nsettings.register_profile('few', max_examples=10)\n"
+    )
+    (tmp_path / "test_speeds.py").write_text(SPEEDS)
+    (tmp_path / "test_all_of_it.py").write_text(
+        "import sys, pytest\npytestmark = pytest.mark.slow\n"
+        "assert '--fast' not in sys.argv, 'imported in a fast run'\ndef test_wholly(): pass\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-rA"]
+    command += ["--rootdir", str(tmp_path), "-p", "pytest_asyncio.plugin"]
+    command += ["-p", "tests.selection", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *option, str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = {
+        word: set(re.findall(rf"^{word} .*::test_(\w+)", done.stdout, re.MULTILINE))
+        for word in ("PASSED", "FAILED", "ERROR")
+    }
+    assert found["PASSED"] - found["ERROR"] == passed, done.stdout + done.stderr
+    assert found["FAILED"] | found["ERROR"] == failed
+
+
 # --- make ---------------------------------------------------------------------------------------
 
 TOOLS = {
