@@ -31,6 +31,7 @@ from clark_agent.errors import (
     MissingFieldError,
     ToolValidationError,
 )
+from tests.cases import all_cases
 
 LOOP_ERRORS: list[LoopError] = [
     LoopError("over"),
@@ -63,12 +64,16 @@ def test_the_drawing_shows_every_error() -> None:
     assert set(errors.__all__) <= set(names)
 
 
-@pytest.mark.parametrize(("name", "parent"), drawn())
-def test_the_tree_is_as_drawn(name: str, parent: str | None) -> None:
-    error = getattr(errors, name)
-    assert error.__bases__[0] is (Exception if parent is None else getattr(errors, parent))
-    assert issubclass(error, ClarkAgentError)
-    assert name in errors.__all__
+def test_the_tree_is_as_drawn() -> None:
+    with all_cases() as case:
+        for name, parent in drawn():
+            with case(name):
+                error = getattr(errors, name)
+                assert error.__bases__[0] is (
+                    Exception if parent is None else getattr(errors, parent)
+                )
+                assert issubclass(error, ClarkAgentError)
+                assert name in errors.__all__
 
 
 def test_a_decode_error_is_a_value_error_with_a_path() -> None:

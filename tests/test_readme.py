@@ -20,6 +20,8 @@ from types import CodeType, ModuleType
 
 import pytest
 
+from tests.cases import all_cases
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 
@@ -109,13 +111,15 @@ def test_readme_shows_code() -> None:
     assert any(block.run for block in python_blocks(README))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_no_code_hides_behind_another_name(path: Path) -> None:
+def test_no_code_hides_behind_another_name() -> None:
     """A fence that says py or Python, or nothing at all, would not be run."""
-    languages = Counter(OPENING.findall(path.read_text(encoding="utf-8")))
-    assert languages.keys() <= {"", "python", "sh", "sql", "text", "yaml"}
-    assert languages["python"] == len(python_blocks(path))
-    assert languages[""] * 2 == languages.total(), "a fence without a language"
+    with all_cases() as case:
+        for path in PAGES:
+            with case(path.relative_to(ROOT).as_posix()):
+                languages = Counter(OPENING.findall(path.read_text(encoding="utf-8")))
+                assert languages.keys() <= {"", "python", "sh", "sql", "text", "yaml"}
+                assert languages["python"] == len(python_blocks(path))
+                assert languages[""] * 2 == languages.total(), "a fence without a language"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -428,12 +428,9 @@ class Custom(Exception):
     pass
 
 
-@MODES
-@pytest.mark.parametrize("calls", [1, 2])
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (ValueError("bad value"), "ValueError: bad value"),
         (ToolExecutionError("no luck"), "ToolExecutionError: no luck"),
         (KeyError("x"), "KeyError: 'x'"),
         (Custom(), "Custom: "),
@@ -448,13 +445,24 @@ class Custom(Exception):
     ],
 )
 async def test_any_exception_of_a_tool_is_a_result_that_names_it(
-    error: Exception, told: str, calls: int, mode: ExecutionMode
+    error: Exception, told: str
+) -> None:
+    result, _ = await completed([[call("bad"), call("work")], "ok"], Work("bad", error), Work())
+    assert [message.is_error for message in results(result)] == [True, False]
+    assert texts(result)[0].startswith(told)
+    assert texts(result)[1] == "done"
+
+
+@MODES
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_a_tool_that_raises_does_not_take_the_others_down(
+    calls: int, mode: ExecutionMode
 ) -> None:
     script: list[Step] = [[call("bad"), call("work")][:calls], "ok"]
-    result, _ = await completed(script, Work("bad", error), Work(), default_execution_mode=mode)
-    assert results(result)[0].is_error
-    assert texts(result)[0].startswith(told)
-    assert texts(result)[1:] == ["done"][: calls - 1]  # the other is not taken down with it
+    bad = Work("bad", ValueError("bad value"))
+    result, _ = await completed(script, bad, Work(), default_execution_mode=mode)
+    assert [message.is_error for message in results(result)] == [True, False][:calls]
+    assert texts(result) == ["ValueError: bad value", "done"][:calls]
 
 
 @MODES

@@ -43,6 +43,7 @@ from clark_agent.replay import replay
 from clark_agent.run_log import JsonlStore, MemoryStore, RunLog
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, call, check_events
+from tests.cases import all_cases
 from tests.engine.support import (
     CONTEXT,
     PLACEHOLDER,
@@ -912,23 +913,20 @@ def errors() -> list[ca.ClarkAgentError]:
     return made
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "pickled": lambda error: pickle.loads(pickle.dumps(error)),
-    "copied": copy.copy,
-    "deeply copied": copy.deepcopy,
-}
+def pickled(error: Any) -> Any:
+    return pickle.loads(pickle.dumps(error))
 
 
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("error", errors(), ids=lambda error: type(error).__name__)
-def test_an_error_travels_with_all_that_it_carries(
-    error: ca.ClarkAgentError, copied: Callable[[Any], Any]
-) -> None:
-    arrived = copied(error)
-    assert type(arrived) is type(error)
-    assert (str(arrived), arrived.args) == (str(error), error.args)
-    assert arrived.__dict__ == error.__dict__
-    assert repr(arrived.__cause__) == repr(error.__cause__)
+@pytest.mark.parametrize("copied", [pickled, copy.copy, copy.deepcopy])
+def test_an_error_travels_with_all_that_it_carries(copied: Callable[[Any], Any]) -> None:
+    with all_cases() as case:
+        for error in errors():
+            with case(type(error).__name__):
+                arrived = copied(error)
+                assert type(arrived) is type(error)
+                assert (str(arrived), arrived.args) == (str(error), error.args)
+                assert arrived.__dict__ == error.__dict__
+                assert repr(arrived.__cause__) == repr(error.__cause__)
 
 
 def test_a_cause_that_cannot_travel_stays_behind() -> None:

@@ -56,6 +56,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.stream import Chunk, Done, Error, Start, TextChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call
+from tests.cases import all_cases
 from tests.engine.support import (
     CONTEXT,
     FINISH,
@@ -1529,65 +1530,72 @@ def eventful(mode: ExecutionMode, line: Line) -> LoopConfig:
     )
 
 
-def all_events(mode: ExecutionMode) -> list[str]:
-    outcome, sink = asyncio.run(observe(eventful(mode, Line())))
+async def places(mode: ExecutionMode) -> list[tuple[int, str]]:
+    """The number and the kind of every event of a run that nobody steers."""
+    outcome, sink = await observe(eventful(mode, Line()))
     assert isinstance(outcome, RunResult)
-    return sink.types
+    return list(enumerate(sink.types))
 
 
-PLACES = [
-    pytest.param(mode, number, id=f"{mode}-{number}-{kind}")
-    for mode in ExecutionMode
-    for number, kind in enumerate(all_events(mode))
-]
-AT_EVERY_EVENT = pytest.mark.parametrize(("mode", "number"), PLACES)
+EVERY_MODE = pytest.mark.parametrize("mode", list(ExecutionMode))
 # Until the prompt is told the run has not looked for messages yet.
 BEFORE_THE_FIRST_LOOK = 4
 
 
-@AT_EVERY_EVENT
+@EVERY_MODE
 @EVERY_WAY
 async def test_a_listener_may_steer_at_every_event_and_is_never_cancelled(
-    mode: ExecutionMode, number: int, when: str
+    mode: ExecutionMode, when: str
 ) -> None:
     """It goes on for a while, the message is in the next turn, and the run comes to its end."""
-    line, seen, undisturbed = Line(), list[AgentEvent](), list[bool]()
 
-    async def on_event(event: AgentEvent) -> None:
-        seen.append(event)
-        if len(seen) == number + 1:
-            line.steer("by the way", when)
-            undisturbed.append(False)
-            await let_others_run()
-            undisturbed[:] = [True]
+    async def steered_at(number: int) -> None:
+        line, seen, undisturbed = Line(), list[AgentEvent](), list[bool]()
 
-    outcome, sink = await observe(eventful(mode, line), on_event=on_event)
-    assert isinstance(outcome, RunResult)
-    line.check(outcome, sink)
-    assert undisturbed == [True]
-    turn = sink.types[: number + 1].count("turn_start")
-    if sink.types[number] == "agent_end":
-        assert line.fates == [("expired", None)]
-    else:
-        assert line.fates == [("delivered", 1 if number < BEFORE_THE_FIRST_LOOK else turn + 1)]
+        async def on_event(event: AgentEvent) -> None:
+            seen.append(event)
+            if len(seen) == number + 1:
+                line.steer("by the way", when)
+                undisturbed.append(False)
+                await let_others_run()
+                undisturbed[:] = [True]
+
+        outcome, sink = await observe(eventful(mode, line), on_event=on_event)
+        assert isinstance(outcome, RunResult)
+        line.check(outcome, sink)
+        assert undisturbed == [True]
+        turn = sink.types[: number + 1].count("turn_start")
+        if sink.types[number] == "agent_end":
+            assert line.fates == [("expired", None)]
+        else:
+            assert line.fates == [("delivered", 1 if number < BEFORE_THE_FIRST_LOOK else turn + 1)]
+
+    with all_cases() as case:
+        for place in await places(mode):
+            with case(place):
+                await steered_at(place[0])
 
 
-@AT_EVERY_EVENT
+@EVERY_MODE
 @EVERY_WAY
-async def test_another_thread_may_steer_at_every_event(
-    mode: ExecutionMode, number: int, when: str
-) -> None:
-    line, seen = Line(), list[AgentEvent]()
+async def test_another_thread_may_steer_at_every_event(mode: ExecutionMode, when: str) -> None:
+    async def steered_at(number: int) -> None:
+        line, seen = Line(), list[AgentEvent]()
 
-    def on_event(event: AgentEvent) -> None:
-        seen.append(event)
-        if len(seen) == number + 1:
-            line.from_thread("by the way", when)
+        def on_event(event: AgentEvent) -> None:
+            seen.append(event)
+            if len(seen) == number + 1:
+                line.from_thread("by the way", when)
 
-    outcome, sink = await observe(eventful(mode, line), on_event=on_event)
-    assert isinstance(outcome, RunResult)
-    line.check(outcome, sink)
-    assert line.fates[0][0] == ("expired" if sink.types[number] == "agent_end" else "delivered")
+        outcome, sink = await observe(eventful(mode, line), on_event=on_event)
+        assert isinstance(outcome, RunResult)
+        line.check(outcome, sink)
+        assert line.fates[0][0] == ("expired" if sink.types[number] == "agent_end" else "delivered")
+
+    with all_cases() as case:
+        for place in await places(mode):
+            with case(place):
+                await steered_at(place[0])
 
 
 @pytest.mark.parametrize("in_thread", [False, True])

@@ -49,6 +49,7 @@ from clark_agent.engine.emitter import Emitter
 from clark_agent.engine.supervised import left_behind
 from clark_agent.stream import Chunk, Done, ReasoningChunk, Start, TextChunk, ToolCallChunk
 from clark_agent.testing import FakeClock, RecordingSink, ScriptedStream, Step, call, check_events
+from tests.cases import all_cases
 from tests.engine.support import (
     CONTEXT,
     FINISH,
@@ -177,78 +178,91 @@ def scenario(mode: ExecutionMode) -> tuple[LoopConfig, PausingStream]:
     return config, stream
 
 
-def all_events(mode: ExecutionMode) -> list[str]:
-    outcome, sink = asyncio.run(observe(scenario(mode)[0]))
+EVERY_MODE = pytest.mark.parametrize("mode", list(ExecutionMode))
+
+
+async def places(mode: ExecutionMode) -> list[tuple[int, str]]:
+    """The number and the kind of every event of a run that nobody stops."""
+    outcome, sink = await observe(scenario(mode)[0])
     assert isinstance(outcome, RunResult)
-    return sink.types
-
-
-PLACES = [
-    pytest.param(mode, number, id=f"{mode}-{number}-{kind}")
-    for mode in ExecutionMode
-    for number, kind in enumerate(all_events(mode))
-]
-AT_EVERY_EVENT = pytest.mark.parametrize(("mode", "number"), PLACES)
+    return list(enumerate(sink.types))
 
 
 def is_in_last_turn(sink: RecordingSink, number: int) -> bool:
     return "turn_end" not in sink.types[number:-2]
 
 
-@AT_EVERY_EVENT
-async def test_a_token_can_be_cancelled_at_every_event(mode: ExecutionMode, number: int) -> None:
+@EVERY_MODE
+async def test_a_token_can_be_cancelled_at_every_event(mode: ExecutionMode) -> None:
     """By a listener that goes on at once."""
-    signal, seen = CancellationToken(), list[AgentEvent]()
 
-    def cancel_then(event: AgentEvent) -> None:
-        seen.append(event)
-        if len(seen) == number + 1:
-            signal.cancel("enough")
+    async def cancelled_at(number: int) -> None:
+        signal, seen = CancellationToken(), list[AgentEvent]()
 
-    config, stream = scenario(mode)
-    outcome, _ = await observe(config, signal=signal, on_event=cancel_then)
-    assert type(outcome) is RunAborted
-    assert outcome.reason == "enough"
-    assert stream.open == 0
+        def cancel_then(event: AgentEvent) -> None:
+            seen.append(event)
+            if len(seen) == number + 1:
+                signal.cancel("enough")
 
+        config, stream = scenario(mode)
+        outcome, _ = await observe(config, signal=signal, on_event=cancel_then)
+        assert type(outcome) is RunAborted
+        assert outcome.reason == "enough"
+        assert stream.open == 0
 
-@AT_EVERY_EVENT
-async def test_a_token_can_be_cancelled_by_a_listener_that_waits(
-    mode: ExecutionMode, number: int
-) -> None:
-    signal, seen = CancellationToken(), list[AgentEvent]()
-
-    async def cancel_then(event: AgentEvent) -> None:
-        seen.append(event)
-        if len(seen) == number + 1:
-            signal.cancel("enough")
-            await let_others_run()
-
-    config, stream = scenario(mode)
-    outcome, _ = await observe(config, signal=signal, on_event=cancel_then)
-    assert type(outcome) is RunAborted
-    assert stream.open == 0
+    with all_cases() as case:
+        for place in await places(mode):
+            with case(place):
+                await cancelled_at(place[0])
 
 
-@AT_EVERY_EVENT
-async def test_a_task_can_be_cancelled_at_every_event(mode: ExecutionMode, number: int) -> None:
-    seen = list[AgentEvent]()
+@EVERY_MODE
+async def test_a_token_can_be_cancelled_by_a_listener_that_waits(mode: ExecutionMode) -> None:
+    async def cancelled_at(number: int) -> None:
+        signal, seen = CancellationToken(), list[AgentEvent]()
 
-    async def cancel_then(event: AgentEvent) -> None:
-        seen.append(event)
-        if len(seen) == number + 1:
-            task.cancel()
-            await let_others_run()
+        async def cancel_then(event: AgentEvent) -> None:
+            seen.append(event)
+            if len(seen) == number + 1:
+                signal.cancel("enough")
+                await let_others_run()
 
-    config, stream = scenario(mode)
-    task = task_for_later(observe(config, on_event=cancel_then))
-    outcome, _ = await task
-    assert isinstance(outcome, asyncio.CancelledError)
-    assert task.cancelling() == 1
-    assert stream.open == 0
+        config, stream = scenario(mode)
+        outcome, _ = await observe(config, signal=signal, on_event=cancel_then)
+        assert type(outcome) is RunAborted
+        assert stream.open == 0
+
+    with all_cases() as case:
+        for place in await places(mode):
+            with case(place):
+                await cancelled_at(place[0])
 
 
-@pytest.mark.parametrize("mode", list(ExecutionMode))
+@EVERY_MODE
+async def test_a_task_can_be_cancelled_at_every_event(mode: ExecutionMode) -> None:
+    async def cancelled_at(number: int) -> None:
+        seen = list[AgentEvent]()
+
+        async def cancel_then(event: AgentEvent) -> None:
+            seen.append(event)
+            if len(seen) == number + 1:
+                task.cancel()
+                await let_others_run()
+
+        config, stream = scenario(mode)
+        task = task_for_later(observe(config, on_event=cancel_then))
+        outcome, _ = await task
+        assert isinstance(outcome, asyncio.CancelledError)
+        assert task.cancelling() == 1
+        assert stream.open == 0
+
+    with all_cases() as case:
+        for place in await places(mode):
+            with case(place):
+                await cancelled_at(place[0])
+
+
+@EVERY_MODE
 @pytest.mark.parametrize("by", ["token", "task"])
 async def test_a_run_can_be_stopped_at_every_await(by: str, mode: ExecutionMode) -> None:
     """Let it go one more step of the event loop each time, until it comes through."""
@@ -298,7 +312,7 @@ async def cancelled_at(number: int, mode: ExecutionMode) -> tuple[bool, list[boo
     return came_through, begun
 
 
-@pytest.mark.parametrize("mode", list(ExecutionMode))
+@EVERY_MODE
 async def test_once_the_token_is_cancelled_no_tool_begins(mode: ExecutionMode) -> None:
     """At whatever event a listener cancels it."""
     for number in count():
@@ -571,7 +585,7 @@ async def test_a_hook_cannot_swallow_the_cancellation_of_the_run(capability: Any
     assert tool.calls == []
 
 
-@pytest.mark.parametrize("mode", list(ExecutionMode))
+@EVERY_MODE
 async def test_a_hook_that_cancels_the_run_before_a_call_keeps_it_from_running(
     mode: ExecutionMode,
 ) -> None:

@@ -378,8 +378,10 @@ def test_a_method_counts_without_self() -> None:
     assert text.endswith("cannot be called; declare on_event(self, event)")
 
 
-@pytest.mark.parametrize("method", PARAMETERS)
-@pytest.mark.parametrize("value", [None, "text", 3])
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [*dict.fromkeys(PARAMETERS, "text").items(), ("on_event", None), ("on_event", 3)],
+)
 def test_a_hook_must_be_a_method(method: str, value: object) -> None:
     text = refusal(having(name="hm", **{**OWNERS, method: value}))
     assert f"{method!r} must be a method, not {value!r}" in text

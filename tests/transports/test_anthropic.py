@@ -57,8 +57,6 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import FakeClock, RecordingSink
 from clark_agent.testing.misbehaviours import (
-    MISBEHAVIOURS,
-    Misbehaviour,
     cut_anywhere_problems,
 )
 from clark_agent.testing.transport_kit import check_stream_fn
@@ -81,7 +79,6 @@ from tests.transports.wires_anthropic import (
     failed,
     finished,
     refused,
-    render,
     said,
     serving,
     start,
@@ -923,12 +920,6 @@ class TestAnswer:
                 ends.append(isinstance(events[-1], Done))
         assert ends == sorted(ends), "once it is whole it stays so"
         assert not ends[0]
-
-    @pytest.mark.parametrize("case", MISBEHAVIOURS, ids=lambda case: case.name)
-    async def test_misbehaviours(self, case: Misbehaviour) -> None:
-        async with serving([stream(*render(case.steps))], retry=ONCE) as (_, transport):
-            events = await ask(transport, asking(max_output_tokens=case.cap))
-        assert not case.problems(events)
 
     async def test_the_conformance_kit(self) -> None:
         async with serving(lambda _: stream(*said("Hello you"))) as (_, transport):

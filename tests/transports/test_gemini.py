@@ -59,8 +59,6 @@ from clark_agent.stream import (
 )
 from clark_agent.testing import FakeClock, RecordingSink
 from clark_agent.testing.misbehaviours import (
-    MISBEHAVIOURS,
-    Misbehaviour,
     cut_anywhere_problems,
 )
 from clark_agent.testing.transport_kit import check_events_of, check_stream_fn
@@ -81,7 +79,6 @@ from tests.transports.wires_gemini import (
     event,
     failing,
     refusal,
-    render,
     said,
     serving,
     stream,
@@ -762,11 +759,6 @@ class TestAnswer:
                 usage=Usage(14, 12, 0, 8),
             )
         )
-
-    @pytest.mark.parametrize("case", MISBEHAVIOURS, ids=lambda case: case.name)
-    async def test_misbehaviours(self, case: Misbehaviour) -> None:
-        async with serving(lambda _: stream(*render(case.steps))) as (_, transport):
-            assert not case.problems(await ask(transport, asking(max_output_tokens=case.cap)))
 
     WHOLE = (
         chunk(thought("Hé")),

@@ -34,6 +34,7 @@ from clark_agent.testing.misbehaviours import (
 from clark_agent.transports import RetryPolicy, Transport
 from clark_agent.transports.http.response import Answer as Heard
 from clark_agent.transports.http.response import ProviderFailure
+from tests.cases import all_cases
 from tests.strategies import cuts
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer
@@ -56,14 +57,12 @@ WIRES: tuple[Wire, ...] = (wires_chat, wires_responses, wires_anthropic, wires_g
 ONCE = RetryPolicy(attempts=1)
 
 every_wire = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.NAME)
-# A wire that has no bytes for some of the cases names them in CANNOT.
-every_case = pytest.mark.parametrize(
-    ("wire", "case"),
+every_misbehaviour = pytest.mark.parametrize(
+    ("wire", "misbehaviour"),
     [
-        pytest.param(wire, case, id=f"{wire.NAME}-{case.name}")
+        pytest.param(wire, misbehaviour, id=f"{wire.NAME}-{misbehaviour.name}")
         for wire in WIRES
-        for case in MISBEHAVIOURS
-        if case.name not in getattr(wire, "CANNOT", ())
+        for misbehaviour in MISBEHAVIOURS
     ],
 )
 
@@ -71,13 +70,13 @@ every_case = pytest.mark.parametrize(
 # --- as it comes ------------------------------------------------------------------------------
 
 
-@every_case
-async def test_what_must_come_of_it(wire: Wire, case: Misbehaviour) -> None:
-    async with ByteServer(lambda _: Answer(body=wire.render(case.steps))) as server:
+@every_misbehaviour
+async def test_what_must_come_of_it(wire: Wire, misbehaviour: Misbehaviour) -> None:
+    async with ByteServer(lambda _: Answer(body=wire.render(misbehaviour.steps))) as server:
         transport = wire.transport(server.url, clock=FakeClock())
-        events = await ask(transport, asking(max_output_tokens=case.cap))
+        events = await ask(transport, asking(max_output_tokens=misbehaviour.cap))
         await transport.aclose()
-    assert not case.problems(events)
+    assert not misbehaviour.problems(events)
 
 
 # --- cut into reads ---------------------------------------------------------------------------
@@ -97,15 +96,19 @@ def heard(transport: Transport[bytes], pieces: Sequence[bytes], cap: int | None 
     return answer.message() if decoder.is_complete else None
 
 
-@every_case
-def test_cut_at_every_place_it_is_the_same(wire: Wire, case: Misbehaviour) -> None:
+@every_wire
+def test_cut_at_every_place_it_is_the_same(wire: Wire) -> None:
     transport = wire.transport("http://127.0.0.1:9")
-    whole = b"".join(wire.render(case.steps))
-    expected = heard(transport, [whole], case.cap)
-    bytewise = [whole[place : place + 1] for place in range(len(whole))]
-    assert heard(transport, bytewise, case.cap) == expected
-    for place in range(len(whole)):
-        assert heard(transport, [whole[:place], whole[place:]], case.cap) == expected
+    with all_cases() as case:
+        for misbehaviour in MISBEHAVIOURS:
+            with case(misbehaviour.name):
+                cap = misbehaviour.cap
+                whole = b"".join(wire.render(misbehaviour.steps))
+                expected = heard(transport, [whole], cap)
+                bytewise = [whole[place : place + 1] for place in range(len(whole))]
+                assert heard(transport, bytewise, cap) == expected
+                for place in range(len(whole)):
+                    assert heard(transport, [whole[:place], whole[place:]], cap) == expected
 
 
 texts = st.text(st.sampled_from("ab <>/think\n\r\u2028é🦀"), max_size=8)
@@ -225,22 +228,27 @@ async def test_a_disconnect_around_the_ends_of_lines(wire: Wire, how: str) -> No
         await transport.aclose()
 
 
-@every_case
-async def test_a_disconnect_between_events(wire: Wire, case: Misbehaviour) -> None:
-    pieces = wire.render(case.steps)
-    request = asking(max_output_tokens=case.cap)
-    whole = heard(wire.transport("http://127.0.0.1:9"), pieces, case.cap)
+@every_wire
+async def test_a_disconnect_between_events(wire: Wire) -> None:
+    answer = Answer()
+    async with ByteServer(lambda _: answer) as server:
+        transport = wire.transport(server.url, retry=ONCE)
+        with all_cases() as case:
+            for misbehaviour in MISBEHAVIOURS:
+                with case(misbehaviour.name):
+                    pieces, whole = whole_of(wire, misbehaviour)
+                    request = asking(max_output_tokens=misbehaviour.cap)
+                    for count in range(len(pieces)):
+                        answer = Answer(body=pieces[:count], reset=True)
+                        events = await ask(transport, request)
+                        assert not cut_anywhere_problems(events, whole), pieces[:count]
+        await transport.aclose()
+
+
+def whole_of(wire: Wire, misbehaviour: Misbehaviour) -> tuple[list[bytes], AssistantMessage]:
+    """The events of the answer, and the message that they come to."""
+    pieces = wire.render(misbehaviour.steps)
+    whole = heard(wire.transport("http://127.0.0.1:9"), pieces, misbehaviour.cap)
     if not isinstance(whole, AssistantMessage):
         whole = AssistantMessage.from_text("Hello")  # the cases that fail begin to say this
-    whole = replace(whole, content=case.content or whole.content)
-    count = 0
-
-    def cut(_: object) -> Answer:
-        return Answer(body=pieces[:count], reset=True)
-
-    async with ByteServer(cut) as server:
-        transport = wire.transport(server.url, retry=ONCE)
-        for count in range(len(pieces)):
-            events = await ask(transport, request)
-            assert not cut_anywhere_problems(events, whole), pieces[:count]
-        await transport.aclose()
+    return pieces, replace(whole, content=misbehaviour.content or whole.content)

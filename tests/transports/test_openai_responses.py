@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,7 +53,6 @@ from clark_agent.testing.misbehaviours import (
     Call,
     End,
     Finish,
-    Misbehaviour,
     Say,
     cut_anywhere_problems,
 )
@@ -62,6 +62,7 @@ from clark_agent.transports.http.response import Answer as Heard
 from clark_agent.transports.http.response import ProviderFailure
 from clark_agent.transports.openai_responses import OpenAIResponses
 from clark_agent.types import arg_parse_error
+from tests.cases import all_cases
 from tests.strategies import cuts, open_json, transcripts
 from tests.transports.servers.aimock import Aimock
 from tests.transports.servers.bytes_server import Answer, Request
@@ -974,21 +975,37 @@ def test_no_event_is_too_odd(events: list[dict[str, Any]]) -> None:
 
 # --- what servers do --------------------------------------------------------------------------
 
-every_style = pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
-every_case = pytest.mark.parametrize("case", MISBEHAVIOURS, ids=lambda case: case.name)
-
 # Before the end of an item that is not announced there is no place for a call's id.
 _CANNOT_BE_SAID = {("items are not announced", "an id that changes in mid-stream")}
 
 
-@every_style
-@every_case
-async def test_what_must_come_of_it(style: Style, case: Misbehaviour) -> None:
-    if (style.name, case.name) in _CANNOT_BE_SAID:
-        return
-    async with serving(lambda _: stream(*style.render(case.steps))) as (_, responses):
-        events = await ask(responses, asking(max_output_tokens=case.cap))
-    assert not case.problems(events)
+@pytest.mark.parametrize("style", STYLES[1:], ids=lambda style: style.name)
+async def test_what_must_come_of_misbehaviours_in_every_style(style: Style) -> None:
+    """The first style is in `test_misbehaviours`, with a server."""
+    with all_cases() as case:
+        for misbehaviour in MISBEHAVIOURS:
+            if (style.name, misbehaviour.name) in _CANNOT_BE_SAID:
+                continue
+            with case(misbehaviour.name):
+                responses = without_a_socket(style.render(misbehaviour.steps))
+                events = await ask(responses, asking(max_output_tokens=misbehaviour.cap))
+                assert not misbehaviour.problems(events)
+
+
+def without_a_socket(pieces: Sequence[bytes]) -> OpenAIResponses:
+    """A transport to which every request brings these reads."""
+    responses = transport("http://127.0.0.1:9")
+
+    async def reads() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncGenerator[AsyncIterator[bytes], None]:
+        yield reads()
+
+    responses._open = opened  # type: ignore[method-assign, assignment]
+    return responses
 
 
 # A turn as OpenAI sends it, shortened.

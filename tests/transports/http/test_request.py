@@ -54,6 +54,7 @@ from clark_agent.transports.http.request import (
     woven_text,
 )
 from clark_agent.types import arg_parse_error
+from tests.cases import all_cases
 from tests.strategies import (
     REASONING_ITEMS,
     TEXT,
@@ -402,12 +403,26 @@ def detail(origin: ReasoningFormat, **fields: Any) -> dict[str, Any]:
     return {"type": "reasoning.text", "text": "So.", "format": str(origin), **fields}
 
 
-@pytest.mark.parametrize(("origin", "target"), [*product(ReasoningFormat, repeat=2)])
-def test_from_every_format_to_every_other(origin: ReasoningFormat, target: ReasoningFormat) -> None:
+def test_reasoning_goes_from_no_format_or_model_to_another() -> None:
+    """An item that names no model is for all of them; all else in the history stays as it is."""
+    models = (None, "m1", "m2")
+    with all_cases() as case:
+        for origin, goal, made_by, asked in product(
+            ReasoningFormat, ReasoningFormat, models, models
+        ):
+            with case(f"from {origin} of {made_by} to {goal} of {asked}"):
+                check_move(origin, goal, made_by, asked)
+
+
+def check_move(
+    origin: ReasoningFormat, goal: ReasoningFormat, made_by: str | None, asked: str | None
+) -> None:
+    named = {} if made_by is None else {"model": made_by}
+    sealed = {"type": "reasoning.encrypted", "data": "x", "format": str(origin), **named}
     told = AssistantMessage(
         (
             ReasoningContent("So."),
-            ReasoningDetailsContent((detail(origin),)),
+            ReasoningDetailsContent((detail(origin, **named), sealed)),
             ThinkingContent("hm"),
             TextContent("Yes"),
             ToolCall("a", "look", {}),
@@ -415,8 +430,9 @@ def test_from_every_format_to_every_other(origin: ReasoningFormat, target: Reaso
         StopReason.TOOL_USE,
     )
     history = (SystemMessage("s"), UserMessage("u"), told, result("a"), CustomMessage("c"))
-    converted = convert_history(history, ReasoningTarget(formats=frozenset({target})))
-    if origin is target:
+    target = ReasoningTarget(formats=frozenset({goal}), model=asked)
+    converted = convert_history(history, target)
+    if origin is goal and (made_by == asked or None in (made_by, asked)):
         assert all(given is kept for given, kept in zip(history, converted, strict=True))
     else:
         kept = replace(told, content=told.content[2:])
