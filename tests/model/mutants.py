@@ -1,8 +1,8 @@
 """Breaks promises on purpose, one at a time, and reports whether the tests notice.
 
 ``python -m tests.model.mutants`` (``make mutants``) runs tests under each fault of
-`tests.model.faults`: first the test that is expected to notice, then, if it does not, all of
-`TESTS`. The outcome for each promise is one of
+`tests.model.faults`: first the test that is expected to notice, then, if it does not, those of
+`TESTS` for the family of the fault. The outcome for each promise is one of
 
     caught        the fault fired in a test, and that test failed
     SURVIVES      the fault fired and every test passed: no test checks the promise
@@ -30,15 +30,51 @@ import msgspec
 from tests.model.faults import NAME, PROMISES, VERDICT, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = (
-    "tests/model/test_sweep.py",
-    "tests/model/test_random.py",
-    "tests/model/test_steering.py",
-    "tests/engine/test_steering.py",
-    "tests/conformance/test_loop.py",
-    "tests/test_sub_agents.py",
-    "tests/test_budget.py",
-)
+TESTS = {
+    "runs": (
+        "tests/model/test_sweep.py",
+        "tests/model/test_random.py",
+        "tests/model/test_steering.py",
+        "tests/engine/test_steering.py",
+        "tests/conformance/test_loop.py",
+        "tests/test_sub_agents.py",
+        "tests/test_budget.py",
+    ),
+    "waiting": (
+        "tests/run_log/test_suspending.py",
+        "tests/run_log/test_expiry.py",
+        "tests/run_log/test_waiting.py",
+        "tests/toolkit/test_approval.py",
+    ),
+    "takeovers": ("tests/run_log/test_stores.py", "tests/run_log/test_resume.py"),
+    "leases": ("tests/durable/test_postgres.py",),
+    "logs": (
+        "tests/run_log/test_damage.py",
+        "tests/run_log/test_resume.py",
+        "tests/run_log/test_exactly_once.py",
+        "tests/run_log/test_barrier.py",
+        "tests/run_log/test_mail.py",
+        "tests/replay",
+    ),
+    "context": (
+        "tests/plugins/test_compaction.py",
+        "tests/plugins/test_compacted.py",
+        "tests/plugins/test_large_results.py",
+        "tests/run_log/test_large_results.py",
+    ),
+    "mcp": ("tests/mcp/test_client.py", "tests/mcp/test_faults.py"),
+    "tracing": (
+        "tests/otel/test_runs.py",
+        "tests/otel/test_not_run.py",
+        "tests/otel/test_failures.py",
+    ),
+    "page": (
+        "tests/view/test_security.py",
+        "tests/view/test_actions.py",
+        "tests/view/test_server.py",
+    ),
+}
+"""The tests to try if the expected one does not notice, by the module of the fault."""
 PYTEST = (
     *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.model.faults"),
     *("-p", "no:cacheprovider", "-p", "no:schemathesis", "--hypothesis-profile=faults"),
@@ -55,10 +91,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def try_fault(promise: str) -> Outcome:
-    """Run the expected test under the fault of a promise, then all others if need be."""
-    outcome = run_under(promise, [PROMISES[promise].noticed_by])
+    """Run the expected test under the fault of a promise, then others if need be."""
+    broken = PROMISES[promise]
+    outcome = run_under(promise, [broken.noticed_by])
     if outcome.word in ("SURVIVES", "NEVER FIRED") and outcome.test is None:
-        return run_under(promise, TESTS)
+        return run_under(promise, TESTS[broken.family])
     return outcome
 
 

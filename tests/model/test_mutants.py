@@ -1,10 +1,8 @@
-"""Every fault of `tests.model.faults` installs, changes what a run does, and leaves no trace."""
+"""Every fault of `tests.model.faults.runs` changes what a run does, and leaves no trace."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,21 +13,11 @@ import clark_agent as ca
 from clark_agent import events as ev
 from clark_agent.testing import RecordingSink, ScriptedStream, Step, call
 from tests.engine.support import CONTEXT, Stubborn, Waiting, Work, hurry, let_others_run, paid
-from tests.model.faults import PROMISES, SEAMS, SeamGoneError, Verdict, broken, find
-from tests.model.mutants import judge
+from tests.model.faults import FAMILIES, PROMISES, Story, Verdict, check, promises_of
+from tests.model.faults.base import SEAMS, SeamGoneError, broken
+from tests.model.mutants import TESTS, judge
 from tests.model.scenarios import SCENARIOS
 from tests.model.world import Cancel, Life, Scenario, Steer, live
-
-Story = Callable[[], Coroutine[Any, Any, object]]
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Listeners that fail are logged."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
 
 # --- short stories, each with another outcome under its fault -------------------------------------
 
@@ -184,48 +172,16 @@ STORIES: dict[str, Story] = {
 }
 
 
-# --- what holds of each fault ---------------------------------------------------------------------
+@pytest.mark.parametrize("promise", promises_of("runs"))
+def test_a_fault_changes_what_a_run_does(promise: str) -> None:
+    check(promise, STORIES[promise])
 
 
-def found() -> dict[str, object]:
-    """The object at each seam that exists."""
-    objects: dict[str, object] = {}
-    for seam in SEAMS:
-        with suppress(SeamGoneError):
-            owner, name = find(seam)
-            objects[seam] = vars(owner)[name]
-    return objects
+# --- seams and verdicts ---------------------------------------------------------------------------
 
 
-def changed_since(before: dict[str, object]) -> list[str]:
-    """The seams at which there is something else now."""
-    return [seam for seam, there in found().items() if there is not before[seam]]
-
-
-@pytest.mark.parametrize("name", PROMISES)
-def test_a_mutant_finds_its_line(name: str) -> None:
-    """The lines of `SEAMS` that it needs are right; it replaces what is there and restores it."""
-    before = found()
-    with broken(name) as fault:
-        assert changed_since(before)
-        assert fault.fired == 0
-    assert changed_since(before) == []
-
-
-@pytest.mark.parametrize("name", PROMISES)
-def test_a_mutant_fires_and_changes_what_a_run_does(name: str) -> None:
-    story = STORIES[name]
-    usual = asyncio.run(story())
-    with broken(name) as fault:
-        try:
-            changed = asyncio.run(story())
-        except AssertionError as error:
-            changed = error
-    fired = fault.fired
-    assert fired > 0
-    assert changed != usual
-    assert asyncio.run(story()) == usual
-    assert fault.fired == fired
+def test_every_family_of_faults_has_tests_that_may_notice() -> None:
+    assert {promise.family for promise in PROMISES.values()} == set(FAMILIES) == set(TESTS)
 
 
 @pytest.mark.parametrize(

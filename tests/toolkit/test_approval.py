@@ -410,7 +410,10 @@ async def test_arguments_that_change_meanwhile_are_not_what_was_approved() -> No
     assert gate.remembered("c") == {}
 
 
-async def test_what_is_asked_about_is_what_plugins_have_made_of_it() -> None:
+@pytest.mark.parametrize("place", [0, 1])
+async def test_what_is_asked_about_is_what_plugins_have_made_of_it(place: int) -> None:
+    """Wherever the gate is in their list."""
+
     class Confine:
         name = "confine"
 
@@ -418,8 +421,9 @@ async def test_what_is_asked_about_is_what_plugins_have_made_of_it() -> None:
             return Rewrite({"path": "/safe" + ctx.args["path"]})
 
     person = Person()
-    plugins = [Confine(), ApprovalGate(person)]
-    _, work = await work_under(plugins[1], call("work", path="/x"), plugins=plugins)  # type: ignore[arg-type]
+    gate, plugins = ApprovalGate(person), list[Any]([Confine()])
+    plugins.insert(place, gate)
+    _, work = await work_under(gate, call("work", path="/x"), plugins=plugins)
     assert person.requests[0].arguments == {"path": "/safe/x"} == work.calls[0]
     assert person.asked == ["work(path='/safe/x')"]
 

@@ -1,142 +1,24 @@
-"""Faults: each breaks one promise of the package while tests run.
-
-A fault acts at a seam, not on a line of code: it swallows an event on its way to the listeners,
-ignores a transport's ``aclose``, or shifts the turn that a receipt names. `SEAMS` says where each
-seam is. When code moves, update its entry there. A seam that cannot be found is an error.
-
-A fault counts its activations. One that never fires proves nothing, whether the tests pass or fail.
-
-``CLARK_AGENT_FAULT=<promise> python -m pytest -p tests.model.faults`` runs tests under a fault.
-`tests.model.mutants` does so for every promise.
-"""
+"""Faults of a run: events, batches, calls, cancellation, steering, budgets and child runs."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
-from importlib import import_module
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import msgspec
-import pytest
-from hypothesis import Phase, settings
 from msgspec.structs import replace
 
 import clark_agent as ca
 from clark_agent import events as ev
 from clark_agent.budget import Meter
-
-SEAMS = {
-    # Public names, and asyncio.
-    "run": "clark_agent:run",
-    "run_child": "clark_agent:run_child",
-    "transport": "clark_agent:LoopConfig.stream",
-    "progress": "clark_agent:ToolContext.update",
-    "call is over": "clark_agent:ToolContext.settle",
-    "receipt": "clark_agent:SteeringReceipt.settle",
-    "channel wakes a run": "clark_agent:ChannelSteering.listen",
-    "channel is urgent": "clark_agent:ChannelSteering.urgency",
-    "channel closes": "clark_agent:ChannelSteering.close",
-    "task": "asyncio.tasks:Task",
-    "timer is cancelled": "asyncio:TimerHandle.cancel",
-    # Internal names: a refactoring may move these.
-    "channel is over": "clark_agent.steering:Channel.is_over",
-    "budget warns": "clark_agent.budget:Meter.nearly_reached",
-    "plugins for a run": "clark_agent.plugins.hooks:Hooks.for_run",
-    "spending of a run": "clark_agent.engine.spending:Spending.__init__",
-    "event": "clark_agent.engine.emitter:Emitter.emit",
-    "listener works": "clark_agent.engine.emitter:Emitter.is_sending",
-    "batch is made": "clark_agent.engine.batch:Batch.__init__",
-    "batch is run": "clark_agent.engine.batch:Batch.execute",
-    "batch is settled": "clark_agent.engine.batch:Batch.settle",
-    "calls are stopped": "clark_agent.engine.call:Siblings.stop",
-    "batch awaits its tasks": "clark_agent.engine.batch:Batch._tasks_done",
-    "grace of a call ends": "clark_agent.engine.supervised:Supervised._end_of_grace",
-}
+from tests.model.faults.base import Fault, breaks, find
 
 # Tests that notice a fault.
 CANCELLED = "tests/model/test_sweep.py::test_every_suspension_point[{}]"
 STEERED = "tests/model/test_steering.py::test_a_message_at_every_suspension_point[{}]"
 STEERING = "tests/engine/test_steering.py::{}"
-
-
-class SeamGoneError(Exception):
-    """A seam is not where `SEAMS` says."""
-
-
-def find(seam: str) -> tuple[Any, str]:
-    """The object that owns the attribute at the seam, and the name of the attribute."""
-    path = SEAMS[seam]
-    module, _, names = path.partition(":")
-    *outer, name = names.split(".")
-    try:
-        owner: Any = import_module(module)
-        for step in outer:
-            owner = getattr(owner, step)
-    except (ImportError, AttributeError):
-        owner = None
-    owners = owner.__mro__ if isinstance(owner, type) else (owner,)
-    for owner in owners:
-        if name in getattr(owner, "__dict__", ()):
-            return owner, name
-    raise SeamGoneError(f"the seam {seam!r} is not at {path} any more: update SEAMS")
-
-
-class Fault:
-    """An installed fault."""
-
-    def __init__(self) -> None:
-        self.fired = 0
-        """How often it has changed what happens."""
-        self._restore = ExitStack()
-
-    def wrap(self, seam: str, change: Callable[[Any], Any]) -> None:
-        """Replace what is at the seam by what ``change`` makes of it."""
-        owner, name = find(seam)
-        original = vars(owner)[name]
-        setattr(owner, name, change(original))
-        self._restore.callback(setattr, owner, name, original)
-
-    def remove(self) -> None:
-        """Restore the originals."""
-        self._restore.close()
-
-
-@contextmanager
-def broken(promise: str) -> Iterator[Fault]:
-    """Break a promise inside a ``with`` block."""
-    fault = Fault()
-    try:
-        PROMISES[promise].break_with(fault)
-        yield fault
-    finally:
-        fault.remove()
-
-
-class Promise(msgspec.Struct, frozen=True):
-    """How a promise is broken, and the test that is expected to notice."""
-
-    break_with: Callable[[Fault], None]
-    noticed_by: str
-
-
-PROMISES: dict[str, Promise] = {}
-
-
-def breaks(promise: str, noticed_by: str) -> Callable[[Callable[[Fault], None]], None]:
-    """Register the fault that breaks a promise."""
-
-    def enter(install: Callable[[Fault], None]) -> None:
-        PROMISES[promise] = Promise(install, noticed_by)
-
-    return enter
 
 
 # --- events -----------------------------------------------------------------------------------
@@ -636,102 +518,3 @@ def _(fault: Fault) -> None:
     owner, name = find("run_child")
     starts_children = vars(owner)[name].__module__
     change_tasks(fault, "cancel", lambda _, caller: caller == starts_children)
-
-
-# --- running tests under a fault ----------------------------------------------------------------
-
-NAME = "CLARK_AGENT_FAULT"
-VERDICT = "CLARK_AGENT_FAULT_VERDICT"
-"""Environment variables: the promise to break, and the file to write the `Verdict` to."""
-
-# One counterexample is enough, so there is no need to shrink it.
-settings.register_profile(
-    "faults",
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate),
-)
-
-_IDLE_SECONDS = 5
-_MOST_SECONDS = 120
-
-
-class Verdict(msgspec.Struct):
-    """What the tests have shown about a fault."""
-
-    fired: int = 0
-    test: str | None = None
-    """The first test that failed."""
-    fired_in_test: int = 0
-    hung: bool = False
-    """Whether that test did not end."""
-
-
-class _Watch:
-    """Records how often the fault fires, and which test fails or hangs under it."""
-
-    def __init__(self, fault: Fault, path: str) -> None:
-        self._fault = fault
-        self._path = Path(path)
-        self._verdict = Verdict()
-        self._test = ""
-        self._fired_before = 0
-        self._seconds = self._idle_seconds = 0
-        self._cpu_seconds = 0.0
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._test, self._fired_before = item.nodeid, self._fault.fired
-        self._seconds = self._idle_seconds = 0
-        signal.signal(signal.SIGALRM, self._second_is_over)
-        signal.setitimer(signal.ITIMER_REAL, 1, 1)
-        try:
-            return (yield)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _second_is_over(self, *_: object) -> None:
-        used = time.process_time() - self._cpu_seconds
-        self._cpu_seconds += used
-        self._seconds += 1
-        self._idle_seconds = self._idle_seconds + 1 if used < 0.05 else 0
-        if self._idle_seconds >= _IDLE_SECONDS or self._seconds >= _MOST_SECONDS:
-            self._failed(hung=True)
-            self.pytest_sessionfinish()
-            os._exit(1)  # an orderly exit would wait for what hangs
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self._verdict.test is None:
-            self._failed()
-
-    def _failed(self, *, hung: bool = False) -> None:
-        fired = self._fault.fired - self._fired_before
-        self._verdict = Verdict(test=self._test, fired_in_test=fired, hung=hung)
-
-    def pytest_sessionfinish(self) -> None:
-        self._verdict.fired = self._fault.fired
-        self._path.write_bytes(msgspec.json.encode(self._verdict))
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Break the promise that the environment names, before any test module is imported."""
-    if (promise := os.environ.get(NAME)) is None:
-        return
-    if promise not in PROMISES:
-        raise pytest.UsageError(f"{NAME}: there is no promise {promise!r}")
-    fault = config.stash[_installed] = Fault()
-    try:
-        PROMISES[promise].break_with(fault)
-    except SeamGoneError as error:
-        raise pytest.UsageError(str(error)) from error
-    if (path := os.environ.get(VERDICT)) is not None:
-        config.pluginmanager.register(_Watch(fault, path))
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    if (fault := config.stash.get(_installed, None)) is not None:
-        fault.remove()
-
-
-_installed = pytest.StashKey[Fault]()
