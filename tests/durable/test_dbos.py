@@ -245,15 +245,25 @@ async def test_a_queued_run_is_cancelled_and_never_begins(worker: Worker) -> Non
     assert deeds(r"sec\ond:") == []
 
 
-async def test_a_run_whose_log_was_removed_is_not_queued(worker: Worker) -> None:
+async def test_a_run_whose_log_was_removed_is_not_queued(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker.submit("removed", "support", "pay")
     await result_of(worker, "removed")
     await until(outcomes("removed", "done"))
     with worker._tables.transaction() as connection:
         connection.execute("DELETE FROM clark_agent.runs WHERE run_id = 'removed'")
     assert worker._tables.queued(run_id="removed") == []
+    tries: list[str] = []
+
+    def counted(store: PostgresStore, run_id: str, reason: str | None) -> bool:
+        tries.append(run_id)
+        return cancel(store, run_id, reason)
+
+    monkeypatch.setattr("clark_agent.durable.dbos.cancel", counted)
     with pytest.raises(RunNotFound):
         worker.cancel("removed")
+    assert len(tries) == 2  # nobody works on it, so there is nothing to wait for
 
 
 async def test_a_run_is_cancelled_while_workers_begin_it(worker: Worker) -> None:
@@ -291,6 +301,29 @@ async def test_a_run_that_begins_when_it_is_cancelled_is_aborted(
         runs.cancel("begins", "too late")
     with pytest.raises(RunAborted, match="too late"):
         await advance(store, "begins", support(), "refund")
+
+
+async def test_a_run_that_begins_and_ends_while_it_is_cancelled_has_ended(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = connect(store, queue="idle")
+    runs.submit("ends", "support", "pay")
+    found = runs._tables.queued
+
+    def work(**wanted: Any) -> list[QueuedRun]:
+        run = advance(store, "ends", support(), "pay")
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: asyncio.run(run)).result()
+        with runs._tables.transaction() as connection:  # as DBOS does after the workflow
+            connection.execute(
+                "UPDATE dbos.workflow_status SET status = 'SUCCESS' "
+                "WHERE workflow_uuid = 'clark_agent:ends:begin'"
+            )
+        return found(**wanted)
+
+    monkeypatch.setattr(runs._tables, "queued", work)
+    with pytest.raises(InvalidContinuationError, match="has ended"):
+        runs.cancel("ends", "too late")
 
 
 # --- waiting --------------------------------------------------------------------------------------

@@ -74,16 +74,19 @@ _SUBMIT = """
 """
 _FIND = "SELECT queue, agent, tenant, prompts FROM {schema}.dbos_runs WHERE run_id = %s"
 _SUBMITTED = "SELECT run_id FROM {schema}.dbos_runs WHERE queue = %s AND run_id = ANY(%s)"
-_QUEUED = r"""
-    SELECT run_id, agent, tenant, queue FROM {schema}.dbos_runs AS submitted
+_ACTIVE = r"""
+    SELECT regexp_replace(workflow_uuid, '^' || {ids} || '(.*):[^:]*$', '\1')
+    FROM {dbos}.workflow_status
+    WHERE workflow_uuid LIKE {ids} || '%%' AND status IN ('ENQUEUED', 'DELAYED', 'PENDING')
+"""
+"""The runs with a workflow that has not ended."""
+_IS_ACTIVE = f"SELECT %s IN ({_ACTIVE})"
+_QUEUED = rf"""
+    SELECT run_id, agent, tenant, queue FROM {{schema}}.dbos_runs AS submitted
     WHERE queue = coalesce(%(queue)s, queue) AND run_id = coalesce(%(run_id)s, run_id)
-    AND run_id IN (
-        SELECT regexp_replace(workflow_uuid, '^' || {ids} || '(.*):[^:]*$', '\1')
-        FROM {dbos}.workflow_status
-        WHERE queue_name = coalesce(%(queue)s, queue_name) AND workflow_uuid LIKE {ids} || '%%'
-        AND status IN ('ENQUEUED', 'DELAYED', 'PENDING')
-    ) AND NOT EXISTS (
-        SELECT 1 FROM {schema}.runs AS begun
+    AND run_id IN ({_ACTIVE} AND queue_name = coalesce(%(queue)s, queue_name))
+    AND NOT EXISTS (
+        SELECT 1 FROM {{schema}}.runs AS begun
         WHERE begun.run_id = replace(submitted.run_id, E'\\', E'\\\\')
     ) ORDER BY submitted_at, run_id
 """
@@ -205,6 +208,10 @@ class Tables:
         values = {"queue": queue, "run_id": run_id}
         with self.transaction() as connection:
             return [QueuedRun(*row) for row in self._all(connection, _QUEUED, values)]
+
+    def is_active(self, run_id: str) -> bool:
+        """Return whether a run has a workflow that has not ended."""
+        return bool(self._one(_IS_ACTIVE, (run_id,)))
 
     def enqueue(
         self,

@@ -96,9 +96,9 @@ _ACTIVE = ["ENQUEUED", "DELAYED", "PENDING"]
 _AT_ONCE = 100
 """How many runs are asked for with one statement."""
 _LONGEST_DELAY = 600.0
+"""The maximum number of seconds until a run is tried again that could not be worked on."""
 _PATIENCE = 60.0
 """How many seconds to wait for the first record of a run that a worker has taken."""
-"""The maximum number of seconds until a run is tried again that could not be worked on."""
 
 
 def dbos_config(
@@ -285,6 +285,7 @@ class RunQueue:
         database. Raises `RunNotFound`, and `InvalidContinuationError` for a run that has ended.
         """
         until = time.monotonic() + _PATIENCE
+        is_active = True
         while True:
             try:
                 cancel(self._store, run_id, reason)
@@ -292,9 +293,11 @@ class RunQueue:
             except RunNotFound:
                 if self._abort(run_id, reason):
                     return
-                if self._tables.find(run_id) is None or time.monotonic() > until:
+                if not is_active or time.monotonic() > until:
                     raise
-            time.sleep(0.02)  # a worker has it, and has not written its first record yet
+            # If a worker has it, its first record comes soon. If not, it may be there by now.
+            is_active = self._tables.is_active(run_id)
+            time.sleep(0.02)
 
     def _abort(self, run_id: str, reason: str | None) -> bool:
         """End a run that has not begun. Return False if it has, or was not submitted."""

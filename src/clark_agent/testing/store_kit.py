@@ -570,11 +570,11 @@ async def _collected(tail: RunTail, count: int) -> list[Record]:
     records: list[Record] = []
     clock = asyncio.get_running_loop().time
     until = clock() + _PATIENCE
-    while len(records) < count and clock() < until:
+    while len(records) < count and (left := until - clock()) > 0:
         new = tail.read()
         records += new
         if not new:
-            await tail.wait(1.0)
+            await tail.wait(min(1.0, left))
     return [*records, *tail.read()]
 
 
