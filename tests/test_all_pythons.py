@@ -31,6 +31,7 @@ def test_candidates_are_found_in_path_and_in_pyenv(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_names_of_one_interpreter_are_one(tmp_path: Path) -> None:
     link = tmp_path / "python3"
     link.symlink_to(sys.executable)
@@ -40,6 +41,7 @@ def test_two_names_of_one_interpreter_are_one(tmp_path: Path) -> None:
     assert ask(str(link)) in (here, None)  # a link out of an environment may have lost its home
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     ["exit 127", "echo nonsense", 'echo \'["/p", "PyPy", "3.11.1", [3, 11, 1], false]\'',

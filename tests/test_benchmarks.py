@@ -107,6 +107,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_operations_are_counted_exactly_and_growth_is_refused() -> None:
     """In another process: this one may be traced for its coverage."""
     done = subprocess.run(
@@ -466,6 +467,7 @@ def test_a_summary_repeats_the_facts_that_it_is_shown_but_not_what_is_to_be_pinn
     assert again != message
 
 
+@pytest.mark.slow
 async def test_a_short_conversation_is_counted() -> None:
     price = [Price(input=1, output=1)]
     plain = await measured(SUBJECTS[0], price, 4, 6)
@@ -496,6 +498,7 @@ def test_others_are_set_as_compaction_is_by_default() -> None:
     assert (Compaction().trigger, Compaction().target) == (TRIGGER, TARGET)
 
 
+@pytest.mark.slow
 async def test_compaction_keeps_the_task_the_rules_and_all_facts() -> None:
     window = 12_000
     subject = Subject(

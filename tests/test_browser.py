@@ -17,6 +17,8 @@ from clark_agent.run_log import SqliteStore, fold
 from clark_agent.run_log.records import RequestDecided
 from tests.browsers import FLAGS, PATIENCE, chromium, shot
 
+pytestmark = pytest.mark.slow
+
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "approval_web.py"

@@ -103,6 +103,7 @@ class TestInForce:
         assert event_loops.timers() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", event_loops.CHOICES)
 def test_the_option_is_obeyed_or_refused(name: str) -> None:
     ran = subprocess.run(

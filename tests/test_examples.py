@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
 

@@ -16,6 +16,8 @@ import pytest
 
 from clark_agent import __version__
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 STEM = f"clark_agent-{__version__}"
 

@@ -298,6 +298,7 @@ sys.exit(f"import clark_agent also loads {foreign}" if foreign else 0)
 """
 
 
+@pytest.mark.slow
 def test_import_is_light_and_silent() -> None:
     # A fresh interpreter: this one has loaded half the world. -I keeps the environment and
     # the current directory out of it.

@@ -122,6 +122,7 @@ def test_no_code_hides_behind_another_name() -> None:
                 assert languages[""] * 2 == languages.total(), "a fence without a language"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_page(path, tmp_path, monkeypatch)

@@ -1237,6 +1237,7 @@ needs_signals = pytest.mark.skipif(os.name != "posix", reason="needs POSIX")
 ANYWHERE = pytest.mark.parametrize("place", ["script", "loop", "asyncio.run"])
 
 
+@pytest.mark.slow
 @needs_signals
 @ANYWHERE
 def test_ctrl_c_stops_the_run_cleanly_and_brings_its_messages(place: str, tmp_path: Path) -> None:
@@ -1250,6 +1251,7 @@ def test_ctrl_c_stops_the_run_cleanly_and_brings_its_messages(place: str, tmp_pa
         ]
 
 
+@pytest.mark.slow
 @needs_signals
 @ANYWHERE
 def test_ctrl_c_works_from_the_first_event_on(place: str, tmp_path: Path) -> None:
@@ -1257,6 +1259,7 @@ def test_ctrl_c_works_from_the_first_event_on(place: str, tmp_path: Path) -> Non
         assert program.end() == ["1 messages, 0 changes: go", "interrupted"]
 
 
+@pytest.mark.slow
 @needs_signals
 @ANYWHERE
 def test_ctrl_c_does_not_wait_for_a_thread_that_does_not_look(place: str, tmp_path: Path) -> None:
@@ -1272,6 +1275,7 @@ def test_ctrl_c_does_not_wait_for_a_thread_that_does_not_look(place: str, tmp_pa
         ]
 
 
+@pytest.mark.slow
 @needs_signals
 @ANYWHERE
 @pytest.mark.parametrize(("name", "sign"), [("refuse", "refused"), ("wait_in_a_thread", "told")])
@@ -1328,6 +1332,7 @@ class Notebook:
         return printed
 
 
+@pytest.mark.slow
 @needs_signals
 def test_run_sync_works_in_a_notebook(tmp_path: Path) -> None:
     with Notebook(tmp_path) as notebook:

@@ -141,6 +141,7 @@ async def test_nothing_is_held_after_a_call() -> None:
     assert reference() is None
 
 
+@pytest.mark.slow
 def test_a_hanging_call_does_not_keep_the_process_alive() -> None:
     program = """
 import asyncio, threading
@@ -161,6 +162,7 @@ print("left")
     assert (done.returncode, done.stdout.strip()) == (0, "left"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs POSIX")
 def test_a_forked_child_gets_threads_of_its_own() -> None:
     program = """

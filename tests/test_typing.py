@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 API = ROOT / "tests" / "typing" / "api.py"
 ERRORS = ROOT / "tests" / "typing" / "errors.py"

@@ -32,6 +32,8 @@ from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import bodies
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 20.0  # seconds until a screen that does not come is an error
 ENV = {"OPENAI_API_KEY": "none", "LC_ALL": "C.UTF-8"}
 

@@ -14,6 +14,8 @@ from clark_agent.cli.view import PlainScreen, View
 from clark_agent.run_log import JsonlStore, RunLog
 from tests.run_log.stories import begin
 
+pytestmark = pytest.mark.slow
+
 LINE = "turns 1 to 3 summarised: 324 → 217 tokens"
 
 

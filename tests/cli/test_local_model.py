@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command_line import CommandLine
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_task_with_two_tools_in_a_fresh_folder_and_its_replay(tmp_path: Path) -> None:

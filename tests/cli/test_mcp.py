@@ -18,6 +18,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from tests.cli.command_line import CommandLine, Said, calls, command_line, says
 from tests.mcp.own_servers import program
 
+pytestmark = pytest.mark.slow
+
 SERVER = '''
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError

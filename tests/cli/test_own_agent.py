@@ -17,6 +17,8 @@ from clark_agent.types import AssistantMessage, StopReason
 from tests.cli.command_line import CommandLine
 from tests.run_log.mailing import until
 
+pytestmark = pytest.mark.slow
+
 MODULE = '''
 import json
 

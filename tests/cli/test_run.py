@@ -16,6 +16,8 @@ from tests.cli.command_line import PATIENCE, CommandLine, Said, calls, command_l
 from tests.transports.servers.bytes_server import Answer
 from tests.transports.wires_chat import bodies
 
+pytestmark = pytest.mark.slow
+
 
 async def test_the_answer_goes_to_stdout_and_the_rest_to_stderr(tmp_path: Path) -> None:
     script = [calls("calculator", expression="17% * 2340"), says("It is ", "397.8.")]

@@ -25,6 +25,8 @@ from tests.cli.command_line import CommandLine, calls, command_line, hangs, says
 from tests.run_log import stories
 from tests.transports.wires_chat import bodies
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> None:
     script = [calls("write_file", path="a.txt", content="x"), says("I **cannot**.")]

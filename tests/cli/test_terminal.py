@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import chop_cells
@@ -11,6 +12,8 @@ from rich.cells import chop_cells
 from clark_agent.cli.approval_prompt import CHOICES, pages
 from tests.cli.command_line import calls, calls_all, command_line, hangs, says
 from tests.transports.wires_chat import bodies
+
+pytestmark = pytest.mark.slow
 
 QUESTION = f"{CHOICES}\r\n? "
 MORE = "Enter more · n no\r\n? "

@@ -13,6 +13,8 @@ from clark_agent.cli.view import PlainScreen
 from clark_agent.run_log import JsonlStore, LogDamaged, MemoryStore, RunLog, span_tree
 from clark_agent.testing import ScriptedStream, call
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("width", [200, 80, 60, 30])
 async def test_no_line_is_longer_than_the_terminal(

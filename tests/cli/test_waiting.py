@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from clark_agent.run_log import SqliteStore
 from tests.cli.command_line import (
     PATIENCE,
@@ -21,6 +23,8 @@ from tests.cli.command_line import (
     says,
 )
 from tests.transports.wires_chat import bodies
+
+pytestmark = pytest.mark.slow
 
 USER = getpass.getuser()
 QUESTION = {"question": "Which colour?", "choices": ["red", "blue"]}

@@ -21,6 +21,8 @@ from tests.cli.command_line import PATIENCE, CommandLine, Said
 from tests.durable.agents import deeds, support
 from tests.durable.conftest import postgres_server, postgres_url
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["postgres_server", "postgres_url"]
 
 AGENTS = "tests.durable.agents:agents"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.durable import servers
+from tests.selection import slow_fixture
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +24,7 @@ def _collected() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+@slow_fixture
 def postgres_server() -> Iterator[servers.Postgres]:
     """A running PostgreSQL. Skips where it is not installed; an error if it does not start."""
     try:
@@ -40,6 +42,7 @@ def postgres_url(postgres_server: servers.Postgres) -> str:
 
 
 @pytest.fixture(scope="session")
+@slow_fixture
 def temporal_server() -> Iterator[servers.Temporal]:
     """A running Temporal. Skips where it is not installed; an error if it does not start."""
     try:

@@ -55,11 +55,14 @@ from tests.durable import servers
 from tests.durable.agents import agents, deeds, folder, support
 from tests.transports.servers.child import Child
 
-pytestmark = pytest.mark.filterwarnings(
-    # DBOS, when it is destroyed while it starts a workflow.
-    "ignore:Exception ignored in. <coroutine object execute_dequeued_workflow"
-    ":pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        # DBOS, when it is destroyed while it starts a workflow.
+        "ignore:Exception ignored in. <coroutine object execute_dequeued_workflow"
+        ":pytest.PytestUnraisableExceptionWarning"
+    ),
+]
 
 LEASE = 2.0
 PATIENCE = 60.0

@@ -15,6 +15,8 @@ from clark_agent.run_log.postgres import PostgresStore
 from clark_agent.testing import ScriptedStream
 from tests.test_readme import ROOT, python_blocks, run_page
 
+pytestmark = pytest.mark.slow
+
 GUIDE = ROOT / "docs/guide/beyond-one-machine.md"
 
 

@@ -16,6 +16,8 @@ from tests.durable import servers
 from tests.durable.fleet import ENGINES
 from tests.sizes import DISTRIBUTED_RUNS
 
+pytestmark = pytest.mark.slow
+
 
 def drive(*arguments: object) -> dict[str, int]:
     """Run the driver to its end; what it has counted."""

@@ -73,6 +73,8 @@ from clark_agent.testing.store_kit import check_run_store
 from tests.durable.servers import Postgres
 from tests.run_log.storing import append, close, last_of, numbered, said, some_records
 
+pytestmark = pytest.mark.slow
+
 
 class Time:
     """A clock that stands still until it is moved."""

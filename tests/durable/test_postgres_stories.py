@@ -14,6 +14,8 @@ from clark_agent.run_log.postgres import PostgresStore
 from tests.run_log.decision_driver import play
 from tests.run_log.waiting_stories import ROOT, WAITING, begin, settle
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(postgres_url: str) -> Iterator[PostgresStore]:

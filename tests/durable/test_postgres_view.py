@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from clark_agent import AgentContext, LoopConfig, RunIdentity, UserMessage, run, tool
 from clark_agent.run_log import RunLog
 from clark_agent.run_log.postgres import PostgresStore
 from clark_agent.testing import ScriptedStream, call, say
 from tests.view.site import site
+
+pytestmark = pytest.mark.slow
 
 
 async def test_the_page_on_postgres(postgres_url: str) -> None:

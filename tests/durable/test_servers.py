@@ -16,6 +16,8 @@ import pytest
 
 from tests.durable import servers
 
+pytestmark = pytest.mark.slow
+
 STARTS = """
 import sys
 from tests.durable import servers

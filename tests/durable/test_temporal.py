@@ -65,6 +65,8 @@ from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit import SUSPEND, ApprovalGate
 from tests.durable.temporal_driver import open_store, payer
 
+pytestmark = pytest.mark.slow
+
 HEARTBEAT = 1.0
 
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pytest
+
 from clark_agent import (
     AfterToolCallContext,
     AfterToolDecision,
@@ -37,6 +39,8 @@ from clark_agent.stream import Chunk, Done, Start, TextChunk
 from clark_agent.testing import call, check_events, fold_events
 from clark_agent.trajectory import InMemoryTrajectorySink, TrajectoryRecorder
 from tests.engine.support import CONTEXT, PLACEHOLDER, Waiting, Work
+
+pytestmark = pytest.mark.slow
 
 RUNS = 1_000
 

@@ -82,6 +82,8 @@ from tests.sizes import requests_made_up
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.servers.child import Child
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 PATIENCE = 30.0  # seconds until a wait for something that does not come is an error

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.gateway import VANISHES, Outcome, one_round, raise_file_limit, server, settled
 from tests.sizes import GATEWAY_DELTAS, GATEWAY_ROUNDS, GATEWAY_STREAMS
+
+pytestmark = pytest.mark.slow
 
 STREAMS, DELTAS = GATEWAY_STREAMS, GATEWAY_DELTAS
 GONE = STREAMS // VANISHES

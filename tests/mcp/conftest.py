@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.mcp.servers import install
+from tests.selection import slow_fixture
 
 if TYPE_CHECKING:
     from clark_agent.mcp import McpServer
@@ -60,6 +61,7 @@ class FaultyServers:
 
 
 @pytest.fixture
+@slow_fixture
 def faulty(tmp_path: Path) -> Iterator[FaultyServers]:
     """Servers that misbehave. None of their processes may be left after the test."""
     servers = FaultyServers(tmp_path)
@@ -94,6 +96,7 @@ def foreign() -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
+@slow_fixture
 def everything_http(foreign: Callable[[str], None]) -> Iterator[Everything]:
     """The server with every feature, over streamable HTTP."""
     from tests.mcp.servers.everything import Everything
@@ -104,6 +107,7 @@ def everything_http(foreign: Callable[[str], None]) -> Iterator[Everything]:
 
 
 @pytest.fixture(scope="session")
+@slow_fixture
 def everything_sse(foreign: Callable[[str], None]) -> Iterator[Everything]:
     """The server with every feature, over the older transport SSE."""
     from tests.mcp.servers.everything import Everything

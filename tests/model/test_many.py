@@ -9,11 +9,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import clark_agent as ca
 from clark_agent.engine import supervised
 from clark_agent.history import repair_history
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from tests.model.world import GRACE, Scenario, World
+
+pytestmark = pytest.mark.slow
 
 
 class Work(ca.AgentTool):

@@ -14,6 +14,8 @@ from tests.model.scenarios import HOOKS
 from tests.model.world import FAULTS, HOOK_TEMPERS, TEMPERS, Cancel, Scenario, live
 from tests.sizes import LIVES
 
+pytestmark = pytest.mark.slow
+
 batches = st.lists(st.sampled_from(TEMPERS), min_size=1, max_size=4).map(tuple)
 steps = st.one_of(batches, batches, st.sampled_from(FAULTS), st.just("so it is"))
 fallback = {

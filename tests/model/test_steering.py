@@ -26,6 +26,8 @@ from tests.model.scenarios import SCENARIOS
 from tests.model.world import WHEN, Cancel, Life, Scenario, Steer, When, live
 from tests.sizes import STEERED_LIVES, TALKATIVE_RUNS
 
+pytestmark = pytest.mark.slow
+
 MODES = WHEN[:3]
 # Those in which there is most to disturb; the others are sampled.
 IN_FULL = (

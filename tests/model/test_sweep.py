@@ -11,6 +11,8 @@ import clark_agent as ca
 from tests.model.scenarios import SCENARIOS
 from tests.model.world import Cancel, live
 
+pytestmark = pytest.mark.slow
+
 
 def test_there_is_enough_to_sweep() -> None:
     assert len(SCENARIOS) >= 30

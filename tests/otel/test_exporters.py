@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
 from msgspec.structs import replace
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -24,6 +25,8 @@ from clark_agent.stream import ResponseInfo, Start, StreamEvent, StreamRequest
 from clark_agent.testing import ScriptedStream, call
 from tests.otel.conftest import Telemetry
 from tests.otel.receiver import Receiver
+
+pytestmark = pytest.mark.slow
 
 
 async def test_a_receiver_that_hangs_does_not_touch_the_run() -> None:

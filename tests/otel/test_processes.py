@@ -12,6 +12,7 @@ import pytest
 from clark_agent.run_log import SqliteStore
 from clark_agent.run_log.records import RunBegan, RunResumed
 from tests.otel.receiver import Receiver
+from tests.selection import slow_fixture
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,7 @@ def drive(what: str, endpoint: str, store: Path) -> str:
 
 
 @pytest.fixture(scope="module")
+@slow_fixture
 def received(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]:
     store = tmp_path_factory.mktemp("runs") / "runs.db"
     with Receiver() as receiver:
@@ -38,6 +40,7 @@ def received(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], Path]
         return receiver.spans, store
 
 
+@pytest.mark.slow
 def test_every_span_is_below_another_one_of_the_same_trace(
     received: tuple[list[Any], Path],
 ) -> None:
@@ -106,6 +109,7 @@ def test_the_log_has_the_span_of_each_process(received: tuple[list[Any], Path]) 
     assert {trace.split("-")[2] for trace in traces} == ids
 
 
+@pytest.mark.slow
 def test_the_prices_are_loaded_before_the_first_run() -> None:
     script = (
         "import sys; from clark_agent.otel import Tracing;"

@@ -14,6 +14,8 @@ from tests.otel.conftest import Telemetry
 from tests.transports import wires_chat
 from tests.transports.servers.bytes_server import Answer, ByteServer
 
+pytestmark = pytest.mark.slow
+
 BODY = b"".join(
     [
         wires_chat.event(

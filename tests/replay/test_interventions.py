@@ -41,6 +41,8 @@ from tests.replay.test_replay import assert_same_events
 from tests.run_log.stories import Deed, Story, copy_of, root_of
 from tests.sizes import FACTOR, INTERVENTIONS
 
+pytestmark = pytest.mark.slow
+
 
 class Moments:
     """Counts the moments of a run, and acts at some of them."""

@@ -187,6 +187,7 @@ _LOGGED = ("approval_web", "run_log")
 PROGRAMS = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in _LOGGED]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 async def test_the_runs_of_the_examples_are_replayed(
     path: Path, monkeypatch: pytest.MonkeyPatch

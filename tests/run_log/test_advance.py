@@ -116,6 +116,7 @@ def _advance_once(kind: str, folder: Path, number: int) -> None:
     (folder / f"got-{number}").write_text(got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_several_processes_one_begins_the_run(kind: str) -> None:
     came: Counter[str] = Counter()

@@ -318,6 +318,7 @@ def test_a_store_that_is_closed_has_written_everything(store: SqliteStore) -> No
     assert SqliteStore(store._path).load("r").records == tuple(records)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_has_written_everything(tmp_path: Path) -> None:
     with child("end_at_once", tmp_path) as process:
         assert process.wait() == 0

@@ -16,6 +16,8 @@ from tests.run_log.crash_driver import KINDS
 from tests.run_log.decision_driver import STORES
 from tests.sizes import DISK_STEPS, FELLED_WAITS, KILLS
 
+pytestmark = pytest.mark.slow
+
 
 def drive(*arguments: object, driver: str = "crash_driver") -> dict[str, int]:
     """Run the driver to its end; what it has counted."""

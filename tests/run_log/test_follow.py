@@ -385,6 +385,7 @@ async def with_cuts(store: RunStore, run_id: str, seed: int) -> list[FollowedEve
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_run_of_another_process(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)
@@ -431,6 +432,7 @@ async def served(store: RunStore) -> AsyncIterator[str]:
         await serving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_browsers_that_are_cut_off_see_everything_once(kind: str, tmp_path: Path) -> None:
     httpx2 = pytest.importorskip("httpx2")

@@ -30,6 +30,8 @@ from clark_agent.run_log import MemoryStore, RunLog, resume
 from clark_agent.stream import Done, StreamEvent
 from tests.run_log.stories import copy_of
 
+pytestmark = pytest.mark.slow
+
 
 @tool
 async def work(n: int) -> str:  # not in a thread: how often one wakes the loop is the machine's

@@ -500,6 +500,7 @@ async def test_a_task_that_is_cancelled_is_not_let_go() -> None:
     assert len(entries_of(store, RunFailed)) == 1
 
 
+@pytest.mark.slow
 async def test_a_worker_gives_its_run_up_at_sigterm(tmp_path: Path) -> None:
     """Its process says so and ends; this one goes on."""
     with child("work_until_told", "jsonl", tmp_path) as worker:

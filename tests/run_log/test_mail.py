@@ -481,6 +481,7 @@ def wait_for_taken(store: RunStore, count: int) -> None:
     asyncio.run(asyncio.wait_for(until_taken(store, "r", count), 30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_steers_and_follows_up(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)
@@ -517,6 +518,7 @@ def test_another_process_steers_and_follows_up(kind: str, tmp_path: Path) -> Non
     assert taken(store, "r") == ["m1", "m2", "m3", "m4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_cancels(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)
@@ -530,6 +532,7 @@ def test_another_process_cancels(kind: str, tmp_path: Path) -> None:
     assert last.reason == "no more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_survives_the_process_that_took_it(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)

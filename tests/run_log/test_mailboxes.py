@@ -35,6 +35,7 @@ def store_with_a_box(kind: str, folder: Path) -> JsonlStore | SqliteStore:
     return store
 
 
+@pytest.mark.slow
 @both
 def test_processes_post_at_once(kind: str, tmp_path: Path) -> None:
     store = store_with_a_box(kind, tmp_path)
@@ -56,6 +57,7 @@ def test_processes_post_at_once(kind: str, tmp_path: Path) -> None:
         assert own == [f"{name} {n}" for n in range(40)]
 
 
+@pytest.mark.slow
 @both
 def test_a_killed_poster_loses_nothing_that_it_posted(kind: str, tmp_path: Path) -> None:
     store = store_with_a_box(kind, tmp_path)

@@ -266,6 +266,7 @@ def test_runs_may_be_written_from_any_thread(tmp_path: Path) -> None:
     assert store.load("r") == LoadedRun("r", tuple(records))
 
 
+@pytest.mark.slow
 def test_four_processes_write_two_hundred_runs(tmp_path: Path) -> None:
     """They also all find no database, and make it."""
     names = ["a", "b", "c", "d"]
@@ -286,6 +287,7 @@ def test_four_processes_write_two_hundred_runs(tmp_path: Path) -> None:
         assert store.load(run.run_id) == LoadedRun(run.run_id, tuple(due))
 
 
+@pytest.mark.slow
 def test_a_forked_process_does_not_write_into_files_that_its_parent_removes(
     tmp_path: Path,
 ) -> None:

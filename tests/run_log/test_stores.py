@@ -143,6 +143,7 @@ def test_any_records_survive(kind: str, storages: Path, data: Any, name: str) ->
 # --- other processes --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both
 def test_a_killed_process_leaves_what_it_flushed_and_no_lock(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)
@@ -169,6 +170,7 @@ def test_a_killed_process_leaves_what_it_flushed_and_no_lock(kind: str, tmp_path
     assert store.load("killed").records == (*loaded.records, *more)
 
 
+@pytest.mark.slow
 @both
 def test_processes_that_want_the_same_run_take_turns(kind: str, tmp_path: Path) -> None:
     with child("contend", kind, tmp_path) as one, child("contend", kind, tmp_path) as other:
@@ -181,6 +183,7 @@ def test_processes_that_want_the_same_run_take_turns(kind: str, tmp_path: Path) 
     assert not loaded.problems
 
 
+@pytest.mark.slow
 @both
 def test_a_full_disk_costs_nothing_that_was_flushed(kind: str, tmp_path: Path) -> None:
     with child("fill", kind, tmp_path) as process:
@@ -198,6 +201,7 @@ def test_a_full_disk_costs_nothing_that_was_flushed(kind: str, tmp_path: Path) -
     assert loaded == LoadedRun("full", tuple(some_records("full", 200, "z" * 1_000)))
 
 
+@pytest.mark.slow
 @both
 def test_a_forked_process_writes_its_own_runs_only(kind: str, tmp_path: Path) -> None:
     with child("fork", kind, tmp_path) as process:
@@ -211,6 +215,7 @@ def test_a_forked_process_writes_its_own_runs_only(kind: str, tmp_path: Path) ->
     store.reopen("parent", after=1).close()
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("how", ["fork", "subprocess"])
 def test_a_helper_that_outlives_its_process_has_no_share_in_the_lock(
@@ -264,6 +269,7 @@ def test_what_exists_keeps_its_mode(kind: str, tmp_path: Path) -> None:
     assert (folder.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o750, 0o640)
 
 
+@pytest.mark.slow
 @both
 def test_threads_may_be_the_first_to_read(kind: str, tmp_path: Path) -> None:
     """What decodes records is made when it is needed, and not by two at a time."""

@@ -72,6 +72,7 @@ def fill(store: RunStore, records: list[Record]) -> None:
         append(appender, records)
 
 
+@pytest.mark.slow
 @both
 def test_a_tail_reads_what_another_process_writes(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)
@@ -254,6 +255,7 @@ def test_what_is_published_leaves_nothing(kind: str, tmp_path: Path) -> None:
     assert [run.run_id for run in store.runs()] == ["r"]
 
 
+@pytest.mark.slow
 @both
 def test_a_killed_follower_costs_one_look(kind: str, tmp_path: Path) -> None:
     store = open_store(kind, tmp_path)

@@ -26,6 +26,8 @@ from tests.run_log.waiting_stories import (
     store_with,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", WAITING)
 async def test_a_story_waits_and_comes_to_its_end(name: str) -> None:

@@ -209,6 +209,7 @@ async def test_a_replay_of_one_event_passes(tmp_path: Any, name: str) -> None:
     await check_stream_fn(PlaybackStream(path, strict=False))
 
 
+@pytest.mark.slow
 async def test_a_transport_to_a_server_passes_and_one_to_a_dead_port_too() -> None:
     body = (
         b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n\n'

@@ -125,6 +125,7 @@ def test_a_default_that_is_not_known_is_refused_at_once() -> None:
         current_time_tool(default_timezone="Berlin")
 
 
+@pytest.mark.slow
 def test_a_machine_without_zones_says_what_to_install() -> None:
     """As on Windows without tzdata. In a process of its own, where neither source is there."""
     program = """

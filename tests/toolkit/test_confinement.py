@@ -26,6 +26,8 @@ from clark_agent.toolkit.sandbox import sandbox_status
 from clark_agent.toolkit.untrusted import without_marks
 from tests.toolkit.commands import MODES, Commands, host, told_by
 
+pytestmark = pytest.mark.slow
+
 STATUS = sandbox_status()
 MACHINE = this_machine()
 PYTHON = os.path.realpath(sys.executable)

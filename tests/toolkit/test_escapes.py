@@ -280,6 +280,7 @@ async def test_a_pipe_is_not_waited_for(place: Place) -> None:
         assert len(searched.details["matches"]) == 2
 
 
+@pytest.mark.slow
 async def test_a_socket_is_no_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place.root)  # the path of a socket may not be long
     with socket.socket(socket.AF_UNIX) as server, Workspace(place.root) as workspace:
@@ -448,6 +449,7 @@ RACES: list[Callable[[Workspace], object]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_link_that_is_swapped_in_is_never_followed(place: Place) -> None:
     outcomes: Counter[str] = Counter()

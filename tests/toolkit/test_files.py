@@ -674,6 +674,7 @@ def library(desk: Desk) -> Desk:
     return desk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
@@ -706,6 +707,7 @@ async def test_lines_are_found(library: Desk, arguments: dict[str, Any], found: 
     assert all(line.startswith(start) for line, start in zip(lines, found, strict=True)), lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", [False, True])
 async def test_a_match_is_where_it_is_in_any_case(desk: Desk, regex: bool) -> None:
     """Some characters become two when they are folded, and the place of the match moved."""
@@ -742,6 +744,7 @@ async def test_what_a_search_tells_the_host(library: Desk) -> None:
     assert result.narration == "Searched . for import: 1 match"
 
 
+@pytest.mark.slow
 async def test_what_is_not_found_is_told_with_what_may_be_the_reason(library: Desk) -> None:
     assert await library.text("search_files", pattern="qqq") == (
         "[No match in 4 files; 1 binary file left out.]"
@@ -755,6 +758,7 @@ async def test_what_is_not_found_is_told_with_what_may_be_the_reason(library: De
     )
 
 
+@pytest.mark.slow
 async def test_patterns_that_will_not_do(library: Desk) -> None:
     assert await library.error("search_files", pattern="load(", regex=True) == (
         "'load(' is not a regular expression: missing ), unterminated subpattern at position 4; to "
@@ -772,6 +776,7 @@ async def test_patterns_that_will_not_do(library: Desk) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_many_matches_are_cut(desk: Desk) -> None:
     desk.put("many", "match\n" * 1_000)
     for number in range(20):
@@ -792,6 +797,7 @@ async def test_many_matches_are_cut(desk: Desk) -> None:
     assert by_regex.plain_text == result.plain_text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("regex", [False, True])
 async def test_long_lines_and_long_files(desk: Desk, regex: bool) -> None:
     """Files are read in blocks, and a match may be anywhere in one."""
@@ -818,6 +824,7 @@ async def test_long_lines_and_long_files(desk: Desk, regex: bool) -> None:
     assert "yyneedlezz" in found[6]["text"]
 
 
+@pytest.mark.slow
 async def test_a_regular_expression_cannot_stop_the_world(tmp_path: Path) -> None:
     desk = Desk(tmp_path, max_seconds=1.0)
     desk.put("a.txt", "aaa\n")
@@ -866,6 +873,7 @@ async def become(number: int) -> list[int]:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_a_searching_process_that_is_killed_is_told(desk: Desk) -> None:
     desk.put("trap.txt", TRAP)
     search = asyncio.ensure_future(desk.use("search_files", pattern=CATASTROPHE, regex=True))
@@ -875,6 +883,7 @@ async def test_a_searching_process_that_is_killed_is_told(desk: Desk) -> None:
     assert "[Not finished: the process that searches was killed" in result.plain_text
 
 
+@pytest.mark.slow
 def test_the_searching_process_does_not_outlive_its_limit() -> None:
     """Also when nobody is left to kill it."""
     command = [sys.executable, "-I", "-S", "-c", WORKER, "1", "exact", "10"]
@@ -928,6 +937,7 @@ async def test_errors_reach_the_model_in_plain_words(desk: Desk) -> None:
     assert message.plain_text.startswith("'../x' may lead out of the workspace: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["token", "task"])
 async def test_a_run_is_cancelled_in_the_middle_of_a_search(desk: Desk, how: str) -> None:
     desk.put("trap.txt", TRAP)
@@ -960,6 +970,7 @@ async def test_a_run_is_cancelled_in_the_middle_of_a_search(desk: Desk, how: str
     assert sorted(os.listdir(desk.root)) == ["trap.txt", "written.txt"]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_with_a_token_after_a_search(desk: Desk) -> None:
     desk.put("file", "text\n")
     token = CancellationToken()

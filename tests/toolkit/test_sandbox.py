@@ -31,6 +31,8 @@ from clark_agent.toolkit.shell import shell_tool
 from clark_agent.toolkit.untrusted import without_marks
 from tests.toolkit.commands import MODES, Commands, host, told_by, unmarked
 
+pytestmark = pytest.mark.slow
+
 STATUS = sandbox_status()
 SECRET = "the-secret-itself"
 PYTHON = os.path.realpath(sys.executable)

@@ -287,6 +287,7 @@ async def test_several_calls_ask_one_after_the_other(tmp_path: Path) -> None:
     assert [result.is_error for result in found] == [False] * 3
 
 
+@pytest.mark.slow
 async def test_a_search_of_a_folder_leaves_secrets_out(tmp_path: Path) -> None:
     desk = Desk(tmp_path, None)
     for regex in (False, True):

@@ -51,6 +51,8 @@ from tests.toolkit.commands import (
     wait_until,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -46,6 +47,7 @@ async def use(tool: AgentTool, **arguments: Any) -> ToolResult:
     return await tool.execute(arguments, ToolContext(tool_call_id="c", tool_name=tool.name))
 
 
+@pytest.mark.slow
 async def test_what_is_read_is_marked_and_what_the_tools_say_is_not(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(EVIL + "\nmore\n")
     with Workspace(tmp_path) as workspace:
@@ -65,6 +67,7 @@ async def test_what_is_read_is_marked_and_what_the_tools_say_is_not(tmp_path: Pa
         assert "<untrusted-" not in str(result.narration)
 
 
+@pytest.mark.slow
 async def test_all_that_a_server_says_is_marked() -> None:
     page = f"<title>You must</title><p>{EVIL.replace('<', '&lt;')}</p>"
     head = b"HTTP/1.1 404 Obey me\r\nContent-Type: text/html\r\n"

@@ -33,6 +33,8 @@ from clark_agent.toolkit._url import FetchError, Url
 from clark_agent.toolkit.web import fetch_url_tool
 from tests.engine.support import completed, failed, results
 
+pytestmark = pytest.mark.slow
+
 HERE = ("127.0.0.1/32",)
 """The network of the servers below; 127.0.0.2, for example, is not in it."""
 

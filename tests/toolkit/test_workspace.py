@@ -453,6 +453,7 @@ def test_many_threads_make_the_same_folders(root: Path, workspace: Workspace) ->
     assert len(os.listdir(root / "a/b/c")) == 40
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_a_whole_file() -> None:
     """What must hold is written down in the driver."""
     ran = subprocess.run(

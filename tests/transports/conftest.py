@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from clark_agent.transports import LocalModel, RetryPolicy
+from tests.selection import slow_fixture
 from tests.transports.servers import aimock as aimock_module
 from tests.transports.servers import llama as llama_module
 from tests.transports.servers.aimock import Aimock
@@ -39,6 +40,7 @@ def _need(missing: str | None) -> None:
 
 
 @pytest.fixture(scope="session")
+@slow_fixture
 def aimock_server() -> Iterator[Aimock]:
     """The mock provider, with the fixtures of whichever test came last."""
     _need(aimock_module.missing())
@@ -54,6 +56,7 @@ def aimock(aimock_server: Aimock) -> Aimock:
 
 
 @pytest.fixture(scope="session")
+@slow_fixture
 def llama_server() -> Iterator[LlamaServer]:
     """A real model; see `tests.transports.servers.llama` for what it can do."""
     _need(llama_module.missing())
@@ -62,6 +65,7 @@ def llama_server() -> Iterator[LlamaServer]:
 
 
 @pytest.fixture(scope="module")
+@slow_fixture
 def local_model() -> LocalModel:
     """The packaged model, inside this process. It never asks twice: a failure is to be seen."""
     _need(llama_module.missing())

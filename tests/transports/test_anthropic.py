@@ -307,6 +307,7 @@ class TestOutputSchema:
         request = asking(HI, begun_by_us, output_schema=self.OUTPUT)
         assert sent(request, "claude-sonnet-4-5")["messages"][-1]["role"] == "user"
 
+    @pytest.mark.slow
     async def test_one_that_the_server_rejects_is_described(self) -> None:
         script = [
             refused(400, "output_config.format.schema: Schema is too complex"),
@@ -322,6 +323,7 @@ class TestOutputSchema:
             assert "output_config" not in body
             assert body["system"][0]["text"] == self.OUTPUT.instructions
 
+    @pytest.mark.slow
     async def test_one_that_was_described_already_is_not_sent_again(self) -> None:
         script = [refused(400, "a tool has no schema")] * 3
         async with serving(script, retry=ONCE) as (server, transport):
@@ -588,6 +590,7 @@ class TestThinking:
     def test_names_that_gateways_give(self, gateway_name: str, name: str) -> None:
         assert model_named(gateway_name) == model_named(name)
 
+    @pytest.mark.slow
     async def test_thinking_between_calls_is_a_beta_of_old_models(self) -> None:
         betas = []
         for model, tools in ((OLD, [LOOK]), (OLD, []), (NEW, [LOOK])):
@@ -651,6 +654,7 @@ class TestReplay:
         history = (HI, spoke(CALL), returned("a", "1"))
         assert "thinking" in sent(asking(*history, tools=[LOOK]), NEW)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "message",
         [
@@ -678,6 +682,7 @@ class TestReplay:
         assert [block["type"] for block in answer] == ["tool_use"]
         assert ("thinking" in second) is (model == NEWEST)  # old ones want it signed or not at all
 
+    @pytest.mark.slow
     async def test_what_was_refused_stays_out(self) -> None:
         """What the model thinks after that is bound to a history without it."""
         first = spoke(details(signed("Hm", "s"), sealed("x", 1)), CALL)
@@ -692,6 +697,7 @@ class TestReplay:
         kinds = [re.findall(rb'"(s|x|s2)"', request.body) for request in server.requests]
         assert kinds == [[b"s", b"x"], [], [b"s2"], [b"s2"], []]
 
+    @pytest.mark.slow
     async def test_but_only_once(self) -> None:
         history = (HI, spoke(details(signed("Hm", "s")), CALL), returned("a", "1"))
         refusal = refused(400, "Invalid `signature` in `thinking` block")
@@ -701,6 +707,7 @@ class TestReplay:
         assert isinstance(error, Error)
         assert error.kind is StreamErrorKind.FATAL
 
+    @pytest.mark.slow
     async def test_whoever_rewrites_is_asked_once(self) -> None:
         class Stubborn(Anthropic):
             def _rewritten(self, request: StreamRequest, failure: Failure) -> Any:
@@ -711,6 +718,7 @@ class TestReplay:
             assert isinstance((await ask(transport))[-1], Error)
             await transport.aclose()
 
+    @pytest.mark.slow
     async def test_and_only_if_there_was_any(self) -> None:
         refusal = refused(400, "Invalid `signature` in `thinking` block")
         async with serving([refusal]) as (server, transport):
@@ -874,6 +882,7 @@ async def message_of(*pieces: bytes, **settings: Any) -> AssistantMessage:
     return last.message
 
 
+@pytest.mark.slow
 class TestAnswer:
     async def test_whole(self) -> None:
         async with serving([stream(WHOLE)]) as (_, transport):
@@ -1077,6 +1086,7 @@ class TestAnswer:
 # --- failures ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 class TestFailures:
     @pytest.mark.parametrize(
         ("status", "kind", "message", "expected"),
@@ -1240,6 +1250,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_keys")
 class TestAddressAndKey:
     def test_anthropic_wants_a_key(self) -> None:
@@ -1351,6 +1362,7 @@ def at(server: Aimock, model: str = OLD, **settings: Any) -> Anthropic:
 
 
 class TestAimock:
+    @pytest.mark.slow
     async def test_the_kit(self, aimock: Aimock) -> None:
         text = {"content": "Hello there, you.", "reasoning": "Hm", "usage": {"input_tokens": 5}}
         aimock.load({"match": {}, "response": text, "chunkSize": 4})
@@ -1396,6 +1408,7 @@ class TestAimock:
         assert isinstance(events[-1], Done)
         assert clock.sleeps == [3.0]
 
+    @pytest.mark.slow
     async def test_a_signed_turn_survives_the_shelf(self, aimock: Aimock) -> None:
         """What goes back after the transcript was written and read is the same, byte by byte."""
         aimock.play(
@@ -1439,6 +1452,7 @@ class TestLlama:
     def at(self, server: LlamaServer) -> Anthropic:
         return Anthropic(server.model, base_url=server.root)
 
+    @pytest.mark.slow
     async def test_a_real_model_speaks(self, llama_server: LlamaServer) -> None:
         transport = self.at(llama_server)
         report = await check_stream_fn(transport, asking(max_output_tokens=8))

@@ -61,6 +61,8 @@ from tests.transports.wires_chat import (
     transport,
 )
 
+pytestmark = pytest.mark.slow
+
 DOWN = Answer(status=503, body=b'{"error": {"message": "down for a moment"}}')
 
 

@@ -88,6 +88,7 @@ def silent(request: Request) -> Answer:
     return Answer(hold=True)
 
 
+@pytest.mark.slow
 async def test_a_silent_server_is_asked_again_and_is_the_cause_in_the_end() -> None:
     clock = FakeClock()
     async with ByteServer(silent) as server:
@@ -111,6 +112,7 @@ async def test_a_silent_server_is_asked_again_and_is_the_cause_in_the_end() -> N
     assert error.messages[-1].plain_text == "go"
 
 
+@pytest.mark.slow
 async def test_a_server_that_comes_back_is_no_cause_of_anything() -> None:
     body = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from clark_agent import Conversation, LoopConfig
 from clark_agent.types import AssistantMessage, ProviderContent
 from tests.transports import wires_anthropic, wires_responses
 from tests.transports.servers.bytes_server import ByteServer
+
+pytestmark = pytest.mark.slow
 
 
 def sent(server: ByteServer) -> list[dict[str, Any]]:

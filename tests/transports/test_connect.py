@@ -153,6 +153,7 @@ def test_an_address_without_a_host(text: str) -> None:
 HELLO = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [None, "given"])
 async def test_a_foreign_server_never_gets_a_key_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, given: str | None
@@ -239,6 +240,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch,
         connect(text, api_key="given key")
 
 
+@pytest.mark.slow
 def test_no_package_is_loaded_before_a_transport_is_made() -> None:
     program = (
         "import sys; from clark_agent.transports import connect; "

@@ -268,6 +268,7 @@ class TestAnthropic:
         end = self.wire.event("message_delta", delta=told, usage=usage)
         return self.wire.stream(self.wire.begun(input_tokens=5), *pieces, end, self.wire.END)
 
+    @pytest.mark.slow
     async def test_a_turn_that_the_server_pauses_goes_on(self) -> None:
         wire = self.wire
         search = wire.event("content_block_start", index=1, content_block=SEARCH) + wire.stop(1)
@@ -306,6 +307,7 @@ class TestAnthropic:
             turn = {"role": "assistant", "content": [*blocks, *more]}
             assert body == {**first, "messages": [*first["messages"], turn]}
 
+    @pytest.mark.slow
     async def test_pauses_have_an_end(self) -> None:
         pause = self.paused(self.wire.text(0, "x"))
         async with self.wire.serving(lambda _: pause) as (server, transport):
@@ -316,6 +318,7 @@ class TestAnthropic:
         )
         assert len(server.requests) == 11
 
+    @pytest.mark.slow
     async def test_a_failure_behind_a_pause_loses_nothing(self) -> None:
         wire = self.wire
         script = [
@@ -328,6 +331,7 @@ class TestAnthropic:
         assert isinstance(events[-1], Error)
         assert events[-1].partial.plain_text == "Half a"
 
+    @pytest.mark.slow
     async def test_half_a_character_does_not_keep_a_paused_turn_from_going_on(self) -> None:
         wire = self.wire
         block = {**SEARCH, "input": {"query": "\ud83d"}}
@@ -340,6 +344,7 @@ class TestAnthropic:
         [sent] = json.loads(server.requests[1].body)["messages"][-1]["content"]
         assert sent["input"] == {"query": "\ufffd"}
 
+    @pytest.mark.slow
     async def test_an_event_behind_a_pause_that_is_no_json_is_asked_for_again(self) -> None:
         wire = self.wire
         script = [
@@ -353,6 +358,7 @@ class TestAnthropic:
         assert isinstance(events[-1], Done)
         assert len(server.requests) == 3
 
+    @pytest.mark.slow
     async def test_a_skill_is_loaded_again_into_the_container(self) -> None:
         script = [self.paused(container="c_1"), self.wire.stream(*self.wire.said())]
         extras = {"container": {"skills": [1]}}

@@ -319,6 +319,7 @@ async def test_the_failure_of_one_that_is_cancelled_leads_nowhere() -> None:
     assert not second.requests
 
 
+@pytest.mark.slow
 async def test_cancelled_before_the_call() -> None:
     signal = CancellationToken()
     signal.cancel("before")
@@ -596,6 +597,7 @@ async def pair(
                 await transport.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", WIRES)
 @pytest.mark.parametrize("second", WIRES)
 async def test_a_server_without_time_and_another_with(
@@ -619,6 +621,7 @@ async def test_a_server_without_time_and_another_with(
     assert CANARY not in "".join([*told, repr(stream), caplog.text])
 
 
+@pytest.mark.slow
 async def test_all_servers_are_busy(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "clark_agent")
     chat = WIRES["chat"]
@@ -631,6 +634,7 @@ async def test_all_servers_are_busy(caplog: pytest.LogCaptureFixture) -> None:
     assert CANARY not in str(failed.value) + repr(failed.value.__cause__) + caplog.text
 
 
+@pytest.mark.slow
 async def test_no_server_at_all_and_one_that_is_there() -> None:
     dead = wires_chat.transport("http://127.0.0.1:9", retry=ONCE)
     async with wires_chat.serving([wires_chat.stream(*wires_chat.said())]) as (_, chat):
@@ -641,6 +645,7 @@ async def test_no_server_at_all_and_one_that_is_there() -> None:
     assert isinstance(events[-1], Done)
 
 
+@pytest.mark.slow
 async def test_a_connection_that_breaks_in_the_middle_is_the_end() -> None:
     cut = wires_chat.stream(wires_chat.chunk(content="Hel"), cut_after=10_000, reset=True)
     async with pair(WIRES["chat"], WIRES["chat"], script=[cut]) as (stream, _, free):
@@ -649,6 +654,7 @@ async def test_a_connection_that_breaks_in_the_middle_is_the_end() -> None:
     assert names_of(events) == ["Start", "Chunk", "Error"]
 
 
+@pytest.mark.slow
 async def test_two_servers_conform() -> None:
     chat = WIRES["chat"]
     async with (

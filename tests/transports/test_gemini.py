@@ -207,6 +207,7 @@ def test_next_to_nothing() -> None:
     assert sent(asking(force_tool_call=True)) == {"contents": [user({"text": "Hi"})]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [None, "v1beta"])
 async def test_what_is_encoded_is_what_the_server_gets(version: str | None) -> None:
     request = asking(
@@ -480,6 +481,7 @@ class TestExtras:
     def test_that_make_no_sense_are_the_servers_business(self, extras: Any) -> None:
         assert sent(asking(provider_extras=extras))["contents"]
 
+    @pytest.mark.slow
     async def test_half_a_character_does_not_keep_a_request_from_being_sent(self) -> None:
         async with serving([stream(*said())]) as (server, transport):
             await ask(transport, asking(UserMessage("a\ud83e")))
@@ -555,6 +557,7 @@ def details(*items: Any) -> ReasoningDetailsContent:
 
 
 class TestSignatures:
+    @pytest.mark.slow
     async def test_how_they_are_kept(self) -> None:
         message = await answer(
             chunk(thought("Hm", "T==")),
@@ -582,6 +585,7 @@ class TestSignatures:
             details(third),
         )
 
+    @pytest.mark.slow
     async def test_a_call_without_an_id_gets_one_that_its_signature_knows(self) -> None:
         message = await answer(chunk(call("look", None, "S=="), finish="STOP"))
         [called] = message.tool_calls
@@ -628,6 +632,7 @@ class TestSignatures:
         signed = item(part="text", chars=1, data="S==")
         assert written(UserMessage("Hi"), kept(details(signed))) == [user({"text": "Hi"})]
 
+    @pytest.mark.slow
     async def test_parts_of_other_kinds_go_back_as_they_came(self) -> None:
         others: list[dict[str, Any]] = [
             {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "S=="},
@@ -637,6 +642,7 @@ class TestSignatures:
         assert message.plain_text == "One"
         assert written(message, model=MODEL) == [model_turn(*others, {"text": "One"})]
 
+    @pytest.mark.slow
     async def test_survive_the_shelf(self) -> None:
         """A signed run is stored, loaded and gone on with: its parts are what they were."""
         parallel = [call("look", "a", "U2ln+/A=", at=1), call("look", "b", at=2)]
@@ -724,6 +730,7 @@ def test_what_came_goes_back(parts: list[dict[str, Any]], data: st.DataObject) -
 # --- what comes back --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 class TestAnswer:
     async def test_whole(self) -> None:
         events = await heard(
@@ -906,6 +913,7 @@ RETRY_INFO = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay":
 TOO_LONG = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
 
 
+@pytest.mark.slow
 class TestFailures:
     @pytest.mark.parametrize(
         ("code", "status", "message", "kind"),
@@ -1080,6 +1088,7 @@ async def leave_by_cancelling_the_task(transport: Gemini) -> None:
 WAYS = [leave_by_signal, leave_by_closing, leave_by_cancelling_the_task]
 
 
+@pytest.mark.slow
 class TestConnections:
     @pytest.mark.parametrize("leave", WAYS)
     @pytest.mark.parametrize("own", [False, True], ids=["its client", "a client of the host"])
@@ -1133,6 +1142,7 @@ class TestConnections:
         await transport.aclose()
 
 
+@pytest.mark.slow
 class TestClientOfTheHost:
     async def test_is_asked_the_same_and_says_the_same(self) -> None:
         async with ByteServer(lambda _: stream(*TestAnswer.WHOLE)) as server:
@@ -1178,6 +1188,7 @@ class TestClientOfTheHost:
             await close(transport, client)
 
 
+@pytest.mark.slow
 class TestKeys:
     def test_a_key_is_needed(self) -> None:
         with pytest.raises(ConfigError, match="GOOGLE_API_KEY or GEMINI_API_KEY"):

@@ -11,6 +11,8 @@ from importlib.metadata import metadata
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("openai", "anthropic", "google.genai", "starlette", "uvicorn", "httpx2", "httpx")
 
 LOADED = """

@@ -43,6 +43,8 @@ from tests.transports.servers.aimock import Aimock
 from tests.transports.servers.llama import SHORT, LlamaServer
 from tests.transports.wires_chat import ask, asking, transport
 
+pytestmark = pytest.mark.slow
+
 
 def message_of(events: list[StreamEvent]) -> AssistantMessage:
     assert not check_events_of(events)

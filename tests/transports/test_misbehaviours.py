@@ -70,6 +70,7 @@ every_misbehaviour = pytest.mark.parametrize(
 # --- as it comes ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_misbehaviour
 async def test_what_must_come_of_it(wire: Wire, misbehaviour: Misbehaviour) -> None:
     async with ByteServer(lambda _: Answer(body=wire.render(misbehaviour.steps))) as server:
@@ -208,6 +209,7 @@ async def test_a_disconnect_at_every_byte(wire: Wire, how: str) -> None:
         assert ends[-1] is Done, "an empty line is no loss"
 
 
+@pytest.mark.slow
 @every_wire
 @pytest.mark.parametrize("how", ["closed", "ended", "reset"])
 async def test_a_disconnect_around_the_ends_of_lines(wire: Wire, how: str) -> None:
@@ -228,6 +230,7 @@ async def test_a_disconnect_around_the_ends_of_lines(wire: Wire, how: str) -> No
         await transport.aclose()
 
 
+@pytest.mark.slow
 @every_wire
 async def test_a_disconnect_between_events(wire: Wire) -> None:
     answer = Answer()

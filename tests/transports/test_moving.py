@@ -62,6 +62,7 @@ from clark_agent.transports import (
 )
 from clark_agent.transports.dialects import COMPATIBLE, DEEPSEEK, OPENAI, OPENROUTER
 from tests.cases import all_cases
+from tests.selection import slow_fixture
 from tests.strategies import messages, open_json
 from tests.transports import wires_anthropic as messages_wire
 from tests.transports import wires_chat as chat_wire
@@ -1059,6 +1060,7 @@ def _next_of(answers: list[Answer], _: Request) -> Answer:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
+@slow_fixture
 async def hosts() -> AsyncGenerator[dict[str, Host]]:
     async with AsyncExitStack() as stack:
         made: dict[str, Host] = {}
@@ -1309,6 +1311,7 @@ async def test_behind_a_gateway_too_gemini_wants_the_first_call_of_a_step_signed
 # --- signed text with a thought in it ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @in_one_loop
 async def test_a_signature_stays_on_the_very_text_that_was_signed_or_goes() -> None:
     """The words of a thought in tags come back in other tags: that is not what was signed."""

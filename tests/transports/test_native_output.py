@@ -71,6 +71,7 @@ def config(stream: Any, **options: Any) -> LoopConfig:
     return LoopConfig(stream=stream, output=Output(Verdict, mode="native", **options))
 
 
+@pytest.mark.slow
 @every_wire
 async def test_a_wrong_answer_goes_back_with_the_reason(wire: Any) -> None:
     script = answers(wire, PROSE, HALF, WRONG, RIGHT)
@@ -90,6 +91,7 @@ async def test_a_wrong_answer_goes_back_with_the_reason(wire: Any) -> None:
         assert msgspec.json.encode(text).decode()[1:-1] in sent
 
 
+@pytest.mark.slow
 @every_wire
 async def test_without_attempts_left_the_error_has_all_that_was_said(wire: Any) -> None:
     script = answers(wire, WRONG, PROSE)
@@ -116,6 +118,7 @@ async def test_llama_cpp_holds_a_real_model_to_the_schema(llama_server: LlamaSer
     assert isinstance(result.output, Verdict)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_template", [False, True])
 async def test_a_model_in_this_process_is_held_to_it_too(
     local_model: LocalModel, has_template: bool

@@ -530,6 +530,7 @@ ODD: dict[str, list[tuple[Path, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wire", "odd"), [(wire, odd) for wire in ODD for odd in ODD[wire]])
 async def test_fields_that_servers_really_get_wrong(wire: str, odd: tuple[Path, Any]) -> None:
     """The field is wrong in every event that has it, and the answer is whole all the same."""
@@ -552,6 +553,7 @@ async def test_fields_that_servers_really_get_wrong(wire: str, odd: tuple[Path, 
     assert [call.arguments for call in last.message.tool_calls] == [{"at": 1}]
 
 
+@pytest.mark.slow
 @every_wire
 async def test_an_event_that_is_no_json_is_told_at_the_end(wire: str) -> None:
     """The answer may lack something, so it failed; what came is all there."""

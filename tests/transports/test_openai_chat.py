@@ -177,6 +177,7 @@ def test_a_request_to_a_server_that_nobody_knows_asks_for_nothing_special() -> N
     }
 
 
+@pytest.mark.slow
 async def test_what_is_encoded_is_what_the_server_gets() -> None:
     request = asking(UserMessage("é🦀"), tools=(LOOK,), temperature=0.0, max_output_tokens=5)
     async with serving([stream(*said())]) as (server, chat):
@@ -461,6 +462,7 @@ class TestStructuredReasoning:
         blocks = (ReasoningDetailsContent(details), ToolCall("a", "look", {}))
         return (UserMessage("Hi"), AssistantMessage(blocks, StopReason.TOOL_USE), result("a"))
 
+    @pytest.mark.slow
     async def test_goes_back_as_it_came(self) -> None:
         details = [self.signed, self.sealed]
         request = asking(*self.turn(*details))
@@ -493,6 +495,7 @@ class TestStructuredReasoning:
     def test_whose_reasoning_a_model_takes(self, model: str, formats: set[str]) -> None:
         assert formats_of(model) == formats
 
+    @pytest.mark.slow
     async def test_that_lost_its_signature_is_refused_here(self) -> None:
         unsigned = {name: v for name, v in self.signed.items() if name != "signature"}
         history = (CustomMessage("mark"), *self.turn(unsigned))
@@ -652,6 +655,7 @@ def test_the_hosts_own_fields_take_nothing_away() -> None:
     assert body["tools"] == [chat_tool(LOOK), {"type": "web_search"}]
 
 
+@pytest.mark.slow
 async def test_the_hosts_own_fields_win_on_the_wire_too() -> None:
     extras = {"model": "other", "temperature": 1, "messages": [user("Bye")]}
     async with serving([stream(*said())]) as (server, chat):
@@ -672,6 +676,7 @@ class NoJson:
 NO_JSON = NoJson()
 
 
+@pytest.mark.slow
 class TestWhatCannotBeSent:
     @pytest.mark.parametrize(
         "fields",
@@ -713,6 +718,7 @@ class TestWhatCannotBeSent:
             sent(asking(provider_extras=[1]), dialect=OPENAI)
 
 
+@pytest.mark.slow
 class TestHalfCharacters:
     """A file name, or an emoji that was cut, may hold what no encoder takes."""
 
@@ -801,6 +807,7 @@ def blocks_of(message: AssistantMessage, kind: type[Any]) -> list[Any]:
     return [block for block in message.content if isinstance(block, kind)]
 
 
+@pytest.mark.slow
 class TestReasoningDetails:
     def fragment(self, index: int | None = 0, **fields: Any) -> dict[str, Any]:
         kind = {"type": "reasoning.text", "format": "anthropic-claude-v1", "index": index}
@@ -890,6 +897,7 @@ class TestReasoningDetails:
         assert got["reasoning_details"] == [item]
 
 
+@pytest.mark.slow
 class TestReasoning:
     @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
     async def test_in_either_field(self, field: str) -> None:
@@ -937,6 +945,7 @@ class TestReasoning:
         assert message.plain_text == "I will not."
 
 
+@pytest.mark.slow
 class TestCalls:
     async def calls(self, *deltas: list[dict[str, Any]]) -> list[ToolCall]:
         pieces = [chunk(tool_calls=delta) for delta in deltas]
@@ -1025,6 +1034,7 @@ class TestCalls:
         assert message.tool_calls == (self.ONE, self.TWO)
 
 
+@pytest.mark.slow
 class TestUsage:
     @pytest.mark.parametrize(
         ("fields", "expected"),
@@ -1105,6 +1115,7 @@ class TestUsage:
         assert last.partial.usage == Usage(9, 2)
 
 
+@pytest.mark.slow
 class TestFinish:
     @pytest.mark.parametrize(
         ("word", "reason"),
@@ -1175,6 +1186,7 @@ class TestFinish:
         assert message.plain_text == "Hello"
 
 
+@pytest.mark.slow
 class TestBodies:
     """What is not a stream of events, or not only."""
 

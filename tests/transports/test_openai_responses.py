@@ -256,6 +256,7 @@ def test_a_cap_that_is_too_small_for_the_server(asked: int, cap: int) -> None:
     assert sent(asking(max_output_tokens=asked))["max_output_tokens"] == cap
 
 
+@pytest.mark.slow
 async def test_a_cap_that_is_too_small_for_the_server_is_still_a_cap() -> None:
     usage = {"input_tokens": 9, "output_tokens": 3}
     last = await end_of(text_delta("And then"), completed(usage=usage), cap=3)
@@ -324,6 +325,7 @@ class TestOutputSchema:
         assert [responses.best_output_mode(has_tools=has) for has in (True, False)] == [mode] * 2
 
 
+@pytest.mark.slow
 async def test_what_is_encoded_is_what_the_server_gets() -> None:
     request = asking(provider_extras={"stream_options": {"include_obfuscation": False}})
     async with serving([stream(text_delta("Hi"), completed())]) as (server, responses):
@@ -532,6 +534,7 @@ async def content_of(*pieces: bytes, **settings: Any) -> tuple[Any, ...]:
 LOOKED = ToolCall("c1", "look", {"at": 1})
 
 
+@pytest.mark.slow
 class TestReasoning:
     async def test_is_told_and_sealed(self) -> None:
         item = reasoning(["Where ", "is it?"], "blob", "rs_1")
@@ -620,6 +623,7 @@ class TestReasoning:
         assert content == (details(sealed(summary=[])), TextContent("Yes."))
 
 
+@pytest.mark.slow
 class TestPhases:
     async def test_stand_in_front_of_the_text(self) -> None:
         content = await content_of(
@@ -647,6 +651,7 @@ class TestPhases:
         assert content == (LOOKED,)
 
 
+@pytest.mark.slow
 class TestCalls:
     @pytest.mark.parametrize(
         "pieces",
@@ -730,6 +735,7 @@ class TestCalls:
         assert content == (ProviderContent("openai", search), LOOKED)
 
 
+@pytest.mark.slow
 class TestTheLastEvent:
     OUTPUT = (
         reasoning(["Hm"], "blob", "rs_1"),
@@ -839,12 +845,14 @@ class TestTheLastEvent:
         assert "content filter" in last.message
 
 
+@pytest.mark.slow
 async def test_a_refusal_is_text() -> None:
     refused = event("response.refusal.delta", delta="I wo")
     whole = {**message(), "content": [{"type": "refusal", "refusal": "I won't."}]}
     assert await content_of(refused, done(whole), completed()) == (TextContent("I won't."),)
 
 
+@pytest.mark.slow
 async def test_tags_are_left_alone_when_they_are_not_wanted() -> None:
     text = "<think>Hm</think>Yes."
     pieces = (text_delta(text), completed())
@@ -855,6 +863,7 @@ async def test_tags_are_left_alone_when_they_are_not_wanted() -> None:
 LIMITED = {"code": "rate_limit_exceeded", "message": "Slow down."}
 
 
+@pytest.mark.slow
 class TestFailuresInTheStream:
     @pytest.mark.parametrize(
         "told",
@@ -1081,6 +1090,7 @@ def test_recorded_bytes_cut_anywhere(pieces: list[bytes]) -> None:
     assert decoded(pieces) == RECORDED_MESSAGE
 
 
+@pytest.mark.slow
 async def test_the_package_reads_the_same_from_these_bytes() -> None:
     """What is recorded here is what OpenAI's own client understands."""
     from openai import AsyncOpenAI
@@ -1094,6 +1104,7 @@ async def test_the_package_reads_the_same_from_these_bytes() -> None:
     assert types == named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["closed", "ended"])
 async def test_a_disconnect_at_every_byte(how: str) -> None:
     """A proxy may also end an answer properly that it did not get to the end of."""
@@ -1134,6 +1145,7 @@ async def test_it_conforms(aimock: Aimock) -> None:
     assert [call.arguments for call in report.message.tool_calls] == [{"at": 1}]
 
 
+@pytest.mark.slow
 async def test_it_conforms_when_there_is_nobody() -> None:
     async with serving([]) as (server, _):
         nobody = server.url
@@ -1144,6 +1156,7 @@ async def test_it_conforms_when_there_is_nobody() -> None:
     assert report.error.kind is StreamErrorKind.TRANSIENT
 
 
+@pytest.mark.slow
 async def test_cancelling_closes_the_connection_at_once() -> None:
     signal = CancellationToken()
     async with serving([stream(text_delta("Hel"), hold=True)]) as (server, responses):
@@ -1159,6 +1172,7 @@ async def test_cancelling_closes_the_connection_at_once() -> None:
     assert last.partial.plain_text == "Hel"
 
 
+@pytest.mark.slow
 async def test_it_asks_again_when_the_server_says() -> None:
     clock = FakeClock()
     limited = {"error": {"message": "Slow down.", "code": "rate_limit_exceeded"}}
@@ -1176,6 +1190,7 @@ async def test_it_asks_again_when_the_server_says() -> None:
     assert first == second == third
 
 
+@pytest.mark.slow
 async def test_it_does_not_ask_again_once_something_was_shown() -> None:
     script = [stream(text_delta("Hi"), event("error", code="server_error"))]
     async with serving(script) as (server, responses):
@@ -1184,6 +1199,7 @@ async def test_it_does_not_ask_again_once_something_was_shown() -> None:
     assert len(server.requests) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "error", "kind"),
     [
@@ -1202,6 +1218,7 @@ async def test_refusals(status: int, error: dict[str, Any], kind: StreamErrorKin
     assert last.message.startswith(f"the server answered {status}: No.")
 
 
+@pytest.mark.slow
 class TestWhatIsRefusedIsLeftOut:
     """Once, and from then on."""
 
@@ -1267,6 +1284,7 @@ def test_a_key_is_needed_for_openai(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OpenAIResponses(THINKER, api_key="key").base_url == "https://api.openai.com/v1"
 
 
+@pytest.mark.slow
 async def test_a_key_goes_to_the_host_that_it_belongs_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", CANARY)
     monkeypatch.setenv("OPENAI_ORG_ID", "org-canary")
@@ -1287,6 +1305,7 @@ async def test_a_key_goes_to_the_host_that_it_belongs_to(monkeypatch: pytest.Mon
     assert second["authorization"] == f"Bearer {CANARY}"
 
 
+@pytest.mark.slow
 async def test_a_client_of_ones_own() -> None:
     from openai import AsyncOpenAI
 
@@ -1300,6 +1319,7 @@ async def test_a_client_of_ones_own() -> None:
     assert server.requests[0].headers["authorization"] == f"Bearer {CANARY}"
 
 
+@pytest.mark.slow
 async def test_the_key_is_nowhere(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """Not even where the server quotes it."""
     caplog.set_level(logging.DEBUG)
@@ -1341,6 +1361,7 @@ def input_bytes(request: Request) -> bytes:
     return bytes(msgspec.json.decode(request.body, type=dict[str, msgspec.Raw])["input"])
 
 
+@pytest.mark.slow
 async def test_a_turn_with_reasoning_goes_back_as_it_came() -> None:
     """Also after it was written down and read again."""
     second = (

@@ -293,6 +293,7 @@ def chat_events(*deltas: dict[str, Any], finish: str) -> bytes:
     return "".join([*lines, "data: [DONE]\n\n"]).encode()
 
 
+@pytest.mark.slow
 async def test_a_run_with_a_provider_is_the_same_again_without_it(path: Path) -> None:
     function = {"name": "weather", "arguments": '{"city": "Oslo"}'}
     answers = [
@@ -319,6 +320,7 @@ async def test_a_run_with_a_provider_is_the_same_again_without_it(path: Path) ->
     assert CANARY not in path.read_text()
 
 
+@pytest.mark.slow
 async def test_a_provider_that_falls_silent_does_so_again_without_waiting(path: Path) -> None:
     def silent(request: Request) -> Answer:
         hurry(100)
@@ -891,6 +893,7 @@ async def test_what_merely_sounds_secret_is_kept(path: Path) -> None:
     assert kept == extras
 
 
+@pytest.mark.slow
 async def test_a_key_that_a_server_quotes_is_not_written_down(path: Path) -> None:
     def refuse(request: Request) -> Answer:
         text = f"Incorrect API key provided: {request.headers['authorization']}"

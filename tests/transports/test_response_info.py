@@ -15,6 +15,8 @@ from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_re
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import ask
 
+pytestmark = pytest.mark.slow
+
 EMPTY = AssistantMessage((), StopReason.OTHER)
 NAMED = ResponseInfo("answer-1", "good-2026-01-01")
 ONCE = RetryPolicy(attempts=1)

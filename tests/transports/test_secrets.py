@@ -186,6 +186,7 @@ def assert_hidden(secret: str, text: str) -> None:
         assert place < 0, text[max(0, place - 100) : place + 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", MAKERS)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([*PLACES]), st.sampled_from(LIES), SECRETS)
@@ -203,6 +204,7 @@ async def test_no_secret_leaves_a_transport(
     assert secret not in transport.base_url
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", MAKERS)
 async def test_a_password_that_is_not_ascii_is_known_in_all_its_forms(wire: str) -> None:
     make, model, path = MAKERS[wire]
@@ -215,6 +217,7 @@ async def test_a_password_that_is_not_ascii_is_known_in_all_its_forms(wire: str)
     assert_hidden(secret, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", MAKERS)
 async def test_no_secret_comes_in_a_source_or_an_item_of_a_provider(wire: str) -> None:
     """What else stands in them goes back as it came, keys of strangers included."""
@@ -230,6 +233,7 @@ async def test_no_secret_comes_in_a_source_or_an_item_of_a_provider(wire: str) -
     assert f"{others}&k=[redacted]" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", MAKERS)
 async def test_a_user_in_the_address_is_sent_as_a_header(wire: str) -> None:
     make, model, path = MAKERS[wire]
@@ -259,6 +263,7 @@ def test_an_address_has_no_query(wire: str, rest: str) -> None:
     assert "very-secret" not in str(refused.value)
 
 
+@pytest.mark.slow
 async def test_a_client_of_the_hosts_own() -> None:
     secret = "the-hosts-own-secret"
     async with ByteServer(lambda request: in_error(request, secret)) as server:
@@ -313,6 +318,7 @@ def lying_events(secret: str) -> list[list[Any]]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(["token", "header"]),
@@ -336,6 +342,7 @@ async def test_no_token_comes_back_from_a_gateway(place: str, which: int, secret
     assert_hidden(secret, text)
 
 
+@pytest.mark.slow
 async def test_the_models_own_words_stay() -> None:
     """A placeholder for a key is a word like any other."""
     said = AssistantMessage.from_text("Use ollama.")

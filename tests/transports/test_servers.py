@@ -132,6 +132,7 @@ class TestAimock:
         with pytest.raises(ValueError, match="aimock refused POST fixtures"):
             aimock.load({"match": {}, "response": {"toolCalls": "no list"}})
 
+    @pytest.mark.slow
     @pytest.mark.usefixtures("aimock_server")  # it skips where there is none
     def test_leaves_when_its_parent_is_gone(self) -> None:
         with Aimock() as server:
@@ -165,6 +166,7 @@ class TestLlama:
         assert json.loads(reply.body)["usage"]["output_tokens"] == 4
 
 
+@pytest.mark.slow
 class TestByteServer:
     async def connect(
         self, server: ByteServer, body: bytes = b""
@@ -250,6 +252,7 @@ time.sleep(600)
 START_ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
+@pytest.mark.slow
 class TestChild:
     def test_stops_with_all_that_it_started(self) -> None:
         child = Child([sys.executable, "-c", START_ANOTHER, LISTEN])

@@ -23,6 +23,8 @@ from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_re
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import stream
 
+pytestmark = pytest.mark.slow
+
 PLAIN = [Say("Hello"), Finish(StopReason.END_TURN), End()]
 LEFT_OPEN = AssistantMessage((ToolCall("c1", "look", {}),), StopReason.TOOL_USE)
 CONTEXT = AgentContext("", (UserMessage("Look."), LEFT_OPEN))

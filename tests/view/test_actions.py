@@ -19,6 +19,8 @@ from clark_agent.types import AssistantMessage
 from tests.run_log.mailing import until
 from tests.view.site import Site, site
 
+pytestmark = pytest.mark.slow
+
 
 class Shop:
     """An agent that pays, in a store. Paying needs an approval."""

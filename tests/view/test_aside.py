@@ -33,6 +33,8 @@ from clark_agent.view.requests import sent_request
 from tests.view.site import Site, site
 from tests.view.stories import LOG, MODEL, OTHER_MODEL, SUMMARY, Audit
 
+pytestmark = pytest.mark.slow
+
 PRICES = {MODEL: Price(input=3.0, output=15.0), OTHER_MODEL: Price(input=0.5, output=2.0)}
 each_store = pytest.mark.parametrize("kind", ["memory", "jsonl", "sqlite"])
 

@@ -19,6 +19,7 @@ from clark_agent.run_log import MemoryStore
 from clark_agent.types import FileContent, ImageContent, TextContent, ThinkingContent, Usage
 from clark_agent.view.page import STATIC
 from tests.browsers import shot, started_browser
+from tests.selection import slow_fixture
 from tests.view.stories import EVIL, EVIL_MARKDOWN, TASK, answer, fixing, picture
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,6 +46,7 @@ def served() -> Any:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
+@slow_fixture
 async def page() -> AsyncGenerator[Any]:
     """An empty page that can import the modules."""
     with served() as address:
@@ -66,6 +68,7 @@ async def markdown(page: Any, text: str) -> str:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "made"),
     [

@@ -21,6 +21,8 @@ from clark_agent.cli.app import run_command_line
 from clark_agent.run_log import JsonlStore, RunLog, SqliteStore
 from tests.run_log import stories
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 from clark_agent import Agent
 from clark_agent.testing import ScriptedStream, say

@@ -22,6 +22,8 @@ from tests.run_log.mailing import until
 from tests.run_log.storing import KINDS, open_store
 from tests.view.site import site
 
+pytestmark = pytest.mark.slow
+
 RUN = "live"
 
 

@@ -16,6 +16,8 @@ from clark_agent.view.guard import POLICY
 from tests.run_log import stories
 from tests.view.site import TOKEN, site
 
+pytestmark = pytest.mark.slow
+
 
 async def raw(port: int, request: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send exactly these bytes."""

@@ -43,6 +43,8 @@ from tests.run_log import stories
 from tests.run_log.storing import KINDS, open_store
 from tests.view.site import site
 
+pytestmark = pytest.mark.slow
+
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
     "AAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

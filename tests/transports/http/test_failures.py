@@ -321,6 +321,7 @@ async def raised(answer: Answer, **settings: Any) -> tuple[str, Failure]:
     return type(error).__name__, failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "name", "kind"),
     [
@@ -345,12 +346,14 @@ async def test_a_status(status: int, name: str, kind: StreamErrorKind) -> None:
     )
 
 
+@pytest.mark.slow
 async def test_a_status_with_a_code_that_says_more() -> None:
     body = b'{"error": {"message": "too much", "code": "context_length_exceeded"}}'
     _, failure = await raised(Answer(status=400, headers=JSON, body=body))
     assert failure == Failure(OVERFLOW, "the server answered 400: too much", status=400)
 
 
+@pytest.mark.slow
 async def test_a_status_with_a_page() -> None:
     headers = {"content-type": "text/html"}
     page = b"<html><body><h1>502 Bad Gateway</h1></body></html>"
@@ -359,12 +362,14 @@ async def test_a_status_with_a_page() -> None:
     assert failure == Failure(TRANSIENT, text, status=502)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]", b'""'])
 async def test_a_status_without_a_text(body: bytes) -> None:
     _, failure = await raised(Answer(status=503, headers=JSON, body=body))
     assert failure == Failure(TRANSIENT, "the server answered 503: no text", status=503)
 
 
+@pytest.mark.slow
 async def test_a_refused_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
@@ -393,6 +398,7 @@ def crowded() -> Iterator[str]:
                 connection.close()
 
 
+@pytest.mark.slow
 async def test_a_connection_that_does_not_stand_in_time() -> None:
     with crowded() as url:
         async with client(url, timeout=openai.Timeout(10, connect=0.05)) as sdk:
@@ -405,6 +411,7 @@ async def test_a_connection_that_does_not_stand_in_time() -> None:
     assert failure.message == str(failure.cause) == "the connection was not established in time"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "read", "name"), [(None, 0.05, "APITimeoutError"), (200, 0.5, "ReadTimeout")]
 )
@@ -420,6 +427,7 @@ async def test_a_server_that_falls_silent(status: int | None, read: float, name:
     assert failure.message == str(failure.cause)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [None, 200])
 @pytest.mark.parametrize("ending", ["reset", "close"])
 async def test_a_connection_that_breaks(status: int | None, ending: str) -> None:
@@ -478,6 +486,7 @@ def test_an_unknown_exception_is_fatal_and_named(error: Exception, named: str) -
 DEEP = b"[" * 500 + b"]" * 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

@@ -23,6 +23,8 @@ from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_re
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request
 from tests.transports.wires_chat import ask, stream
 
+pytestmark = pytest.mark.slow
+
 SECRET = "very-secret-key"
 KEYS = {"x-api-key": SECRET, "api-key": SECRET, "x-goog-api-key": SECRET}
 PLAIN = MISBEHAVIOURS[0].steps

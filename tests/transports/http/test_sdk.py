@@ -231,6 +231,7 @@ async def test_a_transport_that_is_gone_takes_its_client_along() -> None:
     assert remains() is None
 
 
+@pytest.mark.slow
 def test_a_transport_in_one_loop_after_the_other_leaves_no_connection() -> None:
     """An unclosed socket would be a warning, and warnings are errors here."""
     body = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'

