@@ -28,7 +28,6 @@ from clark_agent.run_log import Allow, JsonlStore, RunLog, decide, waiting_for
 from clark_agent.testing import ScriptedStream
 from clark_agent.types import AgentContext, AgentMessage, AssistantMessage, UserMessage
 from tests.cli.command_line import calls, calls_all, hangs, says
-from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.wires_chat import bodies
 
@@ -63,7 +62,7 @@ class Terminal:
         self._socket = home / "tmux"
 
     async def open(self) -> None:
-        env = {**ENV, **counted_environment(), "XDG_STATE_HOME": str(self.home)}
+        env = {**ENV, "XDG_STATE_HOME": str(self.home)}
         if "SSL_CERT_FILE" in os.environ:
             env["SSL_CERT_FILE"] = os.environ["SSL_CERT_FILE"]
         given = [word for name, value in env.items() for word in ("-e", f"{name}={value}")]

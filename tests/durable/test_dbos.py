@@ -50,7 +50,6 @@ from clark_agent.run_log import (
 from clark_agent.run_log.postgres import PostgresStore
 from clark_agent.testing import ScriptedStream
 from clark_agent.types import ToolResultMessage
-from tests.counted import counted_environment
 from tests.durable import servers
 from tests.durable.agents import agents, deeds, folder, support
 from tests.transports.servers.child import Child
@@ -463,8 +462,7 @@ class Workers:
     def start(self, *command: str) -> Child:
         words = ("worker", "--store", self.url, "--agents", "tests.durable.agents:agents")
         command = command or ("-m", "clark_agent", *words, *SETTINGS)
-        env = {**os.environ, **counted_environment()}
-        child = Child([sys.executable, *command], env=env)
+        child = Child([sys.executable, *command])
         self.started.append(child)
         child.wait_for("(working on)", seconds=PATIENCE)
         return child

@@ -16,7 +16,7 @@ from tests.durable import servers
 from tests.durable.fleet import ENGINES
 from tests.sizes import DISTRIBUTED_RUNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 def drive(*arguments: object) -> dict[str, int]:

@@ -82,7 +82,7 @@ from tests.sizes import requests_made_up
 from tests.transports.servers.bytes_server import Answer, ByteServer
 from tests.transports.servers.child import Child
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 T = TypeVar("T")
 

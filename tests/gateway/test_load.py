@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gateway import VANISHES, Outcome, one_round, raise_file_limit, server, settled
 from tests.sizes import GATEWAY_DELTAS, GATEWAY_ROUNDS, GATEWAY_STREAMS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 STREAMS, DELTAS = GATEWAY_STREAMS, GATEWAY_DELTAS
 GONE = STREAMS // VANISHES

@@ -14,7 +14,7 @@ from tests.model.scenarios import HOOKS
 from tests.model.world import FAULTS, HOOK_TEMPERS, TEMPERS, Cancel, Scenario, live
 from tests.sizes import LIVES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 batches = st.lists(st.sampled_from(TEMPERS), min_size=1, max_size=4).map(tuple)
 steps = st.one_of(batches, batches, st.sampled_from(FAULTS), st.just("so it is"))

@@ -26,7 +26,7 @@ from tests.model.scenarios import SCENARIOS
 from tests.model.world import WHEN, Cancel, Life, Scenario, Steer, When, live
 from tests.sizes import STEERED_LIVES, TALKATIVE_RUNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 MODES = WHEN[:3]
 # Those in which there is most to disturb; the others are sampled.

@@ -16,7 +16,7 @@ from tests.run_log.crash_driver import KINDS
 from tests.run_log.decision_driver import STORES
 from tests.sizes import DISK_STEPS, FELLED_WAITS, KILLS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 def drive(*arguments: object, driver: str = "crash_driver") -> dict[str, int]:

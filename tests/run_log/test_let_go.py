@@ -68,6 +68,8 @@ from tests.run_log.storing import child, line_from
 from tests.run_log.waiting_stories import ROOT, WAITING, Gate, settle
 from tests.sizes import FACTOR
 
+pytestmark = pytest.mark.soak
+
 ALL = (*STORIES, *FAILURES, *[f"waiting: {name}" for name in WAITING])
 
 _ENDED_BY_A_TOOL = ("a_tool_is_fatal", "a_tool_aborts", "a_tool_is_fatal_alone")

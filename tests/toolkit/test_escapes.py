@@ -28,6 +28,8 @@ from clark_agent.toolkit.workspace import Workspace, WorkspaceError
 from tests.sizes import RACES_WON
 from tests.toolkit.commands import unmarked
 
+pytestmark = pytest.mark.soak
+
 CANARY = "CANARY-8d1f"
 INSIDE = "inside-3c7a"
 

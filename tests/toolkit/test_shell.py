@@ -34,13 +34,12 @@ from clark_agent import (
 )
 from clark_agent.events import ToolExecutionEnd, ToolExecutionStart, ToolExecutionUpdate
 from clark_agent.testing import RecordingSink, ScriptedStream, call
-from clark_agent.toolkit import _command, shell
+from clark_agent.toolkit import _command
 from clark_agent.toolkit._outside import SYSTEM_PATH
 from clark_agent.toolkit._supervisor import children_by_parent, children_listed
 from clark_agent.toolkit.sandbox import HOME, SandboxMode, sandbox_status
 from clark_agent.toolkit.shell import CommandLimits, shell_tool
 from clark_agent.toolkit.untrusted import without_marks
-from tests.counted import counted_source
 from tests.toolkit.commands import (
     HANG_SECONDS,
     MARK,
@@ -59,16 +58,6 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """For those who ignore SIGTERM anyway, and for those who wait to be told of progress."""
     monkeypatch.setattr(_command, "_GRACE_SECONDS", 0.3)
     monkeypatch.setattr(_command, "_PROGRESS_SECONDS", 0.1)
-
-
-@pytest.fixture(autouse=True)
-def counted(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """The lines of the supervisor count, although it starts without any environment.
-
-    Not a second time in the sandbox, where they are the same.
-    """
-    if "require" not in request.node.name:
-        monkeypatch.setattr(shell, "source_of", counted_source)
 
 
 def watched(root: Path, mode: SandboxMode) -> Iterator[Commands]:

@@ -18,7 +18,7 @@ from tests.sizes import VIEW_MEGABYTES
 from tests.transports.servers.child import ROOT
 from tests.view.site import site
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 PAGE = 3 << 20
 """More than a page may read, with the parts of the log around it."""

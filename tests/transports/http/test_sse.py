@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from clark_agent.transports.http.sse import SseDecoder
 from tests.sizes import CONFUSING_BYTES
 
+pytestmark = pytest.mark.soak
+
 BOM = b"\xef\xbb\xbf"
 
 
