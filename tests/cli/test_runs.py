@@ -417,16 +417,21 @@ async def test_the_id_of_a_run_is_not_that_of_its_child(tmp_path: Path) -> None:
     assert "\n│     └─ invoke_agent child" in said.err
 
 
+ABOUT_RUNS = [
+    ("runs",), ("show", "x"), ("show", "x", "--trace"), ("replay", "x"), ("diff", "x", "y"),
+    ("prefix", "x"), ("export", "x", "--html"), ("waiting",), ("decide", "x", "allow"),
+    ("steer", "x", "Hi"), ("cancel", "x"), ("follow", "x"), ("resume", "x"), ("fork", "x", "Hi"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "name"),
     [
-        ("runs",), ("show", "x"), ("show", "x", "--trace"), ("replay", "x"), ("diff", "x", "y"),
-        ("prefix", "x"), ("export", "x", "--html"), ("waiting",), ("decide", "x", "allow"),
-        ("steer", "x", "Hi"), ("cancel", "x"), ("follow", "x"), ("resume", "x"),
-        ("fork", "x", "Hi"),
+        *[(words, "none.db") for words in ABOUT_RUNS],
+        (("runs",), "no/such/none.db"),
+        (("runs",), "none"),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["none.db", "no/such/none.db", "none"])
+)
 def test_commands_about_runs_create_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -443,7 +448,7 @@ def test_commands_about_runs_create_nothing(
 def test_damaged_logs_that_cannot_be_listed_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asyncio.run(stories.told("plain", RunLog(JsonlStore(tmp_path))))
+    asyncio.run(stories.tell("plain", RunLog(JsonlStore(tmp_path))))
     (tmp_path / "broken.jsonl").write_text("{\n")
     (tmp_path / "new.jsonl").write_text('{"v":2,')
     assert run_command_line(["runs", "--log", str(tmp_path)]) == 0

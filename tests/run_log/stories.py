@@ -18,6 +18,7 @@ from clark_agent import (
     AfterToolCallContext,
     AfterToolDecision,
     AgentContext,
+    AgentEvent,
     AgentMessage,
     AgentTool,
     Answer,
@@ -69,6 +70,8 @@ from clark_agent.messages.wire import decode_json, encode_json
 from clark_agent.plugins.base import BeforeRequestContext, BeforeToolDecision
 from clark_agent.recovery import Double
 from clark_agent.run_log import LoadedRun, MemoryStore, RunLog, RunStore
+from clark_agent.run_log.mail import Mail
+from clark_agent.run_log.memory import MemoryAppender
 from clark_agent.run_log.records import Answered, Record, RunBegan, ToolEnded, ToolStarted
 from clark_agent.stream import (
     Chunk,
@@ -1329,12 +1332,73 @@ def through_json(record: Record) -> Record:
     return decode_json(encode_json(record), Record)
 
 
-async def told(name: str, run_log: RunLog | None = None) -> tuple[Story, Any, LoadedRun, RunStore]:
-    """Play a story to its end: the story, its outcome, its log, and the store that has it."""
-    store = MemoryStore() if run_log is None else run_log.store
-    played = begin(name)
-    outcome = await played.play(RunLog(store) if run_log is None else run_log)
-    return played, outcome, root_of(store), store
+class Told(Struct, frozen=True):
+    """A story that was played to its end."""
+
+    events: tuple[AgentEvent, ...]
+    outcome: Any
+    """The result or the error."""
+    loaded: LoadedRun
+    store: RunStore
+
+    @property
+    def run_id(self) -> str:
+        return self.loaded.run_id
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        return self.loaded.records
+
+
+class SharedStore(MemoryStore):
+    """Refuses to be written to once its story is over: whoever goes on with the run copies it."""
+
+    is_over = False
+
+    def create(self, run_id: str) -> MemoryAppender:
+        self._check()
+        return super().create(run_id)
+
+    def reopen(self, run_id: str, *, after: int) -> MemoryAppender:
+        self._check()
+        return super().reopen(run_id, after=after)
+
+    def post(self, run_id: str, mail: Mail) -> bool:
+        self._check()
+        return super().post(run_id, mail)
+
+    def _check(self) -> None:
+        assert not self.is_over, "other tests read this store too: write to a copy_of it"
+
+
+_PLAYED: dict[str, Told] = {}
+
+
+async def told(name: str) -> Told:
+    """A story, which is played once for all tests of a process."""
+    if name not in _PLAYED:
+        store = SharedStore()
+        _PLAYED[name] = await tell(name, RunLog(store))
+        store.is_over = True
+    return _PLAYED[name]
+
+
+async def tell(name: str, run_log: RunLog) -> Told:
+    """Play a story to its end, with a log of its own."""
+    story = begin(name)
+    outcome = await story.play(run_log)
+    if isinstance(outcome, BaseException):
+        _forget_frames(outcome)
+    return Told(tuple(story.sink.events), outcome, root_of(run_log.store), run_log.store)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Let go of the tasks and loops that the tracebacks of an error refer to."""
+    while error is not None:
+        error.__traceback__ = None
+        for inner in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+            _forget_frames(inner)
+        error = error.__cause__ or error.__context__
 
 
 def root_of(store: RunStore) -> LoadedRun:
@@ -1413,6 +1477,7 @@ __all__ = [
     "RunAborted",
     "Story",
     "Ticking",
+    "Told",
     "begin",
     "begun",
     "carried",
@@ -1420,6 +1485,7 @@ __all__ = [
     "fill",
     "long_config",
     "root_of",
+    "tell",
     "through_json",
     "told",
     "undated",

@@ -23,7 +23,7 @@ from clark_agent import (
 from clark_agent import events as ev
 from clark_agent.engine.runtime_results import suspended
 from clark_agent.events import AgentEvent
-from clark_agent.run_log import MemoryStore, RunLog, resume
+from clark_agent.run_log import RunLog, resume
 from clark_agent.run_log.event_stream import EventStream
 from clark_agent.run_log.records import (
     Answered,
@@ -134,23 +134,23 @@ def started_in(records: Iterable[Record]) -> set[str]:
 
 @pytest.mark.parametrize("name", [*STORIES, *FAILURES])
 async def test_the_events_of_a_story(name: str) -> None:
-    played, outcome, loaded, _ = await told(name)
-    events = derived(loaded.records)
+    played = await told(name)
+    events = derived(played.records)
     check_events(events, requests=False)
-    assert list(fold_events(events)) == list(carried(outcome))
-    started = started_in(loaded.records)
-    assert comparable(events, started) == comparable(played.sink.events, started)
+    assert list(fold_events(events)) == list(carried(played.outcome))
+    started = started_in(played.records)
+    assert comparable(events, started) == comparable(played.events, started)
 
 
 @pytest.mark.parametrize("name", ["batches", "steering", "helpers", "nudges", "finishing"])
 async def test_a_run_that_was_killed_goes_on(name: str) -> None:
     """Wherever its process died, nothing is announced twice."""
-    _, _, loaded, store = await told(name)
-    for length in range(1, len(loaded.records)):
-        copy = copy_of(store, loaded.run_id, length)
+    played = await told(name)
+    for length in range(1, len(played.records)):
+        copy = copy_of(played.store, played.run_id, length)
         again = begin(name)
-        result = await resume(copy, loaded.run_id, again.config(RunLog(copy)))
-        records = copy.load(loaded.run_id).records
+        result = await resume(copy, played.run_id, again.config(RunLog(copy)))
+        records = copy.load(played.run_id).records
         events = derived(records)
         assert len(parts(events)) == 1
         check_events(events, requests=False)
@@ -161,16 +161,15 @@ async def test_a_run_that_was_killed_goes_on(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["the_stream_fails", "a_tool_is_fatal", "cancelled_in_a_batch"])
 async def test_a_run_that_failed_begins_another_part(name: str) -> None:
-    _, _, loaded, store = await told(name)
-    assert isinstance(store, MemoryStore)
-    again = begin(name)
+    played = await told(name)
+    store, again = copy_of(played.store, played.run_id), begin(name)
     with suppress(LoopError):
-        await resume(store, loaded.run_id, again.config(RunLog(store)))
-    records = store.load(loaded.run_id).records
+        await resume(store, played.run_id, again.config(RunLog(store)))
+    records = store.load(played.run_id).records
     first, second = parts(derived(records))
     check_events(first, requests=False)
     check_events(second, requests=False)
-    started = started_in(records[len(loaded.records) :])
+    started = started_in(records[len(played.records) :])
     assert comparable(second, started) == comparable(again.sink.events, started)
 
 

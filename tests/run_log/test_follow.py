@@ -40,7 +40,7 @@ from clark_agent.run_log.records import Record, RunBegan, RunEnded, RunResumed, 
 from clark_agent.run_log.writer import LiveEvent
 from clark_agent.stream import Chunk, Done, Start, StreamEvent, StreamRequest, TextChunk
 from tests.run_log.mailing import GO, context
-from tests.run_log.stories import EMPTY, told
+from tests.run_log.stories import EMPTY, begin, tell, told
 from tests.run_log.storing import KINDS, child, numbered, open_store, said
 
 stores = pytest.mark.parametrize("kind", ["memory", *KINDS])
@@ -86,30 +86,30 @@ async def collected(
 @stores
 @pytest.mark.parametrize("name", NAMES)
 async def test_every_position_gives_the_same_stream(kind: str, name: str, tmp_path: Path) -> None:
-    _, _, loaded, _ = await told(name)
+    played = await told(name)
     store = make_store(kind, tmp_path)
-    await write(store, loaded.records)
-    whole = await collected(follow(store, loaded.run_id))
-    assert whole == due(loaded.records)
+    await write(store, played.records)
+    whole = await collected(follow(store, played.run_id))
+    assert whole == due(played.records)
     assert len({each.id for each in whole}) == len(whole)
-    for record in loaded.records:
+    for record in played.records:
         rest = [each for each in whole if each.seq > record.seq]
-        assert await collected(follow(store, loaded.run_id, after=record.seq)) == rest
-        assert await collected(follow(store, loaded.run_id, after=str(record.seq))) == rest
+        assert await collected(follow(store, played.run_id, after=record.seq)) == rest
+        assert await collected(follow(store, played.run_id, after=str(record.seq))) == rest
     for number, each in enumerate(whole, 1):
-        assert await collected(follow(store, loaded.run_id, after=each.id)) == whole[number:]
-    assert await collected(follow(store, loaded.run_id, after=10_000)) == []
+        assert await collected(follow(store, played.run_id, after=each.id)) == whole[number:]
+    assert await collected(follow(store, played.run_id, after=10_000)) == []
 
 
 async def test_a_stream_of_frames_is_the_same_from_every_position() -> None:
-    _, _, loaded, store = await told("batches")
-    whole = [frame async for frame in sse(store, loaded.run_id)]
-    events = due(loaded.records)
+    played = await told("batches")
+    whole = [frame async for frame in sse(played.store, played.run_id)]
+    events = due(played.records)
     assert whole == [frame_of(each) for each in events]
     for number, each in enumerate(events, 1):
-        frames = [frame async for frame in sse(store, loaded.run_id, after=each.id)]
+        frames = [frame async for frame in sse(played.store, played.run_id, after=each.id)]
         assert frames == whole[number:]
-    assert [frame async for frame in sse(store, loaded.run_id, after="")] == whole
+    assert [frame async for frame in sse(played.store, played.run_id, after="")] == whole
 
 
 def frame_of(each: FollowedEvent, *, public: bool = True) -> bytes:
@@ -119,10 +119,10 @@ def frame_of(each: FollowedEvent, *, public: bool = True) -> bytes:
 
 
 async def test_what_is_not_public_only_moves_the_position() -> None:
-    _, _, loaded, store = await told("nudges")
-    public = [frame async for frame in sse(store, loaded.run_id)]
-    everything = [frame async for frame in sse(store, loaded.run_id, public=False)]
-    assert everything == [frame_of(each, public=False) for each in due(loaded.records)]
+    played = await told("nudges")
+    public = [frame async for frame in sse(played.store, played.run_id)]
+    everything = [frame async for frame in sse(played.store, played.run_id, public=False)]
+    assert everything == [frame_of(each, public=False) for each in due(played.records)]
     assert len(public) == len(everything)
     hidden = [frame for frame in public if b"data:" not in frame]
     assert hidden
@@ -155,15 +155,15 @@ async def test_an_unknown_run_is_an_error_at_the_first_step(kind: str, tmp_path:
 
 
 async def test_damage_ends_the_stream(tmp_path: Path) -> None:
-    _, _, loaded, _ = await told("batches")
+    played = await told("batches")
     store = JsonlStore(tmp_path)
-    await write(store, loaded.records)
-    path = store.path_of(loaded.run_id)
+    await write(store, played.records)
+    path = store.path_of(played.run_id)
     lines = path.read_bytes().split(b"\n")
     lines[9] = lines[9].replace(b'"seq"', b'"sex"')
     path.write_bytes(b"\n".join(lines))
-    intact = due(loaded.records[:9])
-    following = follow(store, loaded.run_id)
+    intact = due(played.records[:9])
+    following = follow(store, played.run_id)
     assert [await anext(following) for _ in intact] == intact
     with pytest.raises(LogDamaged):
         await anext(following)
@@ -353,9 +353,9 @@ async def test_nothing_is_published_unless_it_is_asked_for() -> None:
         def publish(self, run_id: str, data: bytes) -> None:
             raise AssertionError("published")
 
-    story, _, loaded, _ = await told("batches", RunLog(Quiet()))
-    assert loaded.records
-    assert story.config(RunLog(Quiet())).audience[ev.RequestDelayed] is not None
+    played = await tell("batches", RunLog(Quiet()))
+    assert played.records
+    assert begin("batches").config(RunLog(Quiet())).audience[ev.RequestDelayed] is not None
 
 
 async def test_frames_of_deltas_have_no_position() -> None:

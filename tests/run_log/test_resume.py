@@ -196,13 +196,13 @@ async def check_cut(name: str, store: RunStore, whole: LoadedRun, outcome: Any, 
 
 @pytest.mark.parametrize("name", STORIES)
 async def test_a_run_goes_on_behind_every_record(name: str) -> None:
-    _, outcome, whole, store = await told(name)
+    played = await told(name)
     problems: list[str] = []
-    for cut in range(1, len(whole.records)):
+    for cut in range(1, len(played.records)):
         try:
-            await check_cut(name, store, whole, outcome, cut)
+            await check_cut(name, played.store, played.loaded, played.outcome, cut)
         except Exception as error:
-            tag = whole.records[cut - 1].entry.__struct_config__.tag
+            tag = played.records[cut - 1].entry.__struct_config__.tag
             first = str(error).splitlines()[0] if str(error) else ""
             problems.append(f"behind {cut - 1} ({tag}): {type(error).__name__}: {first}")
     assert problems == []
@@ -211,12 +211,12 @@ async def test_a_run_goes_on_behind_every_record(name: str) -> None:
 @pytest.mark.parametrize("name", STORIES)
 async def test_a_resumed_run_can_be_resumed_behind_every_record_of_its_own(name: str) -> None:
     """Cut once in the middle, and what came of that behind every record."""
-    _, _, whole, store = await told(name)
+    played = await told(name)
     problems: list[str] = []
-    for first_cut in {len(whole.records) // 3 or 1, 2 * len(whole.records) // 3 or 1}:
-        cut_store = copy_of(store, whole.run_id, first_cut)
-        again = await resumed(cut_store, whole.run_id, begin(name))
-        second = cut_store.load(whole.run_id)
+    for first_cut in {len(played.records) // 3 or 1, 2 * len(played.records) // 3 or 1}:
+        cut_store = copy_of(played.store, played.run_id, first_cut)
+        again = await resumed(cut_store, played.run_id, begin(name))
+        second = cut_store.load(played.run_id)
         for cut in range(first_cut + 1, len(second.records)):
             try:
                 await check_cut(name, cut_store, second, again, cut)
@@ -231,20 +231,20 @@ async def test_a_resumed_run_can_be_resumed_behind_every_record_of_its_own(name:
 @pytest.mark.parametrize("name", FAILURES)
 async def test_a_run_that_failed_can_be_taken_up_behind_every_record(name: str) -> None:
     """It fails once more or goes on; in any case its log and its messages are sound."""
-    _, _, whole, store = await told(name)
-    for cut in range(1, len(whole.records) + 1):
+    played = await told(name)
+    for cut in range(1, len(played.records) + 1):
         where = f"cut behind record {cut - 1}"
-        cut_store = copy_of(store, whole.run_id, cut)
+        cut_store = copy_of(played.store, played.run_id, cut)
         story = begin(name)
-        again = await resumed(cut_store, whole.run_id, story)
+        again = await resumed(cut_store, played.run_id, story)
         check_events(story.sink.events)
         messages = carried(again)
-        folded = fold(cut_store.load(whole.run_id))
+        folded = fold(cut_store.load(played.run_id))
         assert folded.messages == list(messages), where
         ending = RunFailed if isinstance(again, BaseException) else RunEnded
         assert isinstance(folded.ending, ending), where
         assert repair_history(messages).changes == (), where
-        records = whole.records[:cut]
+        records = played.records[:cut]
         assert not ran_before(records, ended=True) & set(story.ran), where
         assert not set(started_without_end(records)) & set(story.ran), where
         assert uncertain(messages) == set(started_without_end(records)), where
@@ -268,9 +268,9 @@ async def finished(store: RunStore, run_id: str, story: Story) -> RunResult:
 
 async def test_a_tool_that_a_gate_hides_stays_hidden() -> None:
     """The gates were asked before the crash; what they said holds for the calls of that answer."""
-    _, _, whole, store = await told("gates")
+    played = await told("gates")
     story = begin("gates")
-    result = await finished(cut_behind(store, whole, Answered), whole.run_id, story)
+    result = await finished(cut_behind(played.store, played.loaded, Answered), played.run_id, story)
     refused = [m for m in result.messages if isinstance(m, ToolResultMessage)][1]
     assert "t0c1" not in story.ran
     assert refused.plain_text == "danger is closed"
@@ -278,7 +278,7 @@ async def test_a_tool_that_a_gate_hides_stays_hidden() -> None:
 
 async def test_a_call_that_had_begun_is_never_said_not_to_have_run() -> None:
     """Also when somebody intervenes in the moment in which the run is taken up."""
-    _, _, whole, store = await told("steering_before_the_next_tool")
+    played = await told("steering_before_the_next_tool")
     story = begin("steering_before_the_next_tool")
 
     heard: list[AgentEvent] = []
@@ -289,36 +289,36 @@ async def test_a_call_that_had_begun_is_never_said_not_to_have_run() -> None:
             _ = story.steering.handle.steer("Once more: wait!", "before_next_tool")
 
     story.settings["event_sink"] = steer
-    cut = cut_behind(store, whole, ToolStarted)
-    result = await finished(cut, whole.run_id, story)
+    cut = cut_behind(played.store, played.loaded, ToolStarted)
+    result = await finished(cut, played.run_id, story)
     assert uncertain(result.messages) == {"t0c0"}
 
 
 async def test_a_run_that_had_its_answer_is_not_asked_for_it_again() -> None:
     """The last batch had voted to end the run; only the record of the end is missing."""
-    _, outcome, whole, store = await told("finishing")
+    played = await told("finishing")
     story = begin("finishing")
-    cut = copy_of(store, whole.run_id, len(whole.records) - 1)
-    result = await finished(cut, whole.run_id, story)
+    cut = copy_of(played.store, played.run_id, len(played.records) - 1)
+    result = await finished(cut, played.run_id, story)
     assert story.was_asked == 0
-    assert result.output == outcome.output
-    assert undated(result.messages) == undated(outcome.messages)
+    assert result.output == played.outcome.output
+    assert undated(result.messages) == undated(played.outcome.messages)
 
 
 async def test_what_was_accepted_is_delivered_once_however_often_it_crashes() -> None:
     """Cut and resumed behind every record of the run that was resumed first."""
-    _, _, whole, store = await told("steering")
-    kinds = [r.entry.__struct_config__.tag for r in whole.records]
+    played = await told("steering")
+    kinds = [r.entry.__struct_config__.tag for r in played.records]
     first = kinds.index("tool_started") + 1
-    cut_store = copy_of(store, whole.run_id, first)
-    await finished(cut_store, whole.run_id, begin("steering"))
-    second = cut_store.load(whole.run_id)
-    accepted = [r.entry for r in whole.records[:first] if isinstance(r.entry, SteeringAccepted)]
+    cut_store = copy_of(played.store, played.run_id, first)
+    await finished(cut_store, played.run_id, begin("steering"))
+    second = cut_store.load(played.run_id)
+    accepted = [r.entry for r in played.records[:first] if isinstance(r.entry, SteeringAccepted)]
     sent = {entry.message.plain_text for entry in accepted}
     assert sent
     for cut in range(first + 1, len(second.records)):
-        last = copy_of(cut_store, whole.run_id, cut)
-        result = await finished(last, whole.run_id, begin("steering"))
+        last = copy_of(cut_store, played.run_id, cut)
+        result = await finished(last, played.run_id, begin("steering"))
         said = [m.plain_text for m in result.messages if isinstance(m, UserMessage)]
         assert {text: said.count(text) for text in sent} == dict.fromkeys(sent, 1), cut
 
@@ -328,8 +328,8 @@ def is_steering(record: Record) -> bool:
 
 
 async def test_what_is_sent_to_a_resumed_run_is_in_its_log_as_soon_as_it_is_accepted() -> None:
-    _, _, whole, store = await told("batches")
-    cut_store = cut_behind(store, whole, Asked)
+    played = await told("batches")
+    cut_store = cut_behind(played.store, played.loaded, Asked)
     story = begin("batches")
     story.settings["plugins"] = [story.steering]
     accepted: list[int] = []
@@ -337,24 +337,24 @@ async def test_what_is_sent_to_a_resumed_run_is_in_its_log_as_soon_as_it_is_acce
     async def steers(args: Any, ctx: ToolContext) -> ToolResult:
         _ = story.steering.handle.steer("While it was resumed.")
         await asyncio.sleep(0)
-        records = cut_store.load(whole.run_id).records
+        records = cut_store.load(played.run_id).records
         accepted.append(sum(is_steering(record) for record in records))
         return ToolResult.text("steered")
 
     story.tools[1].does = steers
-    result = await finished(cut_store, whole.run_id, story)
+    result = await finished(cut_store, played.run_id, story)
     assert accepted == [1, 2]
     said = [m.plain_text for m in result.messages if isinstance(m, UserMessage)]
     assert said.count("While it was resumed.") == 2
 
 
 async def test_numbers_of_steering_are_not_used_twice() -> None:
-    _, _, whole, store = await told("steering")
-    cut_store = cut_behind(store, whole, SteeringAccepted, 1)
+    played = await told("steering")
+    cut_store = cut_behind(played.store, played.loaded, SteeringAccepted, 1)
     story = begin("steering")
     _ = story.steering.handle.steer("A third.")
-    await finished(cut_store, whole.run_id, story)
-    records = cut_store.load(whole.run_id).records
+    await finished(cut_store, played.run_id, story)
+    records = cut_store.load(played.run_id).records
     numbers = [r.entry.number for r in records if isinstance(r.entry, SteeringAccepted)]
     assert len(set(numbers)) == len(numbers)
 
@@ -362,7 +362,7 @@ async def test_numbers_of_steering_are_not_used_twice() -> None:
 async def test_steering_that_arrives_in_the_batch_that_is_taken_up_comes_with_the_next_turn() -> (
     None
 ):
-    _, _, whole, store = await told("batches")
+    played = await told("batches")
     story = begin("batches")
     story.settings["plugins"] = [story.steering]
     sent: list[str] = []
@@ -374,36 +374,36 @@ async def test_steering_that_arrives_in_the_batch_that_is_taken_up_comes_with_th
         return ToolResult.text("steered")
 
     story.tools[1].does = steers
-    result = await finished(cut_behind(store, whole, Answered), whole.run_id, story)
+    result = await finished(cut_behind(played.store, played.loaded, Answered), played.run_id, story)
     place = [m.plain_text for m in result.messages].index("Listen.")
     answers = [m for m in result.messages[:place] if isinstance(m, AssistantMessage)]
     assert len(answers) == 1
 
 
 async def test_the_tokens_of_children_count_after_a_crash_too() -> None:
-    _, outcome, whole, store = await told("helpers")
-    cut = copy_of(store, whole.run_id, len(whole.records) - 1)
-    result = await finished(cut, whole.run_id, begin("helpers"))
-    assert result.usage == outcome.usage
-    assert result.tree_usage == outcome.tree_usage
+    played = await told("helpers")
+    cut = copy_of(played.store, played.run_id, len(played.records) - 1)
+    result = await finished(cut, played.run_id, begin("helpers"))
+    assert result.usage == played.outcome.usage
+    assert result.tree_usage == played.outcome.tree_usage
 
 
 @pytest.mark.parametrize("name", STORIES)
 async def test_usage_is_as_if_nothing_had_happened(name: str) -> None:
     """Cut behind the last answer: nobody is asked for anything that was paid already."""
-    _, outcome, whole, store = await told(name)
-    cut = cut_behind(store, whole, Answered, -1)
-    result = await finished(cut, whole.run_id, begin(name))
-    assert result.usage == outcome.usage
+    played = await told(name)
+    cut = cut_behind(played.store, played.loaded, Answered, -1)
+    result = await finished(cut, played.run_id, begin(name))
+    assert result.usage == played.outcome.usage
 
 
 async def test_an_idempotent_call_that_had_begun_is_run_again() -> None:
-    _, _, whole, store = await told("batches")
-    starts = [r for r in whole.records if isinstance(r.entry, ToolStarted)]
+    played = await told("batches")
+    starts = [r for r in played.records if isinstance(r.entry, ToolStarted)]
     names = [r.entry.tool_name for r in starts]  # type: ignore[union-attr]
-    cut = cut_behind(store, whole, ToolStarted, names.index("again"))
+    cut = cut_behind(played.store, played.loaded, ToolStarted, names.index("again"))
     story = begin("batches")
-    result = await finished(cut, whole.run_id, story)
+    result = await finished(cut, played.run_id, story)
     again = starts[names.index("again")].entry
     assert isinstance(again, ToolStarted)
     assert again.tool_call_id in story.ran
@@ -413,26 +413,31 @@ async def test_an_idempotent_call_that_had_begun_is_run_again() -> None:
 
 async def test_a_call_that_names_no_tool_does_not_keep_a_run_from_going_on() -> None:
     """The config is what it was: the model has made the name up."""
-    _, outcome, whole, store = await told("mistakes")
-    result = await finished(cut_behind(store, whole, Answered), whole.run_id, begin("mistakes"))
-    assert undated(result.messages) == undated(outcome.messages)
+    played = await told("mistakes")
+    result = await finished(
+        cut_behind(played.store, played.loaded, Answered), played.run_id, begin("mistakes")
+    )
+    assert undated(result.messages) == undated(played.outcome.messages)
 
 
 async def test_the_error_of_a_resumed_run_has_all_messages() -> None:
-    _, outcome, whole, store = await told("the_stream_fails")
-    cut = cut_behind(store, whole, Answered)
-    error = await resumed(cut, whole.run_id, begin("the_stream_fails"))
+    played = await told("the_stream_fails")
+    cut = cut_behind(played.store, played.loaded, Answered)
+    error = await resumed(cut, played.run_id, begin("the_stream_fails"))
     assert isinstance(error, BaseException)
-    assert undated(carried(error)) == undated(carried(outcome))
+    assert undated(carried(error)) == undated(carried(played.outcome))
     assert len(carried(error)) == 4
 
 
 async def test_a_sink_of_its_own_hears_the_resumed_run() -> None:
-    _, _, whole, store = await told("batches")
+    played = await told("batches")
     story = begin("batches")
     heard: list[AgentEvent] = []
     await resume(
-        cut_behind(store, whole, Answered), whole.run_id, story.config(), sink=heard.append
+        cut_behind(played.store, played.loaded, Answered),
+        played.run_id,
+        story.config(),
+        sink=heard.append,
     )
     assert heard == story.sink.events
 
@@ -441,24 +446,24 @@ async def test_a_sink_of_its_own_hears_the_resumed_run() -> None:
 
 
 async def test_a_run_that_has_ended_is_not_resumed() -> None:
-    _, _, whole, store = await told("batches")
-    before = len(store.load(whole.run_id).records)
+    played = await told("batches")
+    before = len(played.store.load(played.run_id).records)
     with pytest.raises(InvalidContinuationError, match="has ended"):
-        await resume(store, whole.run_id, begin("batches").config())
-    assert len(store.load(whole.run_id).records) == before
+        await resume(played.store, played.run_id, begin("batches").config())
+    assert len(played.store.load(played.run_id).records) == before
 
 
 async def test_a_config_without_the_tool_that_is_waited_for_is_refused() -> None:
-    _, _, whole, store = await told("batches")
+    played = await told("batches")
     story = begin("batches")
     story.tools = story.tools[:2]
-    cut = cut_behind(store, whole, ToolStarted)
-    before = len(cut.load(whole.run_id).records)
+    cut = cut_behind(played.store, played.loaded, ToolStarted)
+    before = len(cut.load(played.run_id).records)
     with pytest.raises(ConfigError, match="'again'"):
-        await resume(cut, whole.run_id, story.config())
-    assert len(cut.load(whole.run_id).records) == before
+        await resume(cut, played.run_id, story.config())
+    assert len(cut.load(played.run_id).records) == before
     assert story.ran == []
-    await finished(cut, whole.run_id, begin("batches"))  # and with it, it goes on
+    await finished(cut, played.run_id, begin("batches"))  # and with it, it goes on
 
 
 class Holed(MemoryStore):
@@ -471,38 +476,38 @@ class Holed(MemoryStore):
 
 
 async def test_a_log_with_a_hole_is_not_resumed() -> None:
-    _, _, whole, _ = await told("batches")
+    played = await told("batches")
     store = Holed()
-    fill(store, whole.run_id, whole.records[:-2])
+    fill(store, played.run_id, played.records[:-2])
     with pytest.raises(LogDamaged, match="line 3") as damage:
-        await resume(store, whole.run_id, begin("batches").config())
+        await resume(store, played.run_id, begin("batches").config())
     assert damage.value.at == 2
 
 
 async def test_a_log_without_a_beginning_is_not_resumed() -> None:
-    _, _, whole, _ = await told("batches")
+    played = await told("batches")
     store = MemoryStore()
-    fill(store, whole.run_id, whole.records[1:-2])
+    fill(store, played.run_id, played.records[1:-2])
     with pytest.raises(LogDamaged, match="its first record is missing"):
-        await resume(store, whole.run_id, begin("batches").config())
+        await resume(store, played.run_id, begin("batches").config())
     store = MemoryStore()
-    fill(store, whole.run_id, ())
+    fill(store, played.run_id, ())
     with pytest.raises(RunNotFound):
-        await resume(store, whole.run_id, begin("batches").config())
+        await resume(store, played.run_id, begin("batches").config())
 
 
 async def test_a_run_that_somebody_writes_is_not_resumed() -> None:
-    _, _, whole, store = await told("batches")
-    cut = cut_behind(store, whole, Answered)
-    held = cut.reopen(whole.run_id, after=last_of(cut, whole.run_id))
+    played = await told("batches")
+    cut = cut_behind(played.store, played.loaded, Answered)
+    held = cut.reopen(played.run_id, after=last_of(cut, played.run_id))
     story = begin("batches")
     with pytest.raises(RunBusy, match="another process, thread or task") as busy:
-        await resume(cut, whole.run_id, story.config())
-    assert busy.value.run_id == whole.run_id
+        await resume(cut, played.run_id, story.config())
+    assert busy.value.run_id == played.run_id
     assert story.ran == []
     assert story.sink.events == []
     held.close()
-    await finished(cut, whole.run_id, begin("batches"))
+    await finished(cut, played.run_id, begin("batches"))
 
 
 async def test_a_run_that_nobody_knows_is_not_resumed() -> None:
@@ -511,46 +516,46 @@ async def test_a_run_that_nobody_knows_is_not_resumed() -> None:
 
 
 async def test_a_log_of_a_newer_version_is_not_resumed(tmp_path: Any) -> None:
-    _, _, whole, _ = await told("batches")
+    played = await told("batches")
     store = JsonlStore(tmp_path)
-    records = list(whole.records[:-2])
+    records = list(played.records[:-2])
     records[3] = replace(records[3], v=RUN_LOG_VERSION + 1)
     seal_all(records)
-    appender = store.create(whole.run_id)
+    appender = store.create(played.run_id)
     for record in records:
         appender.append(record, encode_json(record))
     appender.close()
     with pytest.raises(DecodeError, match="newer version"):
-        await resume(store, whole.run_id, begin("batches").config())
+        await resume(store, played.run_id, begin("batches").config())
 
 
 async def test_a_config_that_logs_elsewhere_is_refused() -> None:
-    _, _, whole, store = await told("batches")
-    cut = cut_behind(store, whole, Answered)
+    played = await told("batches")
+    cut = cut_behind(played.store, played.loaded, Answered)
     with pytest.raises(ConfigError, match="must use the store that the run is resumed from"):
-        await resume(cut, whole.run_id, begin("batches").config(RunLog(MemoryStore())))
+        await resume(cut, played.run_id, begin("batches").config(RunLog(MemoryStore())))
     story = begin("batches")
-    await resume(cut, whole.run_id, story.config(RunLog(cut)))  # with its own it is fine
+    await resume(cut, played.run_id, story.config(RunLog(cut)))  # with its own it is fine
 
 
 async def test_the_log_says_where_it_was_taken_up() -> None:
-    _, _, whole, store = await told("batches")
-    cut = cut_behind(store, whole, Answered, 1)
-    await finished(cut, whole.run_id, begin("batches"))
-    records = cut.load(whole.run_id).records
+    played = await told("batches")
+    cut = cut_behind(played.store, played.loaded, Answered, 1)
+    await finished(cut, played.run_id, begin("batches"))
+    records = cut.load(played.run_id).records
     assert [r.entry for r in records if isinstance(r.entry, RunResumed)] == [RunResumed(2)]
 
 
 async def test_a_fresh_run_of_the_same_config_is_not_disturbed_by_a_resumed_one() -> None:
     """Two runs of one config at once, one of them taken up."""
-    _, outcome, whole, store = await told("batches")
-    cut = cut_behind(store, whole, Answered, 1)
+    played = await told("batches")
+    cut = cut_behind(played.store, played.loaded, Answered, 1)
     story = begin("batches")
     config: LoopConfig = story.config(RunLog(cut))
     first, second = await asyncio.gather(
-        resume(cut, whole.run_id, config), run("Go on.", AgentContext("x"), config)
+        resume(cut, played.run_id, config), run("Go on.", AgentContext("x"), config)
     )
-    assert undated(first.messages) == undated(second.messages) == undated(outcome.messages)
+    assert undated(first.messages) == undated(second.messages) == undated(played.outcome.messages)
     assert len(list(cut.runs())) == 2
 
 

@@ -106,6 +106,7 @@ from clark_agent.trajectory import (
 )
 from clark_agent.trajectory import records as rec
 from clark_agent.transports import OpenAIChat
+from tests.cases import all_cases
 from tests.engine.support import let_others_run
 from tests.run_log.stories import (
     EMPTY,
@@ -113,6 +114,7 @@ from tests.run_log.stories import (
     STORIES,
     Story,
     Ticking,
+    Told,
     after,
     begin,
     carried,
@@ -129,34 +131,84 @@ from tests.strategies import images, provider_items, sources
 ALL = [*STORIES, *FAILURES]
 
 
+# --- all that a log says --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+async def test_what_the_log_of_a_run_says_is_what_the_run_was(name: str) -> None:
+    played = await told(name)
+    check_events(played.events)
+    if name in STORIES and isinstance(played.outcome, BaseException):
+        raise played.outcome
+    assert isinstance(played.outcome, BaseException) is (name in FAILURES)
+    with all_cases() as case:
+        with case("messages"):
+            assert fold(played.loaded).messages == list(carried(played.outcome))
+            assert [record.seq for record in played.records] == list(range(len(played.records)))
+        with case("tokens"):
+            check_tokens(played)
+        with case("export"):
+            check_export(played)
+        with case("trajectory"):
+            check_trajectory(played)
+
+
+def check_tokens(played: Told) -> None:
+    outcome = played.outcome
+    ended = outcome if isinstance(outcome, RunResult) else failure_of(outcome)
+    assert ended is not None
+    tree = usage_tree(played.store, played.run_id)
+    assert tree.usage == ended.usage
+    assert tree.tree_usage == ended.tree_usage
+
+
+def check_export(played: Told) -> None:
+    messages = [*loaded_history(played.loaded), *carried(played.outcome)]
+    check_openai(to_openai_messages(messages, "Be nice."))
+    check_anthropic(to_anthropic_messages(messages))
+    assert to_openai_messages(messages, "Be nice.")[0] == {"role": "system", "content": "Be nice."}
+
+
+def check_trajectory(played: Told) -> None:
+    """It keeps the messages, also in bytes, and a log that was made from one keeps them again."""
+    records = to_trajectory(played.loaded)
+    assert [record.seq for record in records] == list(range(len(records)))
+    for record in records:
+        assert decode_record(encode_record(record)).seq == record.seq
+    again = from_trajectory([decode_record(encode_record(record)) for record in records])
+    messages = undated(carried(played.outcome))
+    assert undated(fold(again).messages) == messages
+    assert undated(fold(from_trajectory(to_trajectory(again))).messages) == messages
+
+
 # --- fork -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
 async def test_a_run_can_be_forked_at_the_end_of_every_turn(name: str) -> None:
     """The history is what the run had when the turn ended, as its events tell."""
-    played, _, loaded, store = await told(name)
+    played = await told(name)
     ends = [0]
     messages = 0
-    for event in played.sink.events:
+    for event in played.events:
         kind = str(event.__struct_config__.tag)
         messages += (kind == "message_end") - (kind == "message_discarded")
         if isinstance(event, TurnEnd):
             ends.append(messages)
     if name in ("a_hook_ends_it", "cancelled_while_a_plugin_asks"):  # its turn left no request
         ends.pop()
-    whole = fold(loaded).messages
+    whole = fold(played.loaded).messages
     for turn, end in enumerate(ends):
-        context = fork(store, loaded.run_id, turn=turn)
-        own = list(context.messages[len(loaded_history(loaded)) :])
-        expected = whole[:end] if turn else list(root_began(loaded).prompts)
+        context = fork(played.store, played.run_id, turn=turn)
+        own = list(context.messages[len(loaded_history(played.loaded)) :])
+        expected = whole[:end] if turn else list(root_began(played.loaded).prompts)
         assert undated(own) == undated(expected), turn
-        assert context.system_prompt == root_began(loaded).system_prompt
+        assert context.system_prompt == root_began(played.loaded).system_prompt
     with pytest.raises(InvalidContinuationError, match=f"has {len(ends) - 1} complete turns"):
-        fork(store, loaded.run_id, turn=len(ends))
+        fork(played.store, played.run_id, turn=len(ends))
     with pytest.raises(InvalidContinuationError):
-        fork(store, loaded.run_id, turn=-1)
-    assert fork(store, loaded.run_id).messages == (*loaded_history(loaded), *whole)
+        fork(played.store, played.run_id, turn=-1)
+    assert fork(played.store, played.run_id).messages == (*loaded_history(played.loaded), *whole)
 
 
 def root_began(loaded: LoadedRun) -> RunBegan:
@@ -171,10 +223,10 @@ def loaded_history(loaded: LoadedRun) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", ["batches", "hooks", "steering", "helpers", "overflows"])
 async def test_a_fork_is_a_context_to_go_on_from(name: str) -> None:
-    _, _, loaded, store = await told(name)
-    turns = sum(isinstance(r.entry, Asked) and r.entry.attempt == 1 for r in loaded.records)
+    played = await told(name)
+    turns = sum(isinstance(r.entry, Asked) and r.entry.attempt == 1 for r in played.records)
     for turn in range(turns):
-        context = fork(store, loaded.run_id, turn=turn)
+        context = fork(played.store, played.run_id, turn=turn)
         assert repair_history(context.messages).changes == ()
         log = RunLog(MemoryStore())
         config = LoopConfig(stream=ScriptedStream(["Elsewhere."]), run_log=log)
@@ -185,29 +237,28 @@ async def test_a_fork_is_a_context_to_go_on_from(name: str) -> None:
         assert result.text == "Elsewhere."
         began = root_began(root_of(log.store))
         assert began.history == context.messages
-        assert began.identity.run_id != loaded.run_id
+        assert began.identity.run_id != played.run_id
 
 
 async def test_a_run_that_crashed_is_forked_up_to_its_last_whole_turn() -> None:
-    _, _, loaded, store = await told("batches")
-    for length in range(1, len(loaded.records)):
-        context = fork(copy_of(store, loaded.run_id, length), loaded.run_id)
+    played = await told("batches")
+    for length in range(1, len(played.records)):
+        context = fork(copy_of(played.store, played.run_id, length), played.run_id)
         assert repair_history(context.messages).changes == ()
 
 
 async def test_turns_keep_their_numbers_in_a_run_that_was_resumed() -> None:
-    played, _, loaded, store = await told("the_stream_fails")
-    story = begin("batches")
+    played = await told("the_stream_fails")
+    store, story = copy_of(played.store, played.run_id), begin("batches")
     config = story.config().replace(tools=[*story.tools, *begin("the_stream_fails").tools])
-    result = await resume(store, loaded.run_id, config)
+    result = await resume(store, played.run_id, config)
     assert result.text == "All is done."
     turns = [
         m for m in result.messages if isinstance(m, AssistantMessage)
     ]  # one kept answer a turn, from the third on in the second process
     for turn, message in enumerate(turns, 1):
-        assert message in fork(store, loaded.run_id, turn=turn).messages
-        assert message not in fork(store, loaded.run_id, turn=turn - 1).messages
-    assert played.sink.events
+        assert message in fork(store, played.run_id, turn=turn).messages
+        assert message not in fork(store, played.run_id, turn=turn - 1).messages
 
 
 # --- diff -----------------------------------------------------------------------------------------
@@ -266,10 +317,10 @@ async def test_the_first_difference_is_named() -> None:
 
 
 async def test_usage_is_summed_over_the_runs_below() -> None:
-    _, outcome, loaded, store = await told("helpers")
-    tree = usage_tree(store, loaded.run_id)
-    assert tree.usage == outcome.usage
-    assert tree.tree_usage == outcome.tree_usage
+    played = await told("helpers")
+    tree = usage_tree(played.store, played.run_id)
+    assert tree.usage == played.outcome.usage
+    assert tree.tree_usage == played.outcome.tree_usage
     assert tree.outcome == "done"
     assert tree.model_calls == 3
     assert tree.tool_calls == 4
@@ -278,16 +329,6 @@ async def test_usage_is_summed_over_the_runs_below() -> None:
     assert str(tree).count("\n") == 6
     for child in tree.children:
         assert child.tree_usage == child.usage + child.children[0].usage
-
-
-@pytest.mark.parametrize("name", ALL)
-async def test_the_log_counts_the_tokens_that_the_run_counted(name: str) -> None:
-    _, outcome, loaded, store = await told(name)
-    ended = outcome if isinstance(outcome, RunResult) else failure_of(outcome)
-    assert ended is not None
-    tree = usage_tree(store, loaded.run_id)
-    assert tree.usage == ended.usage
-    assert tree.tree_usage == ended.tree_usage
 
 
 # --- exports --------------------------------------------------------------------------------------
@@ -355,15 +396,6 @@ def check_anthropic(messages: list[dict[str, Any]]) -> None:
         uses = {b["id"] for b in message["content"] if b["type"] == "tool_use"}
         assert all(isinstance(b["input"], dict) for b in message["content"] if "input" in b)
     assert not uses
-
-
-@pytest.mark.parametrize("name", ALL)
-async def test_what_is_exported_is_valid(name: str) -> None:
-    _, outcome, loaded, _ = await told(name)
-    messages = [*loaded_history(loaded), *carried(outcome)]
-    check_openai(to_openai_messages(messages, "Be nice."))
-    check_anthropic(to_anthropic_messages(messages))
-    assert to_openai_messages(messages, "Be nice.")[0] == {"role": "system", "content": "Be nice."}
 
 
 def test_strange_messages_are_exported_too() -> None:
@@ -489,27 +521,13 @@ def starts_first(told: Iterable[Any]) -> list[Any]:
     return [*starts, *[entry for entry in kept if entry[0] != "started"]]
 
 
-@pytest.mark.parametrize("name", ALL)
-async def test_a_trajectory_keeps_the_messages(name: str) -> None:
-    _, outcome, loaded, _ = await told(name)
-    records = to_trajectory(loaded)
-    assert [record.seq for record in records] == list(range(len(records)))
-    for record in records:
-        assert decode_record(encode_record(record)).seq == record.seq
-    again = from_trajectory([decode_record(encode_record(record)) for record in records])
-    assert undated(fold(again).messages) == undated(carried(outcome))
-    assert undated(fold(from_trajectory(to_trajectory(again))).messages) == undated(
-        carried(outcome)
-    )
-
-
 async def test_no_trajectory_is_made_of_a_damaged_log() -> None:
-    _, _, loaded, _ = await told("batches")
-    for lost in loaded.records:
-        kept = tuple([record for record in loaded.records if record is not lost])
+    played = await told("batches")
+    for lost in played.records:
+        kept = tuple([record for record in played.records if record is not lost])
         problem = LogProblem(f"record {lost.seq}", "its checksum is wrong", "", lost.seq)
         with pytest.raises(LogDamaged, match="its checksum is wrong"):
-            to_trajectory(LoadedRun(loaded.run_id, kept, (problem,)))
+            to_trajectory(LoadedRun(played.run_id, kept, (problem,)))
 
 
 # --- how an answer was cut ------------------------------------------------------------------------
@@ -605,24 +623,24 @@ def encode_entry_as_written(entry: Answered) -> bytes:
 async def test_every_kind_of_entry_occurs_and_can_be_read_back() -> None:
     seen: Counter[type] = Counter()
     for name in ALL:
-        _, _, loaded, store = await told(name)
+        store = (await told(name)).store
         for summary in store.runs():
             for record in store.load(summary.run_id).records:
                 seen[type(record.entry)] += 1
                 again = decode_json(encode_json(record), Record)
                 assert encode_json(again) == encode_json(record)
-    _, _, loaded, store = await told("batches")
-    taken_up = copy_of(store, loaded.run_id, 4)
-    await resume(taken_up, loaded.run_id, begin("batches").config())
-    seen.update(type(record.entry) for record in taken_up.load(loaded.run_id).records)
+    played = await told("batches")
+    taken_up = copy_of(played.store, played.run_id, 4)
+    await resume(taken_up, played.run_id, begin("batches").config())
+    seen.update(type(record.entry) for record in taken_up.load(played.run_id).records)
     _, _, waited, _ = await live("time_and_events")
     seen.update(type(record.entry) for record in waited.order)
     cancelled = MemoryStore()
-    fill(cancelled, loaded.run_id, loaded.records[:4])
-    cancel(cancelled, loaded.run_id, "enough")
+    fill(cancelled, played.run_id, played.records[:4])
+    cancel(cancelled, played.run_id, "enough")
     with pytest.raises(RunAborted, match="enough"):
-        await resume(cancelled, loaded.run_id, begin("batches").config())
-    seen.update(type(record.entry) for record in cancelled.load(loaded.run_id).records)
+        await resume(cancelled, played.run_id, begin("batches").config())
+    seen.update(type(record.entry) for record in cancelled.load(played.run_id).records)
     # Only a run that is let go at the right moment has this one: see test_let_go.
     withdrawn = Record(RUN_LOG_VERSION, 0, "r", 0, ToolWithdrawn(tool_call_id="t"))
     assert decode_json(encode_json(withdrawn), Record) == withdrawn
@@ -756,9 +774,11 @@ async def test_a_follow_up_is_written_down_as_one() -> None:
 
 async def test_two_overflows_leave_the_transcript_that_the_model_was_shown() -> None:
     """What an overflow recovery changes for good is known to a run that is resumed."""
-    played, _, loaded, _ = await told("overflows")
+    story, store = begin("overflows"), MemoryStore()
+    await story.play(RunLog(store))
+    loaded = root_of(store)
     assert sum(isinstance(r.entry, ContextEdited) for r in loaded.records) >= 2
-    last = played.models[0].asked[-1].messages
+    last = story.models[0].asked[-1].messages
     folded = fold(loaded)
     assert undated(folded.transcript[: len(last)]) == undated(last)
 
@@ -861,12 +881,12 @@ async def test_a_log_that_cannot_be_written_stops_the_run(name: str, flushes: bo
 @pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("name", FRAGILE)
 async def test_a_log_that_may_be_lost_stops_nobody(name: str, flushes: bool) -> None:
-    _, whole, _, _ = await told(name)
+    played = await told(name)
     for at in range(200):
         log = RunLog(Failing(at, flushes=flushes), on_failure="drop")
         outcome = await begin(name).play(log)
         assert isinstance(outcome, RunResult), at
-        assert undated(outcome.messages) == undated(whole.messages)
+        assert undated(outcome.messages) == undated(played.outcome.messages)
         if not log.dropped:
             assert at > 5
             return
@@ -1016,24 +1036,24 @@ async def test_details_that_are_no_json_end_no_run(
 
 
 async def test_a_request_can_be_kept_whole() -> None:
-    store = MemoryStore()
-    played, _, loaded, _ = await told("transforms", RunLog(store, full_requests=True))
-    asked = [r.entry for r in loaded.records if isinstance(r.entry, Asked)]
-    for entry, request in zip(asked, played.models[0].asked, strict=True):
+    story, store = begin("transforms"), MemoryStore()
+    await story.play(RunLog(store, full_requests=True))
+    asked = [r.entry for r in root_of(store).records if isinstance(r.entry, Asked)]
+    for entry, request in zip(asked, story.models[0].asked, strict=True):
         assert encode_json(entry.request) == encode_json(request)
         assert entry.messages == len(request.messages)
 
 
 async def test_the_log_says_how_a_run_failed() -> None:
     for name in FAILURES:
-        _, outcome, loaded, store = await told(name)
-        failure = failure_of(outcome)
+        played = await told(name)
+        failure = failure_of(played.outcome)
         assert failure is not None
-        last = loaded.records[-1].entry
+        last = played.records[-1].entry
         assert isinstance(last, RunFailed)
         assert (last.error, last.text) == (type(failure).__name__, str(failure))
         assert undated(last.undelivered) == undated(failure.undelivered)
-        (summary,) = store.runs()
+        (summary,) = played.store.runs()
         assert summary.outcome == "failed"
 
 

@@ -215,13 +215,16 @@ async def test_progress_of_a_sync_tool_is_out_when_update_returns() -> None:
     assert (await work.execute({}, ctx)).plain_text == '["half"]'
 
 
-async def test_nobody_listens() -> None:
-    ctx = context()
-    await ctx.update("half")
-    await ctx.update("half")
-    finished = ctx.update("half")
-    await finished
-    await finished  # can be awaited again
+async def test_updates_without_a_listener_are_dropped() -> None:
+    @tool
+    async def work(ctx: ToolContext) -> str:
+        await ctx.update("half")
+        finished = ctx.update("most")
+        await finished
+        await finished  # can be awaited again
+        return "done"
+
+    assert (await work.execute({}, context())).plain_text == "done"
 
 
 async def test_updates_after_the_tool_has_settled_are_dropped() -> None:

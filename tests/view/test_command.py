@@ -32,8 +32,7 @@ shop = Agent(ScriptedStream([say("From the page.")] * 9), system_prompt="You sel
 
 
 def logged(store: Any) -> str:
-    *_, loaded, _ = asyncio.run(stories.told("plain", RunLog(store)))
-    return loaded.run_id
+    return asyncio.run(stories.tell("plain", RunLog(store))).run_id
 
 
 @contextmanager

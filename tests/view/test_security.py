@@ -130,8 +130,8 @@ ACTIONS = ("steer", "cancel", "decide", "resume", "fork", "replay")
 
 
 async def logged() -> tuple[Any, str]:
-    *_, loaded, store = await stories.told("plain")
-    return store, loaded.run_id
+    played = await stories.told("plain")
+    return played.store, played.run_id
 
 
 async def test_a_server_that_only_shows_writes_nothing() -> None:

@@ -201,12 +201,12 @@ async def test_what_the_model_saw(kind: str, tmp_path: Path) -> None:
 
 
 async def test_which_plugin_changed_a_request() -> None:
-    *_, loaded, store = await stories.told("transforms")
-    async with site(store) as page:
+    played = await stories.told("transforms")
+    async with site(played.store) as page:
         found: list[Any] = []
-        view = await page.get("run", run=loaded.run_id)
+        view = await page.get("run", run=played.run_id)
         for turn in range(1, view["turns"] + 1):
-            request = await page.get("request", run=loaded.run_id, turn=turn)
+            request = await page.get("request", run=played.run_id, turn=turn)
             found += [edit["plugin"] for edit in request["edits"]]
             change = request["prefix"]["change"]
             if change is not None:
@@ -489,16 +489,16 @@ async def test_a_run_may_have_any_id(kind: str, tmp_path: Path) -> None:
 
 
 async def test_wrong_parameters_are_explained() -> None:
-    *_, loaded, store = await stories.told("plain")
-    async with site(store) as page:
+    played = await stories.told("plain")
+    async with site(played.store) as page:
         for query in ({"from": "-1"}, {"limit": "0"}, {"turn": "1e3"}, {"before": "9" * 40}):
-            answer = await page.get("items", run=loaded.run_id, code=400, **query)
+            answer = await page.get("items", run=played.run_id, code=400, **query)
             assert next(iter(query)) in answer["message"]
-        answer = await page.get("items", run=loaded.run_id, code=404, turn=999)
+        answer = await page.get("items", run=played.run_id, code=404, turn=999)
         assert "no turn 999" in answer["message"]
         await page.get("run", run="none", code=404)
         await page.get("nothing", code=404)
-        await page.get("events", run=loaded.run_id, code=400, after="x")
+        await page.get("events", run=played.run_id, code=400, after="x")
         for path in ("run", "items", "events", "request"):
             assert "run must be" in (await page.get(path, code=400))["message"]
         assert "turn must be" in (await page.get("request", run="x", code=400))["message"]

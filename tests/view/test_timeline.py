@@ -26,7 +26,7 @@ NAMES = [*stories.STORIES, *stories.FAILURES]
 async def all_runs(name: str) -> tuple[RunStore, list[LoadedRun]]:
     """The runs of a story."""
     if name in NAMES:
-        *_, store = await stories.told(name)
+        store = (await stories.told(name)).store
     else:
         _, _, ordered, _ = await waiting_stories.live(name)
         store = ordered
