@@ -34,8 +34,17 @@ def run_tool(*args: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
-def mypy_errors(path: Path, cwd: Path) -> dict[int, list[str]]:
-    """Per line, the codes that mypy reports: strict, without this project's configuration."""
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a mistake in its third line."""
+    path = tmp_path_factory.mktemp("project") / "wrong.py"
+    path.write_text("import clark_agent\n\nx: int = clark_agent.__version__\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def mypy(wrong: Path) -> dict[Path, dict[int, list[str]]]:
+    """Per file and line, the codes that mypy reports: strict, without this project's settings."""
     output = run_tool(
         "mypy",
         "--config-file=",
@@ -43,16 +52,35 @@ def mypy_errors(path: Path, cwd: Path) -> dict[int, list[str]]:
         "--output=json",
         "--no-error-summary",
         f"--cache-dir={ROOT / '.mypy_cache' / 'typing'}",
-        path,
-        cwd=cwd,
+        *(API, ERRORS, wrong),
+        cwd=wrong.parent,
     )
-    found: dict[int, list[str]] = {}
+    found: dict[Path, dict[int, list[str]]] = {API: {}, ERRORS: {}, wrong: {}}
     for row in filter(None, output.splitlines()):
         diagnostic = json.loads(row)
         if diagnostic["severity"] == "error":
-            assert Path(cwd, diagnostic["file"]).resolve() == path, diagnostic
-            found.setdefault(diagnostic["line"], []).append(diagnostic["code"])
+            lines = found[Path(wrong.parent, diagnostic["file"]).resolve()]
+            lines.setdefault(diagnostic["line"], []).append(diagnostic["code"])
     return found
+
+
+@pytest.fixture(scope="module")
+def basedpyright(wrong: Path) -> list[tuple[Path, int]]:
+    """The files and lines in which basedpyright finds something."""
+    config = {
+        "include": [str(API), str(wrong)],
+        "typeCheckingMode": "strict",
+        "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+    (wrong.parent / "pyrightconfig.json").write_text(json.dumps(config))
+    output = json.loads(
+        run_tool("basedpyright", "--outputjson", "--pythonpath", sys.executable, cwd=wrong.parent)
+    )
+    assert output["summary"]["filesAnalyzed"] == 2
+    return [
+        (Path(row["file"]), row["range"]["start"]["line"] + 1)
+        for row in output["generalDiagnostics"]
+    ]
 
 
 def marked_errors(path: Path) -> dict[int, list[str]]:
@@ -64,42 +92,26 @@ def marked_errors(path: Path) -> dict[int, list[str]]:
     }
 
 
-def basedpyright_report(path: Path, cwd: Path) -> list[str]:
-    config = {
-        "include": [str(path)],
-        "typeCheckingMode": "strict",
-        "pythonVersion": f"{sys.version_info.major}.{sys.version_info.minor}",
-    }
-    (cwd / "pyrightconfig.json").write_text(json.dumps(config))
-    output = json.loads(
-        run_tool("basedpyright", "--outputjson", "--pythonpath", sys.executable, cwd=cwd)
-    )
-    assert output["summary"]["filesAnalyzed"] == 1
-    return [
-        f"{row['range']['start']['line'] + 1}: {row['message']}"
-        for row in output["generalDiagnostics"]
-    ]
+def test_api_is_clean_under_mypy(mypy: dict[Path, dict[int, list[str]]]) -> None:
+    assert mypy[API] == {}
 
 
-def test_api_is_clean_under_mypy(tmp_path: Path) -> None:
-    assert mypy_errors(API, tmp_path) == {}
+def test_api_is_clean_under_basedpyright_which_sees_a_mistake_beside_it(
+    basedpyright: list[tuple[Path, int]], wrong: Path
+) -> None:
+    assert basedpyright == [(wrong, 3)]
 
 
-def test_api_is_clean_under_basedpyright(tmp_path: Path) -> None:
-    assert basedpyright_report(API, tmp_path) == []
-
-
-def test_mistakes_are_caught(tmp_path: Path) -> None:
+def test_mistakes_are_caught(mypy: dict[Path, dict[int, list[str]]]) -> None:
     expected = marked_errors(ERRORS)
     assert expected, "no line is marked"
-    assert mypy_errors(ERRORS, tmp_path) == expected
+    assert mypy[ERRORS] == expected
 
 
-def test_a_mistake_in_the_api_file_would_be_seen(tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text("import clark_agent\n\nx: int = clark_agent.__version__\n")
-    assert mypy_errors(wrong, tmp_path) == {3: ["assignment"]}
-    assert len(basedpyright_report(wrong, tmp_path)) == 1
+def test_a_mistake_in_the_api_file_would_be_seen(
+    mypy: dict[Path, dict[int, list[str]]], wrong: Path
+) -> None:
+    assert mypy[wrong] == {3: ["assignment"]}
 
 
 @pytest.mark.parametrize("path", [API, ERRORS], ids=lambda path: path.name)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import pty
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 
 import msgspec
 import pytest
@@ -63,9 +67,7 @@ class CommandLine:
         self.root = home / "root"
         self.root.mkdir(exist_ok=True)
         self.store = JsonlStore(home / "clark-agent" / "runs")
-        kept = {name: os.environ[name] for name in ("PATH", "SSL_CERT_FILE") if name in os.environ}
-        kept |= counted_environment() if counts else {}
-        self.env = {**kept, "XDG_STATE_HOME": str(home), "HOME": str(home), "LC_ALL": "C.UTF-8"}
+        self.env = {**_environment(counts=counts), "XDG_STATE_HOME": str(home), "HOME": str(home)}
         if model is not None:
             self.env["CLARK_AGENT_MODEL"] = model
 
@@ -82,13 +84,14 @@ class CommandLine:
         )
 
     async def __call__(self, *words: str, given: str | None = None) -> Said:
-        process = await self.start(
-            *words, stdin=subprocess.DEVNULL if given is None else subprocess.PIPE
-        )
-        async with asyncio.timeout(PATIENCE):
-            out, err = await process.communicate(None if given is None else given.encode())
-        assert process.returncode is not None
-        return Said(process.returncode, out.decode(), err.decode())
+        """Run a command to its end, in a fork of a process that has imported everything."""
+        asked = {"words": words, "folder": str(self.root), "environment": self.env}
+        return await _fork_server().run(msgspec.json.encode(asked), given)
+
+    async def anew(self, *words: str, given: str | None = None) -> Said:
+        """Run a command to its end, in a Python of its own."""
+        stdin = subprocess.DEVNULL if given is None else subprocess.PIPE
+        return await _ended(await self.start(*words, stdin=stdin), given)
 
     async def start_redirected(self, how: str, *words: str) -> asyncio.subprocess.Process:
         """Start it by a shell, with streams as in ``2>/dev/full``."""
@@ -103,25 +106,11 @@ class CommandLine:
         )
 
     async def redirected(self, how: str, *words: str) -> Said:
-        process = await self.start_redirected(how, *words)
-        async with asyncio.timeout(PATIENCE):
-            out, err = await process.communicate()
-        assert process.returncode is not None
-        return Said(process.returncode, out.decode(), err.decode())
+        return await _ended(await self.start_redirected(how, *words))
 
     async def each(self, commands: Iterable[Sequence[str]]) -> list[Said]:
-        """Many commands in one process, one after the other: to start one takes a while."""
-        given = msgspec.json.encode([list(words) for words in commands]).decode()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _EACH, given),
-            cwd=self.root,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-        )
-        async with asyncio.timeout(PATIENCE):
-            out, _ = await process.communicate()
-        return msgspec.json.decode(out, type=list[Said])
+        """Run commands one after the other."""
+        return [await self(*words) for words in commands]
 
     @asynccontextmanager
     async def terminal(self, *words: str) -> AsyncGenerator[Terminal]:
@@ -148,18 +137,71 @@ class CommandLine:
             await process.wait()
 
 
-_EACH = """
-import io, json, sys
-from clark_agent.cli.app import run_command_line
-said = []
-for words in json.loads(sys.argv[1]):
-    streams = out, err = io.StringIO(), io.StringIO()
-    kept, (sys.stdout, sys.stderr) = (sys.stdout, sys.stderr), streams
-    code = run_command_line(words)
-    sys.stdout, sys.stderr = kept
-    said.append({"code": code, "out": out.getvalue(), "err": err.getvalue()})
-print(json.dumps(said))
-"""
+class _ForkServer:
+    """A process of `tests.cli.fork_server`. It ends with this one."""
+
+    def __init__(self) -> None:
+        self._socket, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(Path(__file__).with_name("fork_server.py")),
+                    str(there.fileno()),
+                ],
+                pass_fds=[there.fileno()],
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        atexit.register(self._end)
+
+    async def run(self, command: bytes, given: str | None) -> Said:
+        with ExitStack() as stack:
+            asked, out, err = [stack.enter_context(TemporaryFile()) for _ in range(3)]
+            asked.write(command)
+            asked.seek(0)
+            here, there = [stack.enter_context(end) for end in socket.socketpair()]
+            with _given(given) as stdin, there:
+                files = (asked, stdin, out, err, there)
+                socket.send_fds(self._socket, [b"x"], [file.fileno() for file in files])
+            here.setblocking(False)
+            async with asyncio.timeout(PATIENCE):
+                code = await asyncio.get_running_loop().sock_recv(here, 16)
+            out.seek(0)
+            err.seek(0)
+            return Said(int(code), out.read().decode(), err.read().decode())
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+_fork_server = cache(_ForkServer)
+
+
+async def _ended(process: asyncio.subprocess.Process, given: str | None = None) -> Said:
+    async with asyncio.timeout(PATIENCE):
+        out, err = await process.communicate(None if given is None else given.encode())
+    assert process.returncode is not None
+    return Said(process.returncode, out.decode(), err.decode())
+
+
+def _given(text: str | None) -> BinaryIO:
+    """Return a pipe with a short text, or nothing."""
+    if text is None:
+        return open(os.devnull, "rb")
+    there, here = os.pipe()
+    with open(here, "wb") as pipe:
+        pipe.write(text.encode())
+    return open(there, "rb")
+
+
+def _environment(*, counts: bool = True) -> dict[str, str]:
+    """Return what every command needs of the environment of the tests."""
+    kept = {name: os.environ[name] for name in ("PATH", "SSL_CERT_FILE") if name in os.environ}
+    return {**kept, **(counted_environment() if counts else {}), "LC_ALL": "C.UTF-8"}
 
 
 def _own_terminal() -> None:

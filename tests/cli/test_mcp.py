@@ -6,72 +6,73 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
-
-from tests.cli.command_line import CommandLine, Said, calls, command_line, says
-from tests.mcp.own_servers import program
-
-pytestmark = pytest.mark.slow
-
-SERVER = '''
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-server = MCPServer("notes")
+from clark_agent.toolkit.untrusted import without_marks
+from tests.cli.command_line import CommandLine, Said, calls, command_line, says
+from tests.mcp.conftest import FAULTY
+from tests.mcp.own_servers import served
+from tests.transports.servers.bytes_server import ByteServer
+
+pytestmark = pytest.mark.slow
 
 
-@server.tool()
-def add(a: int, b: int = 1) -> int:
-    """Add two numbers.
+def notes_server() -> MCPServer:
+    server = MCPServer("notes")
 
-    More about it.
-    """
-    return a + b
+    @server.tool()
+    def add(a: int, b: int = 1) -> int:
+        """Add two numbers.
 
+        More about it.
+        """
+        return a + b
 
-@server.tool()
-def repeat(text: str) -> str:
-    """Repeat a text."""
-    if text == "fail":
-        raise ToolError("no such text")
-    return f"{text}\\x1b[31m"
+    @server.tool()
+    def repeat(text: str) -> str:
+        """Repeat a text."""
+        if text == "fail":
+            raise ToolError("no such text")
+        return f"{text}\x1b[31m"
 
+    @server.resource("notes://today")
+    def today() -> str:
+        """Notes of today."""
+        return "buy tea"
 
-@server.resource("notes://today")
-def today() -> str:
-    """Notes of today."""
-    return "buy tea"
+    @server.resource("notes://{day}")
+    def on(day: str) -> str:
+        """Notes of a day."""
+        return f"nothing on {day}"
 
+    @server.prompt()
+    def review(language: str) -> str:
+        """Review code."""
+        return f"Review this {language} code."
 
-@server.resource("notes://{day}")
-def on(day: str) -> str:
-    """Notes of a day."""
-    return f"nothing on {day}"
-
-
-@server.prompt()
-def review(language: str) -> str:
-    """Review code."""
-    return f"Review this {language} code."
-
-
-server.run()
-'''
+    return server
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> tuple[str, str]:
-    """The command of a server."""
-    script = tmp_path / "notes.py"
-    script.write_text(SERVER)
-    return sys.executable, str(script)
+async def notes() -> AsyncGenerator[str]:
+    """The URL of a server in this process."""
+    async with served(notes_server().streamable_http_app()) as origin:
+        yield f"{origin}/mcp"
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> tuple[str, ...]:
+    """The command of a server with the tool ``echo``, over stdio and without the SDK."""
+    return (sys.executable, "-I", "-S", str(FAULTY), "{}", str(tmp_path / "journal.jsonl"))
 
 
 def write_config(folder: Path, servers: dict[str, Any], name: str = ".mcp.json") -> Path:
@@ -80,79 +81,89 @@ def write_config(folder: Path, servers: dict[str, Any], name: str = ".mcp.json")
     return file
 
 
-def both(notes: tuple[str, str], folder: Path) -> None:
-    command, script = notes
-    servers = {
-        "notes": {"command": command, "args": [script]},
-        "gone": {"command": str(folder / "no-such-program")},
-    }
-    write_config(folder, servers)
+def told(server: ByteServer) -> str:
+    """The result of the tool that the model was told last, without the marks of untrusted text."""
+    return without_marks(json.loads(server.requests[-1].body)["messages"][-1]["content"])
 
 
 # --- mcp ----------------------------------------------------------------------------------------
 
 
-async def test_tools_resources_and_prompts_of_a_command(
-    tmp_path: Path, notes: tuple[str, str]
-) -> None:
-    run = CommandLine(tmp_path)
-
-    async def said(*words: str) -> str:
-        result = await run("mcp", *words, "--", *notes)
-        assert (result.code, result.err) == (0, "")
-        return result.out
-
-    assert await said("tools") == "add     Add two numbers.\nrepeat  Repeat a text.\n"
-    assert await said("list") == f"server  {sys.executable}  2 tools\n"
-    listed = [json.loads(line) for line in (await said("tools", "--json")).splitlines()]
+async def test_tools_resources_and_prompts_of_a_server(tmp_path: Path, notes: str) -> None:
+    asked = [
+        ("tools", notes),
+        ("list", notes),
+        ("tools", notes, "--json"),
+        ("resources", notes),
+        ("read", notes, "notes://monday"),
+        ("prompts", notes),
+        ("prompts", notes, "review", "language=C"),
+    ]
+    said = await CommandLine(tmp_path).each([("mcp", *words) for words in asked])
+    assert [(each.code, each.err) for each in said] == [(0, "")] * len(said)
+    tools, servers, as_json, resources, read, prompts, prompt = [each.out for each in said]
+    assert tools == "add     Add two numbers.\nrepeat  Repeat a text.\n"
+    assert servers == f"server  {notes}  2 tools\n"
+    listed = [json.loads(line) for line in as_json.splitlines()]
     assert [tool["name"] for tool in listed] == ["add", "repeat"]
     assert listed[0]["parameters"]["required"] == ["a"]
-    assert await said("resources") == (
-        "notes://today  today · text/plain\nnotes://{day}  on · text/plain\n"
-    )
-    assert await said("read", "notes://monday") == "nothing on monday\n"
-    assert await said("prompts") == "review language=  Review code.\n"
-    assert await said("prompts", "review", "language=C") == "user: Review this C code.\n"
+    assert resources == "notes://today  today · text/plain\nnotes://{day}  on · text/plain\n"
+    assert read == "nothing on monday\n"
+    assert prompts == "review language=  Review code.\n"
+    assert prompt == "user: Review this C code.\n"
 
 
-async def test_a_server_with_tools_alone(tmp_path: Path) -> None:
+async def test_a_command_that_starts_a_server(tmp_path: Path, echo: tuple[str, ...]) -> None:
     run = CommandLine(tmp_path)
-    server = program("large")
-    for what in ("resources", "prompts"):
-        said = await run("mcp", what, "--", server["command"], *server["args"])
-        assert said == Said(0, "", f"There are no {what}.\n")
+    assert await run.anew("mcp", "tools", "--", *echo) == Said(0, "echo  Return a text.\n", "")
+    said = await run.each(
+        [("mcp", *words, "--", *echo) for words in (("list",), ("call", "echo", "text=12"))]
+    )
+    assert said == [Said(0, f"server  {sys.executable}  1 tool\n", ""), Said(0, "echo: 12\n", "")]
 
 
-async def test_calls(tmp_path: Path, notes: tuple[str, str]) -> None:
+async def test_a_server_with_tools_alone(tmp_path: Path, echo: tuple[str, ...]) -> None:
+    empty = ("resources", "prompts")
+    said = await CommandLine(tmp_path).each([("mcp", what, "--", *echo) for what in empty])
+    assert said == [Said(0, "", f"There are no {what}.\n") for what in empty]
+
+
+async def test_calls(tmp_path: Path, notes: str) -> None:
     run = CommandLine(tmp_path)
 
     async def call(*words: str, given: str | None = None) -> Said:
-        return await run("mcp", "call", *words, "--", *notes, given=given)
+        return await run("mcp", "call", notes, *words, given=given)
 
     assert await call("add", "a=2", "b=3") == Said(0, "5\n", "")
     assert await call("add", '{"a": 2}') == Said(0, "3\n", "")
     assert await call("add", "-", given='{"a": 5}') == Said(0, "6\n", "")
     # Text stays text, and control characters of a server do not reach the terminal.
-    assert (await call("repeat", "text=12")).out == "12\\x1b[31m\n"
-    failed = await call("repeat", "text=fail")
-    assert (failed.code, failed.out) == (1, "")
-    assert "no such text" in failed.err
-    told = json.loads((await call("add", "a=2", "--json")).out)
-    assert told["content"] == [{"type": "text", "text": "3"}]
-    assert told["is_error"] is False
+    assert await call("repeat", "text=12") == Said(0, "12\\x1b[31m\n", "")
+    assert await call("repeat", "text=fail") == Said(
+        1, "", "Error executing tool repeat: no such text\n"
+    )
+    row = json.loads((await call("add", "a=2", "--json")).out)
+    assert row["content"] == [{"type": "text", "text": "3"}]
+    assert row["is_error"] is False
 
 
-async def test_a_file_with_servers(tmp_path: Path, notes: tuple[str, str]) -> None:
+async def test_a_file_with_servers(tmp_path: Path, notes: str, echo: tuple[str, ...]) -> None:
     run = CommandLine(tmp_path)
-    both(notes, run.root)
+    gone = str(run.root / "no-such-program")
+    servers = {
+        "notes": {"type": "http", "url": notes},
+        "echo": {"command": echo[0], "args": echo[1:]},
+        "gone": {"command": gone},
+    }
+    file = write_config(run.root, servers)
     listed = await run("mcp", "list")
     assert listed.code == 1
-    first, second = listed.out.splitlines()
-    assert first == f"notes  {sys.executable}  2 tools"
-    assert second.startswith(f"gone   {run.root / 'no-such-program'}  ✗ ")
+    first, second, third = listed.out.splitlines()
+    assert first == f"notes  {notes}  2 tools"
+    assert second == f"echo   {sys.executable}  1 tool"
+    assert third.startswith(f"gone   {gone}  ✗ ")
     assert (await run("mcp", "call", "-S", "notes", "add", "a=1")).out == "2\n"
-    named = run.root / "other.json"
-    (run.root / ".mcp.json").rename(named)
+    file.rename(run.root / "other.json")
     assert (await run("mcp", "tools", "other.json", "--server", "notes")).code == 0
 
 
@@ -169,7 +180,7 @@ async def test_a_variable_in_the_arguments_is_not_shown(tmp_path: Path) -> None:
     assert "k3y" not in listed.out + listed.err
 
 
-async def test_wrong_usage(tmp_path: Path, notes: tuple[str, str]) -> None:
+async def test_wrong_usage(tmp_path: Path) -> None:
     run = CommandLine(tmp_path)
     config = write_config(run.root, {"a": {"command": "x"}, "b": {"command": "y"}}, "servers.json")
     said = await run.each(
@@ -233,8 +244,8 @@ async def test_a_server_that_does_not_start_is_an_error(tmp_path: Path) -> None:
     assert "no-such-program-here" in said.err
 
 
-async def test_a_call_of_a_tool_that_is_not_there(tmp_path: Path, notes: tuple[str, str]) -> None:
-    said = await CommandLine(tmp_path)("mcp", "call", "ad", "--", *notes)
+async def test_a_call_of_a_tool_that_is_not_there(tmp_path: Path, notes: str) -> None:
+    said = await CommandLine(tmp_path)("mcp", "call", notes, "ad")
     assert said == Said(2, "", "clark-agent: the server has no tool 'ad': did you mean 'add'?\n")
 
 
@@ -242,58 +253,66 @@ async def test_a_call_of_a_tool_that_is_not_there(tmp_path: Path, notes: tuple[s
 
 
 async def test_an_agent_uses_the_tools_and_its_run_can_be_replayed_and_resumed(
-    tmp_path: Path, notes: tuple[str, str]
+    tmp_path: Path, echo: tuple[str, ...]
 ) -> None:
-    command, script = notes
-    answers = [calls("notes_add", a=2, b=3), says("It is 5.")]
-    async with command_line(tmp_path, answers) as (run, _):
-        write_config(run.root, {"notes": {"command": command, "args": [script]}})
-        said = await run("run", "--mcp", ".mcp.json", "--yes", "Add 2 and 3")
-        assert (said.code, said.out) == (0, "It is 5.\n")
-        assert "notes_add" in said.err
+    answers = [calls("notes_echo", text="tea"), says("It is tea.")]
+    async with command_line(tmp_path, answers) as (run, server):
+        config = write_config(run.root, {"notes": {"command": echo[0], "args": echo[1:]}})
+        said = await run("run", "--mcp", ".mcp.json", "--yes", "Get tea")
+        assert (said.code, said.out) == (0, "It is tea.\n")
+        assert said.err.splitlines()[:2] == ["● notes_echo(text='tea')", "  echo: tea"]
+        assert told(server) == "echo: tea"
         (logged,) = run.store.runs()
-        os.unlink(script)  # a replay needs no server
-        (run.root / ".mcp.json").unlink()
-        replayed = await run("replay", "last")
-        assert replayed.code == 0, replayed
-        shown, again = await run.each([("show", "last"), ("resume", "last")])
-        assert re.search(r"^tools .*, current_time, .*notes_add, notes_", shown.out, re.MULTILINE)
+        config.unlink()  # a replay needs no server
+        replayed, shown, again = await run.each(
+            [("replay", "last"), ("show", "last"), ("resume", "last")]
+        )
+        assert (replayed.code, replayed.out) == (0, "identical\n")
+        assert re.search(r"^tools .*, current_time, .*notes_echo", shown.out, re.MULTILINE)
         assert again.code == 2
         assert f"the run {logged.run_id!r} has ended (done)" in again.err
 
 
-@pytest.mark.parametrize(("option", "ran"), [((), False), (("--allow", "notes_add"), True)])
+@pytest.mark.parametrize(
+    ("option", "result"),
+    [
+        (
+            (),
+            "The call was not run: it needs approval, and no user is available to ask. Go on "
+            "without it, or say what you need it for.",
+        ),
+        (("--allow", "notes_add"), "5"),
+    ],
+)
 async def test_tools_of_servers_need_approval(
-    tmp_path: Path, notes: tuple[str, str], option: tuple[str, ...], ran: bool
+    tmp_path: Path, notes: str, option: tuple[str, ...], result: str
 ) -> None:
-    command, script = notes
     answers = [calls("notes_add", a=2, b=3), says("Well.")]
     async with command_line(tmp_path, answers) as (run, server):
-        write_config(run.root, {"notes": {"command": command, "args": [script]}})
+        write_config(run.root, {"notes": {"url": notes}})
         said = await run("run", "--mcp", ".mcp.json", *option, "Add 2 and 3")
         assert said.code == 0
-        last = json.loads(server.requests[1].body)["messages"][-1]["content"]
-    assert ("5" in last) is ran
-    assert ("needs approval" in last) is not ran
+        assert told(server) == result
 
 
-async def test_a_suspended_run_is_resumed_with_its_servers(
-    tmp_path: Path, notes: tuple[str, str]
-) -> None:
-    command, script = notes
+async def test_a_suspended_run_is_resumed_with_its_servers(tmp_path: Path, notes: str) -> None:
     answers = [calls("notes_add", a=2, b=3), says("It is 5.")]
     async with command_line(tmp_path, answers) as (run, server):
-        write_config(run.root, {"notes": {"command": command, "args": [script]}})
+        write_config(run.root, {"notes": {"url": notes}})
         said = await run("run", "--mcp", ".mcp.json", "--suspend", "Add 2 and 3")
         assert said.code == 4, said
-        decided = await run("decide", "last", "allow")
+        decided, refused, resumed = await run.each(
+            [
+                ("decide", "last", "allow"),
+                ("resume", "last"),
+                ("resume", "last", "--mcp", ".mcp.json"),
+            ]
+        )
         assert decided.code == 0, decided
-        refused = await run("resume", "last")
         assert refused.code == 2
         assert f"--mcp {run.root / '.mcp.json'}" in refused.err
-        resumed = await run("resume", "last", "--mcp", ".mcp.json")
         assert (resumed.code, resumed.out) == (0, "It is 5.\n"), resumed
-        assert "5" in json.loads(server.requests[1].body)["messages"][-1]["content"]
+        assert told(server) == "5"
 
 
 async def test_a_question_of_a_server_suspends_the_run(tmp_path: Path) -> None:
@@ -309,7 +328,7 @@ async def test_a_question_of_a_server_suspends_the_run(tmp_path: Path) -> None:
         assert decided.code == 0, decided
         resumed = await run("resume", "last", *with_tool)
         assert (resumed.code, resumed.out) == (0, "Greeted.\n"), resumed
-        assert "Hello, Ada!" in json.loads(server.requests[1].body)["messages"][-1]["content"]
+        assert told(server) == "Hello, Ada!"
 
 
 async def test_a_required_server_that_is_away_ends_the_run_before_it_begins(
@@ -324,12 +343,11 @@ async def test_a_required_server_that_is_away_ends_the_run_before_it_begins(
 
 
 async def test_a_chat_uses_the_tools_and_keeps_the_servers_when_the_model_changes(
-    tmp_path: Path, notes: tuple[str, str]
+    tmp_path: Path, notes: str
 ) -> None:
-    command, script = notes
     answers = [calls("notes_add", a=2, b=3), says("It is 5.")]
     async with command_line(tmp_path, answers) as (run, server):
-        write_config(run.root, {"notes": {"command": command, "args": [script]}})
+        write_config(run.root, {"notes": {"url": notes}})
         async with run.terminal("chat", "--mcp", ".mcp.json") as terminal:
             await terminal.sees("/help for help")
             terminal.type("/tools\r")
@@ -424,23 +442,17 @@ async def test_serve_an_agent(tmp_path: Path, option: str) -> None:
 async def test_serve_over_http_until_sigterm(tmp_path: Path) -> None:
     run = CommandLine(tmp_path)
     run.env["SECRET"] = "open sesame"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
     process = await run.start(
-        "mcp-serve", "--tools", "calculator", "--http", address, "--token", "SECRET"
+        *("mcp-serve", "--tools", "calculator", "--http", "127.0.0.1:0", "--token", "SECRET")
     )
     assert process.stderr is not None
-    told = await process.stderr.readline()
-    assert told.decode() == f"serving MCP at http://{address}/mcp; Ctrl-C stops\n"
-    called = ("mcp", "call", f"http://{address}/mcp", "calculator", "expression=6*7")
+    line = (await process.stderr.readline()).decode()
+    found = re.fullmatch(r"serving MCP at (http://127\.0\.0\.1:\d+/mcp); Ctrl-C stops\n", line)
+    assert found is not None, line
     run.env["AUTH"] = "Bearer open sesame"
-    said = await run(*called, "--header", "Authorization=AUTH")
-    while said.code != 0:  # it listens soon after that line
-        assert process.returncode is None
-        said = await run(*called, "--header", "Authorization=AUTH")
-    assert said.out == "42\n"
-    refused = await run(*called)
+    call = ("mcp", "call", found[1], "calculator", "expression=6*7")
+    said, refused = await run.each([(*call, "--header", "Authorization=AUTH"), call])
+    assert (said.code, said.out) == (0, "42\n"), said
     assert refused.code == 1
     assert "sesame" not in refused.err
     os.kill(process.pid, signal.SIGTERM)

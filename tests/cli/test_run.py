@@ -42,7 +42,7 @@ async def test_options_and_piped_text_reach_the_model(tmp_path: Path) -> None:
     (tmp_path / "system.txt").write_text("Be a pirate.")
     async with command_line(tmp_path, [says("Aye."), says("Aye again.")]) as (run, server):
         options = ("--system", f"@{tmp_path}/system.txt", "-t", "none", "--no-log")
-        first = await run("run", *options, "Sum it up", given="a long text\n")
+        first = await run.anew("run", *options, "Sum it up", given="a long text\n")
         second = await run("run", "-t", "calculator,finish", "-", given="all of it")
     assert (first.code, second.code) == (0, 0)
     said, again = bodies(server)
@@ -180,7 +180,7 @@ async def test_a_service_manager_can_stop_it_and_the_run_goes_on_elsewhere(tmp_p
         await server.client_gone()
         [logged] = run.store.runs()
         let_go = run.store.load(logged.run_id).records[-1].entry
-        resumed = await run("resume", "last")
+        resumed = await run.anew("resume", "last")
     short = logged.run_id[:8]
     assert process.returncode == 143
     assert err.decode().splitlines()[-1] == (

@@ -83,6 +83,21 @@ async def test_a_run_is_listed_shown_replayed_and_exported(tmp_path: Path) -> No
     assert all(json.loads(line)["run_id"] == logged.run_id for line in steps.out.splitlines())
 
 
+async def test_commands_in_a_python_of_their_own_say_the_same(tmp_path: Path) -> None:
+    """The other tests run them in forks of a process that has imported everything."""
+    async with command_line(tmp_path, [says("Ahoy.")]) as (run, _):
+        said = await run.anew("run", "-t", "none", "Greet me")
+    assert (said.code, said.out) == (0, "Ahoy.\n")
+    commands = [
+        *[(name, "last") for name in ("show", "follow", "replay", "prefix", "export")],
+        ("export", "last", "--html", "-o", "run.html"),
+        ("diff", "last", "last"),
+        *[("runs",), ("waiting",), ("doctor", "--offline"), ("completion", "bash"), ("nope",)],
+    ]
+    for words in commands:
+        assert await run.anew(*words) == await run(*words), words
+
+
 async def test_one_variable_says_where_runs_are_logged(tmp_path: Path) -> None:
     script = [says("Ahoy."), says("Aye."), calls("write_file", path="a.txt", content="x")]
     async with command_line(tmp_path, script) as (run, _):

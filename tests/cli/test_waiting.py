@@ -350,7 +350,7 @@ async def test_two_processes_decide_at_once_and_one_is_told(tmp_path: Path) -> N
     async with command_line(tmp_path, [calls("write_file", path="a", content="x")]) as (run, _):
         short = (await suspended(run))[:8]
         said = await asyncio.gather(
-            *[run("decide", f"{short}/1/0", what, "--by", what) for what in ("allow", "deny")]
+            *[run.anew("decide", f"{short}/1/0", what, "--by", what) for what in ("allow", "deny")]
         )
     assert sorted(each.code for each in said) == [0, 1]
     [late] = [each for each in said if each.code == 1]
@@ -489,7 +489,7 @@ async def test_a_run_is_steered_from_another_process(tmp_path: Path) -> None:
         async with asyncio.timeout(PATIENCE):
             await process.stdout.readexactly(7)
             short = run.store.runs()[0].run_id[:8]
-            said = await run("steer", short, "--when", "now", "Fly", "instead")
+            said = await run.anew("steer", short, "--when", "now", "Fly", "instead")
             out, _ = await process.communicate()
     assert said == Said(0, "", f"sent to run {short}\n")
     assert (process.returncode, out) == (0, b"\nI fly.\n")
@@ -503,7 +503,7 @@ async def test_a_run_is_cancelled_from_another_process(tmp_path: Path) -> None:
         async with asyncio.timeout(PATIENCE):
             await process.stdout.readexactly(7)
             short = run.store.runs()[0].run_id[:8]
-            said = await run("cancel", short, "--reason", "wrong folder")
+            said = await run.anew("cancel", short, "--reason", "wrong folder")
             _, err = await process.communicate()
             await server.client_gone()
         late = await run("cancel", short)

@@ -60,7 +60,8 @@ async def test_runs_from_the_queue_to_the_end(run: CommandLine, postgres_url: st
         worker, "working on"
     )
     submit = ("submit", "--agent", "support", "--id", "order-7", "--tenant", "acme", "refund pay")
-    first, second, other = await run.each([submit, submit, (*submit, "pay")])
+    first = await run.anew(*submit)
+    second, other = await run.each([submit, (*submit, "pay")])
     assert (first.code, first.out, first.err) == (0, "order-7\n", "")
     assert (second.code, second.out, second.err) == (0, "order-7\n", "it was already submitted\n")
     assert other == Said(1, "", "clark-agent: run 'order-7' already exists, with other prompts\n")

@@ -235,10 +235,16 @@ async def test_two_servers_and_a_server_by_two_ways(
     assert driven.texts[0] == "Echo: x"
 
 
-@pytest.mark.parametrize("transport", ["streamableHttp", "sse"])
-async def test_it_is_killed_in_a_call(foreign: Need, transport: Any) -> None:
-    """Over the network too, the call says that it may have happened, and nothing hangs."""
+async def test_it_is_killed_in_a_call(foreign: Need) -> None:
+    """Over the network too, the call says that it may have happened, and nothing hangs.
+
+    Both transports at once: the call after it waits for a connection as long as it may.
+    """
     foreign("node")
+    await asyncio.gather(*[_is_killed_in_a_call(each) for each in ("streamableHttp", "sse")])
+
+
+async def _is_killed_in_a_call(transport: Any) -> None:
     with Everything(transport) as running:
         kind: Any = "sse" if transport == "sse" else "http"
         server = McpServer("all", url=running.url, transport=kind, connect_timeout=3.0)

@@ -371,7 +371,10 @@ async def wait() -> str:
         Path(sys.argv[1], "ended").touch()
     return ""
 
-asyncio.run(serve_mcp([wait], http=sys.argv[2]))
+def tell(url: str) -> None:
+    print(url, flush=True)
+
+asyncio.run(serve_mcp([wait], http="127.0.0.1:0", on_listening=tell))
 """
 
 
@@ -383,22 +386,15 @@ def _await(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def _answers(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
 async def test_sigterm_ends_calls_and_the_server(tmp_path: Path) -> None:
     script = tmp_path / "server.py"
     script.write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     server = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), str(tmp_path), f"127.0.0.1:{port}"
+        sys.executable, str(script), str(tmp_path), stdout=asyncio.subprocess.PIPE
     )
-    await asyncio.to_thread(_await, lambda: _answers(port))
-    async with Client(f"http://127.0.0.1:{port}/mcp") as client:
+    assert server.stdout is not None
+    url = (await asyncio.wait_for(server.stdout.readline(), 30)).decode().strip()
+    async with Client(url) as client:
         calling = asyncio.create_task(client.call_tool("wait", {}))
         await asyncio.to_thread(_await, (tmp_path / "started").exists)
         os.kill(server.pid, signal.SIGTERM)
