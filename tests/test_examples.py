@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from clark_agent import AgentContext, LoopConfig, RunResult
+from clark_agent.replay import ReplayReport, replay
+from clark_agent.run_log import JsonlStore
+from clark_agent.testing import ScriptedStream
+
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(path.name for path in FOLDER.glob("*.py"))
+SCRIPTED = [name for name in EXAMPLES if name != "demo.py"]  # the demo asks a real model
 
 EXPECTED = {
     "minimal.py": """\
@@ -138,45 +145,60 @@ AT_ONCE = ("sub_agents.py",)
 
 def play(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run an example as a user does, from a folder that is not the project's."""
+    return python(folder, str(FOLDER / name))
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-X", "utf8", "-W", "error", str(FOLDER / name)],
+        [sys.executable, "-X", "utf8", "-W", "error", *arguments],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=120,  # for what would hang
         check=False,
     )
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """Run once, because a real model takes its time."""
-    folder = tmp_path_factory.mktemp("demo")
-    return play("demo.py", folder), folder
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_runs_and_prints_what_it_promises(
-    name: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if name == "demo.py":
-        ran, tmp_path = request.getfixturevalue("demo")
-    else:
-        ran = play(name, tmp_path)
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_an_example_runs_and_prints_what_it_promises(name: str, tmp_path: Path) -> None:
+    ran = play(name, tmp_path)
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout
     if name in AT_ONCE:
         assert sorted(ran.stdout.splitlines()) == sorted(EXPECTED[name].splitlines())
-    elif name in EXPECTED:
+    else:
         assert ran.stdout == EXPECTED[name]
     assert list(tmp_path.iterdir()) == []  # it leaves nothing lying about
 
 
+# --- the demo -----------------------------------------------------------------------------------
+
+LOGGED = """
+import functools, runpy, sys
+import clark_agent
+from clark_agent.run_log import JsonlStore, RunLog
+
+program, folder = sys.argv[1:]
+logged = functools.partial(clark_agent.LoopConfig, run_log=RunLog(JsonlStore(folder)))
+clark_agent.LoopConfig = logged
+runpy.run_path(program, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, JsonlStore]:
+    """What the demo prints, and its log. It runs once, because a real model takes its time."""
+    folder, logs = tmp_path_factory.mktemp("demo"), tmp_path_factory.mktemp("logs")
+    ran = python(folder, "-c", LOGGED, str(FOLDER / "demo.py"), str(logs))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert list(folder.iterdir()) == []  # it leaves nothing lying about
+    return ran.stdout, JsonlStore(logs)
+
+
 def test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right(
-    demo: tuple[subprocess.CompletedProcess[str], Path],
+    demo: tuple[str, JsonlStore],
 ) -> None:
-    shown = demo[0].stdout.splitlines()
+    shown = demo[0].splitlines()
     assert [line for line in shown if line.startswith(("→", "←"))] == [
         "→ read_file {'path': 'beans.txt'}",
         "← There are 42 beans in the jar.",
@@ -185,6 +207,26 @@ def test_the_demo_is_a_real_model_that_uses_two_tools_and_is_right(
     ]
     assert shown[-2] == "The answer is 126."
     assert shown[-1].startswith("done in ")
+
+
+async def test_the_run_of_the_demo_is_replayed_and_prints_the_same(
+    demo: tuple[str, JsonlStore], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its model: the replay takes the answers from the log."""
+    printed, store = demo
+    (logged,) = store.runs()
+    reports: list[ReplayReport] = []
+
+    async def replayed(prompt: str, context: AgentContext, config: LoopConfig) -> RunResult:
+        reports.append(await replay(store, logged.run_id, config))
+        assert reports[0].result is not None
+        return reports[0].result
+
+    main = runpy.run_path(str(FOLDER / "demo.py"))["main"]
+    main.__globals__.update(connect=lambda name: ScriptedStream([]), run=replayed)
+    await main()
+    assert [str(report.drift) for report in reports] == ["None"]
+    assert capsys.readouterr().out.splitlines()[:-1] == printed.splitlines()[:-1]
 
 
 def test_the_demo_says_what_another_model_needs(
@@ -199,7 +241,7 @@ def test_the_demo_says_what_another_model_needs(
 
 
 def test_every_example_has_its_promise() -> None:
-    assert {*EXPECTED, "demo.py"} == set(EXAMPLES)  # the demo has a test of its own
+    assert set(EXPECTED) == set(SCRIPTED)
 
 
 def test_the_first_examples_are_short() -> None:

@@ -64,9 +64,15 @@ def llama_server() -> Iterator[LlamaServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 @slow_fixture
 def local_model() -> LocalModel:
     """The packaged model, inside this process. It never asks twice: a failure is to be seen."""
     _need(llama_module.missing())
     return LocalModel(retry=RetryPolicy(attempts=1))
+
+
+@pytest.fixture(scope="session")
+def taught_model(local_model: LocalModel) -> LocalModel:
+    """The same weights, which are told how a conversation is written, as if they had learnt it."""
+    return LocalModel(chat_template=llama_module.CHAT_TEMPLATE.read_text(), retry=local_model.retry)

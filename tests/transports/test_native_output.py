@@ -26,7 +26,7 @@ from clark_agent.tools.schema import strict_schema
 from clark_agent.transports import LocalModel
 from tests.transports import wires_anthropic, wires_chat, wires_gemini, wires_responses
 from tests.transports.servers.bytes_server import Answer, ByteServer
-from tests.transports.servers.llama import CHAT_TEMPLATE, LlamaServer
+from tests.transports.servers.llama import LlamaServer
 
 WIRES: tuple[Any, ...] = (wires_chat, wires_responses, wires_anthropic, wires_gemini)
 
@@ -121,11 +121,9 @@ async def test_llama_cpp_holds_a_real_model_to_the_schema(llama_server: LlamaSer
 @pytest.mark.slow
 @pytest.mark.parametrize("has_template", [False, True])
 async def test_a_model_in_this_process_is_held_to_it_too(
-    local_model: LocalModel, has_template: bool
+    local_model: LocalModel, taught_model: LocalModel, has_template: bool
 ) -> None:
-    model = local_model
-    if has_template:
-        model = LocalModel(chat_template=CHAT_TEMPLATE.read_text())
+    model = taught_model if has_template else local_model
     settings = LoopConfig(
         stream=model,
         output=Output(Verdict, retries=0),

