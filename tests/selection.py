@@ -81,6 +81,10 @@ def _uses_slow_fixture(item: pytest.Item) -> bool:
 # --- fast tests start nothing ---------------------------------------------------------------------
 
 
+def pytest_collection_finish() -> None:
+    _started.clear()  # by modules, when they were imported
+
+
 def _record(event: str, arguments: object) -> None:
     if event in _STARTS:
         stack = traceback.format_list(traceback.extract_stack(limit=8)[:-1])

@@ -1496,6 +1496,7 @@ TREES: dict[str, Node] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_sink", [False, True])
 @pytest.mark.parametrize("name", TREES)
 async def test_a_tree_can_be_cancelled_at_every_step_of_every_run(

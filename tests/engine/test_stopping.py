@@ -262,6 +262,7 @@ async def test_a_task_can_be_cancelled_at_every_event(mode: ExecutionMode) -> No
                 await cancelled_at(place[0])
 
 
+@pytest.mark.slow
 @EVERY_MODE
 @pytest.mark.parametrize("by", ["token", "task"])
 async def test_a_run_can_be_stopped_at_every_await(by: str, mode: ExecutionMode) -> None:

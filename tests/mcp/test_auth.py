@@ -40,6 +40,8 @@ from clark_agent.tool_source import ToolSourceContext
 from clark_agent.toolkit import without_marks
 from tests.mcp.own_servers import served
 
+pytestmark = pytest.mark.slow
+
 
 class Authority:
     """An authorization server that gives everybody what they ask for."""

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.transports.servers.child import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_compares_both_transports() -> None:

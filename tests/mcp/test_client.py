@@ -37,6 +37,8 @@ from clark_agent.toolkit.approval import Denied
 from clark_agent.tools import ToolContext
 from tests.mcp.own_servers import changing, plain, program, served
 
+pytestmark = pytest.mark.slow
+
 
 def stdio(name: str = "own", kind: str = "plain", **settings: Any) -> McpServer:
     return McpServer(name, **program(kind), **settings)

@@ -46,6 +46,7 @@ def said(result: ToolResult) -> str:
     return without_marks(result.plain_text)
 
 
+@pytest.mark.slow
 async def test_a_form_is_a_question_for_each_field() -> None:
     person = Person("A", "Ann", "old", "-1", "42", "blue", "green", "skip", "ann@example.org")
     async with McpTools(legacy(), ask=person) as tools:
@@ -70,6 +71,7 @@ async def test_a_form_is_a_question_for_each_field() -> None:
     assert person.choices[7] == ("yes", "no", "skip")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "action"),
     [
@@ -85,6 +87,7 @@ async def test_a_person_who_does_not_answer(answers: list[Any], action: str) -> 
         assert said(await tools.call("own", "add", {"a": 1})) == "1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "action"), [("Yes", "accept"), ("no", "decline")])
 async def test_a_page_to_open(answer: str, action: str) -> None:
     person = Person(answer)
@@ -93,11 +96,13 @@ async def test_a_page_to_open(answer: str, action: str) -> None:
     assert "https://example.org/sign-in" in person.questions[0]
 
 
+@pytest.mark.slow
 async def test_without_a_person_the_server_learns_that_nobody_answers() -> None:
     async with McpTools(legacy()) as tools:
         assert (await tools.call("own", "ask")).is_error
 
 
+@pytest.mark.slow
 async def test_the_time_of_the_person_does_not_count() -> None:
     """The call may take half a second. The person starts to answer after that."""
     loop = asyncio.get_running_loop()
@@ -113,6 +118,7 @@ async def test_the_time_of_the_person_does_not_count() -> None:
         assert said(await tools.call("own", "ask")) == "decline None"
 
 
+@pytest.mark.slow
 async def test_a_cancelled_call_withdraws_its_question() -> None:
     asked, withdrawn = asyncio.Event(), asyncio.Event()
 
@@ -149,6 +155,7 @@ class Silent:
         return ""
 
 
+@pytest.mark.slow
 async def test_a_question_stops_only_the_clocks_of_calls_that_it_may_belong_to() -> None:
     """Two calls are in progress when an older server asks. Neither stops its clock for ever."""
     person = Silent()
@@ -166,6 +173,7 @@ async def test_a_question_stops_only_the_clocks_of_calls_that_it_may_belong_to()
         assert said(await tools.call("own", "add", {"a": 1})) == "1"
 
 
+@pytest.mark.slow
 async def test_a_question_that_may_belong_to_several_calls_stops_them_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,6 +185,7 @@ async def test_a_question_that_may_belong_to_several_calls_stops_them_for_a_limi
         await person.withdrawn.wait()
 
 
+@pytest.mark.slow
 async def test_a_question_of_a_current_server_stops_the_clock_of_its_call(tmp_path: Path) -> None:
     person = Silent()
     program = [str(Path(__file__).parent / "servers" / "modern.py"), str(tmp_path / "journal")]
@@ -191,6 +200,7 @@ async def test_a_question_of_a_current_server_stops_the_clock_of_its_call(tmp_pa
         await person.withdrawn.wait()
 
 
+@pytest.mark.slow
 async def test_without_a_person_a_current_server_refuses_the_call(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     program = [str(Path(__file__).parent / "servers" / "modern.py"), str(journal)]
@@ -202,6 +212,7 @@ async def test_without_a_person_a_current_server_refuses_the_call(tmp_path: Path
     assert not journal.exists()
 
 
+@pytest.mark.slow
 async def test_a_question_that_outlives_its_call_is_withdrawn() -> None:
     withdrawn = asyncio.Event()
 

@@ -30,6 +30,8 @@ from tests.mcp.driving import (
 from tests.mcp.servers.everything import Everything
 from tests.mcp.servers.install import node
 
+pytestmark = pytest.mark.slow
+
 Need = Callable[..., None]
 
 TRANSPORTS = ("stdio", "http", "sse")

@@ -110,6 +110,7 @@ async def test_one_that_cannot_be_used(faulty: FaultyServers, actions: Actions, 
         assert str(problem).startswith(expected), problem
 
 
+@pytest.mark.slow
 async def test_one_that_is_not_there() -> None:
     error = await entered(McpServer("gone", command="/no/such/program"))
     assert error is not None
@@ -641,6 +642,7 @@ def http() -> Iterator[FaultyHttp]:
         yield server
 
 
+@pytest.mark.slow
 async def test_a_thousand_tools_on_twenty_pages(http: FaultyHttp) -> None:
     http.answers["tools/list"] = lambda message: page_of(message, pages=20, size=50)
     async with McpTools(McpServer("big", url=http.url)) as tools:
@@ -652,6 +654,7 @@ async def test_a_thousand_tools_on_twenty_pages(http: FaultyHttp) -> None:
     assert all(tools is first for tools in others)
 
 
+@pytest.mark.slow
 async def test_pages_without_end(http: FaultyHttp, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was listed so far is used, and the rest is reported."""
     monkeypatch.setattr("clark_agent.mcp._requests._MOST_PAGES", 20)
@@ -663,6 +666,7 @@ async def test_pages_without_end(http: FaultyHttp, monkeypatch: pytest.MonkeyPat
     assert "more than 20 pages" in problem.text
 
 
+@pytest.mark.slow
 async def test_pages_that_lead_back(http: FaultyHttp) -> None:
     def same(message: dict[str, Any]) -> Answer:
         result = {"tools": [ECHO], "nextCursor": "again"}
@@ -969,6 +973,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_answers_of_http_when_it_connects(http: FaultyHttp, refusal: str) -> None:
     http.answers["*"] = REFUSALS[refusal]
@@ -983,6 +988,7 @@ async def test_answers_of_http_when_it_connects(http: FaultyHttp, refusal: str) 
         await drive(tools)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_answers_of_http_in_a_call(
     http: FaultyHttp, refusal: str, caplog: pytest.LogCaptureFixture
@@ -1007,6 +1013,7 @@ async def test_answers_of_http_in_a_call(
     assert again.texts == ["echo: y"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", ["html", "not JSON", "events that are no JSON"])
 async def test_what_the_sdk_logs_about_http_is_left_out(
     http: FaultyHttp, refusal: str, caplog: pytest.LogCaptureFixture
@@ -1018,6 +1025,7 @@ async def test_what_the_sdk_logs_about_http_is_left_out(
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.slow
 async def test_a_list_that_hangs_after_it_has_changed(
     http: FaultyHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1048,6 +1056,7 @@ async def test_a_list_that_hangs_after_it_has_changed(
     assert len(http.sessions) == 1
 
 
+@pytest.mark.slow
 async def test_nobody_listens() -> None:
     with FaultyHttp() as server:
         url = server.url
@@ -1056,6 +1065,7 @@ async def test_nobody_listens() -> None:
     assert "web" in str(error)
 
 
+@pytest.mark.slow
 async def test_http_that_hangs(http: FaultyHttp) -> None:
     async with McpTools(at(http, timeout=1.5)) as tools:
         http.answers["tools/call"] = Answer(200, hang=True)
@@ -1067,6 +1077,7 @@ async def test_http_that_hangs(http: FaultyHttp) -> None:
     assert again.texts == ["echo: y"]
 
 
+@pytest.mark.slow
 async def test_http_that_hangs_when_it_connects(http: FaultyHttp) -> None:
     http.answers["*"] = Answer(200, hang=True)
     error = await entered(at(http, connect_timeout=0.5))
@@ -1075,6 +1086,7 @@ async def test_http_that_hangs_when_it_connects(http: FaultyHttp) -> None:
     assert "web" in str(error)
 
 
+@pytest.mark.slow
 async def test_a_redirect_to_another_origin_gets_no_secrets(http: FaultyHttp) -> None:
     with FaultyHttp() as other:
         http.answers["*"] = Answer(307, b"", {"Location": other.url})
@@ -1084,6 +1096,7 @@ async def test_a_redirect_to_another_origin_gets_no_secrets(http: FaultyHttp) ->
         assert secrets == []
 
 
+@pytest.mark.slow
 async def test_a_redirect_on_the_same_origin(http: FaultyHttp) -> None:
     """It is followed with the same method and body."""
     server = McpServer("web", url=f"{http.origin}/old")
@@ -1101,6 +1114,7 @@ async def test_a_redirect_on_the_same_origin(http: FaultyHttp) -> None:
     assert driven.texts == ["echo: x"]
 
 
+@pytest.mark.slow
 async def test_a_session_that_the_server_has_lost(http: FaultyHttp) -> None:
     """A call in a lost session says so or is sent in a new one; the next call works."""
     async with McpTools(at(http)) as tools:
@@ -1124,6 +1138,7 @@ DROPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drop", DROPS)
 async def test_a_connection_that_drops_fails_one_call(http: FaultyHttp, drop: str) -> None:
     """The others go on, in the same session."""
@@ -1151,6 +1166,7 @@ async def test_a_connection_that_drops_fails_one_call(http: FaultyHttp, drop: st
 SPACES = b" " * 200_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
@@ -1179,6 +1195,7 @@ async def test_a_body_that_is_too_large(
     assert {request.headers["accept-encoding"] for request in http.requests} == {"identity"}
 
 
+@pytest.mark.slow
 async def test_an_event_that_is_too_large(
     http: FaultyHttp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1189,6 +1206,7 @@ async def test_an_event_that_is_too_large(
     failed(driven, "mcp_protocol_error", "100000 byte", "may or may not")
 
 
+@pytest.mark.slow
 async def test_http_that_is_away_for_a_while() -> None:
     with FaultyHttp() as server:
         port = server.origin.rpartition(":")[2]
@@ -1202,6 +1220,7 @@ async def test_http_that_is_away_for_a_while() -> None:
     assert back.texts == ["echo: z"]
 
 
+@pytest.mark.slow
 async def test_headers_are_those_of_the_caller(http: FaultyHttp) -> None:
     server = McpServer(
         "web",
@@ -1220,6 +1239,7 @@ async def test_headers_are_those_of_the_caller(http: FaultyHttp) -> None:
     }
 
 
+@pytest.mark.slow
 async def test_a_result_of_fifty_megabytes_over_http(http: FaultyHttp) -> None:
     def large(message: dict[str, Any]) -> Answer:
         content = [{"type": "text", "text": "y" * 50_000_000}]

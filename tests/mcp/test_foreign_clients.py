@@ -19,6 +19,8 @@ from tests.mcp.driving import SAFETY_NET, eventually
 from tests.mcp.servers.install import node, python
 from tests.transports.servers.child import ROOT, Child
 
+pytestmark = pytest.mark.slow
+
 Need = Callable[..., None]
 CLIENTS = Path(__file__).parent / "servers" / "clients"
 

@@ -54,6 +54,8 @@ from tests.mcp.servers.everything import Everything
 from tests.mcp.servers.install import node, python, script
 from tests.transports.servers.child import ROOT, Child
 
+pytestmark = pytest.mark.slow
+
 Need = Callable[..., None]
 
 # --- servers of one purpose -------------------------------------------------------------------

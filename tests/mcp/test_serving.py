@@ -665,6 +665,7 @@ ended_by = asyncio.run(serve_mcp([loud, wait, long, agent]))
 """
 
 
+@pytest.mark.slow
 async def test_what_tools_print_does_not_reach_the_client(tmp_path: Path) -> None:
     script, errors = tmp_path / "server.py", tmp_path / "stderr"
     script.write_text(PROGRAM)
@@ -711,6 +712,7 @@ async def _started(
     return server
 
 
+@pytest.mark.slow
 async def test_the_end_of_stdin_cancels_calls_and_ends_the_server(tmp_path: Path) -> None:
     server = await _started(tmp_path, "wait", {})
     server.stdin.close()
@@ -719,6 +721,7 @@ async def test_the_end_of_stdin_cancels_calls_and_ends_the_server(tmp_path: Path
     assert (tmp_path / "over").read_text() == "None"
 
 
+@pytest.mark.slow
 async def test_a_closed_stdout_cancels_calls_and_ends_the_server(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     server = await _started(tmp_path, "wait", {}, stdout=writing)
@@ -731,6 +734,7 @@ async def test_a_closed_stdout_cancels_calls_and_ends_the_server(tmp_path: Path)
     server.stdin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["signal", "stdin"])
 async def test_a_client_that_does_not_read_cannot_keep_the_server(tmp_path: Path, way: str) -> None:
     reading, writing = os.pipe()
@@ -748,6 +752,7 @@ async def test_a_client_that_does_not_read_cannot_keep_the_server(tmp_path: Path
     server.stdin.close()
 
 
+@pytest.mark.slow
 async def test_sigterm_cancels_calls_and_ends_the_server(tmp_path: Path) -> None:
     server = await _started(tmp_path, "wait", {})
     os.kill(server.pid, signal.SIGTERM)
@@ -757,6 +762,7 @@ async def test_sigterm_cancels_calls_and_ends_the_server(tmp_path: Path) -> None
     server.stdin.close()
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_runs_with_a_log_go(tmp_path: Path) -> None:
     from clark_agent.run_log import JsonlStore, fold
 

@@ -28,6 +28,8 @@ from clark_agent.testing import ScriptedStream, call
 from clark_agent.toolkit.approval import ApprovalGate
 from clark_agent.tools import ToolContext
 
+pytestmark = pytest.mark.slow
+
 Mode = Literal["legacy", "auto"]
 
 

@@ -210,6 +210,7 @@ _SAME_IDS = {
 _STEP = 1 if FACTOR > 1 else 11
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 async def test_a_story_is_let_go_at_every_event(name: str) -> None:
     """At every eleventh, beginning with another one in each story; in `make soak` at every one."""

@@ -194,6 +194,7 @@ async def check_cut(name: str, store: RunStore, whole: LoadedRun, outcome: Any, 
             ), where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORIES)
 async def test_a_run_goes_on_behind_every_record(name: str) -> None:
     played = await told(name)
@@ -208,6 +209,7 @@ async def test_a_run_goes_on_behind_every_record(name: str) -> None:
     assert problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STORIES)
 async def test_a_resumed_run_can_be_resumed_behind_every_record_of_its_own(name: str) -> None:
     """Cut once in the middle, and what came of that behind every record."""

@@ -515,6 +515,7 @@ def test_the_kit_accepts_a_store_that_keeps_the_rules() -> None:
     check_run_store(lambda: store)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "finding"),
     [
