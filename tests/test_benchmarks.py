@@ -217,7 +217,6 @@ def test_a_pin_that_was_raised_by_hand_is_not_taken_for_what_it_was(pins: Path) 
 # --- the figures and their pages ----------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_our_rows_are_not_older_than_the_code() -> None:
     ours = read().ours
     assert ours is not None

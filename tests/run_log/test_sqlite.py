@@ -188,7 +188,6 @@ class Interrupted:
         return result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_an_interruption_commits_nothing_twice(tmp_path: Path, at: int, before: bool) -> None:
@@ -335,7 +334,6 @@ def test_a_lock_on_a_file_that_was_removed_is_none(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.slow
 def test_a_store_that_is_forgotten_closes_its_connections(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "runs.db")
     appender = store.create("r")
