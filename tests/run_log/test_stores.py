@@ -6,11 +6,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from contextlib import closing, nullcontext
 from itertools import count
 from pathlib import Path
-from threading import Lock
+from threading import Barrier, Lock
 from typing import Any
 
 import pytest
@@ -352,6 +351,7 @@ class ToyStore:
         self.boxes: dict[str, list[Mail]] = {}
         self.tails: list[ToyTail] = []
         self.lock = Lock()
+        self.together = Barrier(4)
 
     def create(self, run_id: str) -> ToyAppender:
         key = run_id.casefold() if self.fault == "folds case" else run_id
@@ -415,8 +415,8 @@ class ToyStore:
         box = self.boxes.setdefault(run_id, [])
         with nullcontext() if self.fault == "posts without a lock" else self.lock:
             is_new = all(mail.id != other.id for other in box)
-            if self.fault == "posts without a lock":
-                time.sleep(0.0001)  # another thread has its turn
+            if self.fault == "posts without a lock" and mail.id == "same 0":
+                self.together.wait(10)  # every thread of the kit finds that it is new
             if is_new or self.fault == "keeps doubles":
                 box.append(mail)
         return is_new
