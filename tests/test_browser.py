@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+import pytest_asyncio
 
 from clark_agent.run_log import SqliteStore, fold
 from clark_agent.run_log.records import RequestDecided
-from tests.browsers import FLAGS, PATIENCE, chromium, shot
+from tests.browsers import PATIENCE, shot, started_browser
 
 pytestmark = pytest.mark.slow
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "approval_web.py"
 
@@ -30,20 +32,24 @@ class Site:
     def __init__(self, folder: Path, options: Sequence[str]) -> None:
         self._options = options
         self.db = folder / "runs.db"
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/"
+        self._port = 0  # until it is known which one is free
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/"
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(EXAMPLE), "--port", str(self.port), "--db", str(self.db)),
+            *(sys.executable, str(EXAMPLE), "--port", str(self._port), "--db", str(self.db)),
             *self._options,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
         )
         assert self._process.stdout is not None
-        assert await self._process.stdout.readline() == f"{self.url[:-1]}\n".encode()
+        address = (await self._process.stdout.readline()).decode().strip()
+        self._port = urlsplit(address).port or self._port
+        assert address == self.url[:-1]
 
     async def kill(self) -> None:
         assert self._process is not None
@@ -74,25 +80,24 @@ class Site:
             store.close()
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncGenerator[Any]:
+    async with started_browser() as started:
+        yield started
+
+
 @asynccontextmanager
-async def browsing(folder: Path, *options: str) -> AsyncGenerator[tuple[Site, Any]]:
-    program = chromium()
+async def browsing(browser: Any, folder: Path, *options: str) -> AsyncGenerator[tuple[Site, Any]]:
+    """The site, and a window of its own."""
     site = Site(folder, options)
     await site.start()
     try:
-        async with playwright.async_playwright() as driver:
-            context = await driver.chromium.launch_persistent_context(
-                folder / "profile",
-                executable_path=program,
-                headless=True,
-                args=list(FLAGS),
-                viewport={"width": 1280, "height": 900},
-            )
-            context.set_default_timeout(PATIENCE)
-            try:
-                yield site, context
-            finally:
-                await context.close()
+        context = await browser.new_context(viewport={"width": 1280, "height": 900})
+        context.set_default_timeout(PATIENCE)
+        try:
+            yield site, context
+        finally:
+            await context.close()
     finally:
         await site.kill()
 
@@ -110,10 +115,12 @@ def card(page: Any, tool: str) -> Any:
     return page.locator(f"article.card[data-tool={tool}]")
 
 
-async def test_people_decide_on_a_page_and_the_server_dies_in_between(tmp_path: Path) -> None:
+async def test_people_decide_on_a_page_and_the_server_dies_in_between(
+    browser: Any, tmp_path: Path
+) -> None:
     expect = playwright.expect
     expect.set_options(timeout=PATIENCE)
-    async with browsing(tmp_path) as (site, context):
+    async with browsing(browser, tmp_path) as (site, context):
         ada = await open_page(site, context, "ada")
         await expect(ada.get_by_text("Nothing waits.")).to_be_visible()
         await shot(ada, "1-empty")
@@ -210,10 +217,10 @@ async def test_people_decide_on_a_page_and_the_server_dies_in_between(tmp_path: 
     assert site.decisions() == [("give_arguments", "ada"), ("deny", winner), ("give_result", "ada")]
 
 
-async def test_what_is_too_late_or_from_elsewhere_is_refused(tmp_path: Path) -> None:
+async def test_what_is_too_late_or_from_elsewhere_is_refused(browser: Any, tmp_path: Path) -> None:
     expect = playwright.expect
     expect.set_options(timeout=PATIENCE)
-    async with browsing(tmp_path, "--minutes", "0.02") as (site, context):
+    async with browsing(browser, tmp_path, "--minutes", "0.02") as (site, context):
         ada = await open_page(site, context, "ada")
         async with ada.expect_response(waits_for("refund")) as state:
             await ada.get_by_role("button", name="Start").click()

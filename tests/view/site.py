@@ -81,9 +81,13 @@ async def _events(response: httpx2.Response) -> AsyncIterator[tuple[str, str | N
 
 
 @asynccontextmanager
-async def site(store: Any, **options: Any) -> AsyncGenerator[Site]:
-    """Serve a store on a free port."""
+async def site(
+    store: Any, *, refresh_ms: int | None = None, **options: Any
+) -> AsyncGenerator[Site]:
+    """Serve a store on a free port. Pages ask for the list again after ``refresh_ms``."""
     app = view_app(store, **{"token": TOKEN, **options})
+    if refresh_ms is not None:
+        app.state.view._refresh_ms = refresh_ms
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         port = listening.getsockname()[1]

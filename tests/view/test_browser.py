@@ -174,7 +174,7 @@ async def test_damaged_logs_are_named_above_the_list(browser: Any, tmp_path: Pat
     broken = [tmp_path / f"broken{number}.jsonl" for number in range(7)]
     for path in broken:
         path.write_text("{\n")
-    async with site(store) as served, opened(browser, served) as page:
+    async with site(store, refresh_ms=200) as served, opened(browser, served) as page:
         await expect(page.locator(".run-row")).to_have_count(3)
         words = "7 damaged logs cannot be listed, because the first record cannot be read: broken0"
         await expect(page.locator(".list .notice")).to_contain_text(words)
@@ -829,9 +829,8 @@ async def test_a_call_that_waits_hides_nothing(browser: Any) -> None:
         run_log=RunLog(store),
     )
     await agent.run("List.", identity=RunIdentity.root("list"))
-    options = {"can_write": True, "agent": agent}
     async with (
-        site(store, **options) as served,
+        site(store, can_write=True, agent=agent) as served,
         opened(browser, served, "#/run/list") as page,
     ):
         card = page.locator(".waiting-card")

@@ -300,6 +300,7 @@ class View:
         self._csrf = csrf
         self._where = where
         self._closing = asyncio.Event()
+        self._refresh_ms = 4_000
         self.once = OneTimeTokens()
         self._streams = 0
         self._files = {
@@ -351,6 +352,7 @@ class View:
             can_replay=bool(self._csrf) and agents is not None,
             agent=None if agents is None else agents.agent,
             model=None if agents is None else agents.model,
+            refresh_ms=self._refresh_ms,
         )
 
     # --- reading --------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ class Reading:
         can_replay: bool,
         agent: str | None,
         model: str | None,
+        refresh_ms: int,
     ) -> shapes.Session:
         """What this server is and may do."""
         why_not = None
@@ -167,6 +168,7 @@ class Reading:
             model=model,
             csrf=csrf,
             search=self.catalog.kind,
+            refresh_ms=refresh_ms,
             now=now_ms(),
         )
 

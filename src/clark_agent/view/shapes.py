@@ -470,6 +470,8 @@ class Session(Struct, frozen=True, kw_only=True):
     csrf: str
     """The value of the header ``X-Clark-Token``; empty if nothing can be written."""
     search: Literal["full_text", "scan"]
+    refresh_ms: int
+    """How often the page asks for its lists again."""
     now: int
     """The time of the server."""
 

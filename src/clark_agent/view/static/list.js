@@ -10,7 +10,6 @@ import { visible } from "./visible.js";
 const PAGE = 100;
 const NAMES = 5; // of files that cannot be read
 const TYPING = 200; // milliseconds after the last key
-const REFRESH = 4_000;
 const SOON = 700; // until the next look while the server still reads logs
 const COLUMNS = ["Status", "Task", "Model", "Began", "Time", "Tokens", "Cost"];
 
@@ -18,7 +17,7 @@ const COLUMNS = ["Status", "Task", "Model", "Began", "Time", "Tokens", "Cost"];
 export class RunListPage {
   title = "Runs";
 
-  constructor(place, route) {
+  constructor(place, route, session) {
     this.filters = { q: "", status: "", model: "", agent: "" };
     this.readFilters(route);
     this.rows = [];
@@ -26,6 +25,7 @@ export class RunListPage {
     this.marked = null;
     this.pages = 0;
     this.build(place);
+    this.timer = setInterval(() => this.refresh(), session.refresh_ms);
   }
 
   readFilters(route) {
@@ -90,7 +90,6 @@ export class RunListPage {
       { rootMargin: "800px" },
     );
     this.observer.observe(this.more);
-    this.timer = setInterval(() => this.refresh(), REFRESH);
   }
 
   select(name) {

@@ -4,8 +4,6 @@ import { api } from "./api.js";
 import { fill, h } from "./dom.js";
 import { waitingCard } from "./waiting.js";
 
-const REFRESH = 4_000;
-
 /** The page with everything that waits for a decision. */
 export class WaitingPage {
   title = "Waiting";
@@ -14,7 +12,8 @@ export class WaitingPage {
     this.session = session;
     this.list = h("div.stack");
     place.append(h("div.waiting-page", null, h("h1", null, "Waiting"), this.list));
-    this.timer = setInterval(() => !document.hidden && this.open().catch(() => {}), REFRESH);
+    const refresh = () => !document.hidden && this.open().catch(() => {});
+    this.timer = setInterval(refresh, session.refresh_ms);
   }
 
   async open() {
