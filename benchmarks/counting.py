@@ -56,12 +56,14 @@ class Operations:
     else:
 
         def _start(self) -> None:
+            self._outer = sys.getprofile(), sys.gettrace()
             sys.setprofile(self._profile)
             sys.settrace(self._trace)
 
         def _stop(self) -> None:
-            sys.settrace(None)
-            sys.setprofile(None)
+            profile, trace = self._outer  # coverage goes on, where it is measured
+            sys.settrace(trace)
+            sys.setprofile(profile)
 
         def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
             if event == "call":
