@@ -16,6 +16,7 @@ __all__ = [
     "FACTOR",
     "FELLED_TREES",
     "FELLED_WAITS",
+    "GATEWAYS_WALKED",
     "GATEWAY_DELTAS",
     "GATEWAY_ROUNDS",
     "GATEWAY_STREAMS",
@@ -23,10 +24,10 @@ __all__ = [
     "KILLS",
     "LIVES",
     "RACES_WON",
+    "REQUESTS_MADE_UP",
     "STEERED_LIVES",
     "TALKATIVE_RUNS",
     "VIEW_MEGABYTES",
-    "requests_made_up",
 ]
 
 FACTOR = float(os.environ.get("CLARK_AGENT_SOAK", "1"))
@@ -66,8 +67,7 @@ RACES_WON = _times(150)
 """Races with a process that swaps links, won by each side (tests/toolkit/test_escapes.py)."""
 CONFUSING_BYTES = _times(250_000)
 """Bytes of one line of an event stream that come one by one (tests/transports/http/test_sse.py)."""
-
-
-def requests_made_up(floor: int) -> int:
-    """Requests that schemathesis makes up (tests/gateway/test_gateway.py)."""
-    return _times(floor)
+REQUESTS_MADE_UP = _times(10)
+"""Requests of each kind that schemathesis makes up (tests/gateway/test_gateway.py)."""
+GATEWAYS_WALKED = ("one", "several", "open")[: _times(1)]
+"""Gateways of which it tries every part of the description, with a thousand requests."""
