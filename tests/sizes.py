@@ -12,6 +12,7 @@ __all__ = [
     "CONFUSING_BYTES",
     "DISK_STEPS",
     "DISTRIBUTED_RUNS",
+    "EQUAL_RUNS",
     "EXAMPLES",
     "FACTOR",
     "FELLED_TREES",
@@ -23,6 +24,7 @@ __all__ = [
     "KILLS",
     "LIVES",
     "RACES_WON",
+    "RUNS_AT_ONCE",
     "STEERED_LIVES",
     "TALKATIVE_RUNS",
     "VIEW_MEGABYTES",
@@ -54,6 +56,10 @@ DISTRIBUTED_RUNS = _times(30)
 """Runs whose workers are killed, for each engine (tests/durable/test_kills.py)."""
 DISK_STEPS = _times(9)
 """Sizes of a disk at which it is full, for each store."""
+RUNS_AT_ONCE = _times(3_000)
+"""Runs of one config in one event loop (tests/model/test_many.py)."""
+EQUAL_RUNS = _times(300)
+"""Runs at once that are compared with one alone (tests/engine/test_many_runs.py)."""
 INTERVENTIONS = _times(150)
 """Runs in which somebody cancels or steers three times (tests/replay/test_interventions.py)."""
 GATEWAY_STREAMS = _times(150)
