@@ -12,11 +12,11 @@ __all__ = [
     "CONFUSING_BYTES",
     "DISK_STEPS",
     "DISTRIBUTED_RUNS",
+    "EQUAL_RUNS",
     "EXAMPLES",
     "FACTOR",
     "FELLED_TREES",
     "FELLED_WAITS",
-    "GATEWAYS_WALKED",
     "GATEWAY_DELTAS",
     "GATEWAY_ROUNDS",
     "GATEWAY_STREAMS",
@@ -25,6 +25,7 @@ __all__ = [
     "LIVES",
     "RACES_WON",
     "REQUESTS_MADE_UP",
+    "RUNS_AT_ONCE",
     "STEERED_LIVES",
     "TALKATIVE_RUNS",
     "VIEW_MEGABYTES",
@@ -55,6 +56,10 @@ DISTRIBUTED_RUNS = _times(30)
 """Runs whose workers are killed, for each engine (tests/durable/test_kills.py)."""
 DISK_STEPS = _times(9)
 """Sizes of a disk at which it is full, for each store."""
+RUNS_AT_ONCE = _times(3_000)
+"""Runs of one config in one event loop (tests/model/test_many.py)."""
+EQUAL_RUNS = _times(300)
+"""Runs at once that are compared with one alone (tests/engine/test_many_runs.py)."""
 INTERVENTIONS = _times(150)
 """Runs in which somebody cancels or steers three times (tests/replay/test_interventions.py)."""
 GATEWAY_STREAMS = _times(150)
@@ -69,5 +74,3 @@ CONFUSING_BYTES = _times(250_000)
 """Bytes of one line of an event stream that come one by one (tests/transports/http/test_sse.py)."""
 REQUESTS_MADE_UP = _times(10)
 """Requests of each kind that schemathesis makes up (tests/gateway/test_gateway.py)."""
-GATEWAYS_WALKED = ("one", "several", "open")[: _times(1)]
-"""Gateways of which it tries every part of the description, with a thousand requests."""

@@ -39,10 +39,9 @@ from clark_agent.stream import Chunk, Done, Start, TextChunk
 from clark_agent.testing import call, check_events, fold_events
 from clark_agent.trajectory import InMemoryTrajectorySink, TrajectoryRecorder
 from tests.engine.support import CONTEXT, PLACEHOLDER, Waiting, Work
+from tests.sizes import EQUAL_RUNS
 
 pytestmark = pytest.mark.slow
-
-RUNS = 1_000
 
 
 class StoppedClock:
@@ -150,7 +149,7 @@ def make_config(folds: list[tuple[AgentMessage, ...]]) -> LoopConfig:
     )
 
 
-async def test_a_thousand_runs_at_once_are_a_thousand_times_one() -> None:
+async def test_many_runs_at_once_are_as_many_times_one() -> None:
     alone = await run("go", CONTEXT, make_config([]))
     assert alone.outcome == "wrapped_up"
     assert "clark_agent_call_" in alone.text  # the plugins did have something to do
@@ -158,8 +157,8 @@ async def test_a_thousand_runs_at_once_are_a_thousand_times_one() -> None:
 
     folds: list[tuple[AgentMessage, ...]] = []
     config = make_config(folds)
-    at_once = await asyncio.gather(*[run("go", CONTEXT, config) for _ in range(RUNS)])
-    assert len(at_once) == len(folds) == RUNS
+    at_once = await asyncio.gather(*[run("go", CONTEXT, config) for _ in range(EQUAL_RUNS)])
+    assert len(at_once) == len(folds) == EQUAL_RUNS
     expected = encode_json(alone)
     assert {encode_json(result) for result in at_once} == {expected}
     assert all(fold == alone.messages for fold in folds)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -16,6 +18,9 @@ from clark_agent.engine import supervised
 from clark_agent.history import repair_history
 from clark_agent.testing import FakeClock, ScriptedStream, call
 from tests.model.world import GRACE, Scenario, World
+from tests.sizes import RUNS_AT_ONCE
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.slow
 
@@ -90,23 +95,21 @@ async def sleepy(request: ca.StreamRequest, signal: ca.CancellationToken) -> Any
     yield ca.stream.Done(message)
 
 
-async def test_ten_thousand_runs_at_once() -> None:
+async def test_thousands_of_runs_at_once() -> None:
     config = ca.LoopConfig(stream=sleepy, tools=[Work()], max_iterations=20)
-    runs = [ca.run(f"go {n}", ca.AgentContext(), config) for n in range(10_000)]
+    runs = [ca.run(f"go {n}", ca.AgentContext(), config) for n in range(RUNS_AT_ONCE)]
     results = await asyncio.gather(*runs)
     assert {len(result.messages) for result in results} == {8}
     assert {result.text for result in results} == {"done"}
     firsts = [result.messages[0] for result in results]
     assert [m.content for m in firsts if isinstance(m, ca.UserMessage)] == [
-        f"go {n}" for n in range(10_000)
+        f"go {n}" for n in range(RUNS_AT_ONCE)
     ]
 
 
 def ours() -> tuple[int, int]:
-    """How many objects of this package there are, and how much memory it has asked for.
-
-    Other tests in the process may have left something that comes and goes in the meantime.
-    """
+    """How many objects of this package there are, and how much memory it has asked for."""
+    gc.collect()
     package = Path(ca.__file__).parent
     objects = [
         each for each in gc.get_objects() if str(type(each).__module__).startswith(ca.__name__)
@@ -117,8 +120,8 @@ def ours() -> tuple[int, int]:
     return len(objects), sum(trace.size for trace in traces.traces)
 
 
-async def test_memory_returns_to_where_it_was() -> None:
-    """A hundred rounds of runs that succeed, fail and are cancelled leave nothing behind."""
+async def growth(rounds: int) -> tuple[int, int]:
+    """How much more there is of `ours` after runs that succeed, fail and are cancelled."""
     config = ca.LoopConfig(
         stream=sleepy,
         tools=[Work()],
@@ -127,36 +130,37 @@ async def test_memory_returns_to_where_it_was() -> None:
         cancel_grace=GRACE,
         clock=FakeClock(),
     )
-    broken = config.replace(stream=ScriptedStream([OSError("no")], at_end="repeat"))
+    failing = ScriptedStream([OSError("no")], at_end="repeat")
+    broken = config.replace(stream=failing)
 
-    async def one_round() -> None:
-        await asyncio.gather(*[ca.run("go", ca.AgentContext(), config) for _ in range(5)])
-        await asyncio.gather(ca.run("go", ca.AgentContext(), broken), return_exceptions=True)
-        token = ca.CancellationToken()
-        task = asyncio.create_task(ca.run("go", ca.AgentContext(), config, token))
-        await asyncio.sleep(0)
-        token.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    async def play(rounds: int) -> None:
+        for _ in range(rounds):
+            await asyncio.gather(*[ca.run("go", ca.AgentContext(), config) for _ in range(5)])
+            await asyncio.gather(ca.run("go", ca.AgentContext(), broken), return_exceptions=True)
+            token = ca.CancellationToken()
+            task = asyncio.create_task(ca.run("go", ca.AgentContext(), config, token))
+            await asyncio.sleep(0)
+            token.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        failing.requests.clear()
 
-    for _ in range(10):  # caches fill
-        await one_round()
-    more_objects = more_memory = 0
     tracemalloc.start()
-    try:
-        for _ in range(3):  # a cache fills once, and a leak grows each time
-            gc.collect()
-            objects, memory = ours()
-            broken.stream.requests.clear()  # type: ignore[attr-defined]
-            for _ in range(100):
-                await one_round()
-            broken.stream.requests.clear()  # type: ignore[attr-defined]
-            gc.collect()
-            objects_then, memory_then = ours()
-            more_objects, more_memory = objects_then - objects, memory_then - memory
-            if more_objects < 100 and more_memory < 250_000:
-                break
-    finally:
-        tracemalloc.stop()
-    assert more_objects < 100, f"{more_objects} objects more after 100 rounds"
+    await play(30)  # caches fill
+    objects, memory = ours()
+    await play(rounds)
+    objects_then, memory_then = ours()
+    return objects_then - objects, memory_then - memory
+
+
+def test_memory_returns_to_where_it_was() -> None:
+    """In a process of its own: what other tests have left running in this one grows as well."""
+    rounds = 30
+    program = f"import asyncio, {__name__} as t; print(*asyncio.run(t.growth({rounds})))"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    objects, memory = map(int, ran.stdout.split())
+    assert objects < rounds, f"{objects} objects more after {rounds} rounds"
     # A run that stayed would hold thousands of bytes, seven times a round.
-    assert more_memory < 250_000, f"{more_memory} bytes more after 100 rounds"
+    assert memory < 2_500 * rounds, f"{memory} bytes more after {rounds} rounds"
