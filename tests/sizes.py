@@ -52,7 +52,7 @@ KILLS = _times(60)
 """Processes that are killed at random moments, for each store (tests/run_log/test_crash.py)."""
 FELLED_WAITS = _times(40)
 """Trees of runs that wait and are killed until they have ended (tests/run_log/test_crash.py)."""
-DISTRIBUTED_RUNS = _times(30)
+DISTRIBUTED_RUNS = _times(20)
 """Runs whose workers are killed, for each engine (tests/durable/test_kills.py)."""
 DISK_STEPS = _times(9)
 """Sizes of a disk at which it is full, for each store."""

@@ -1,4 +1,4 @@
-"""Workers to be killed by `kill_driver`: ``python -m tests.durable.fleet ROLE SETTINGS``.
+"""Processes to be killed by `kill_driver`: workers and a decider.
 
 A worker continues runs, and the decider decides what they wait for. All know the same agent, whose
 answers are a function of the request, so a run must end with the same messages wherever it went.
@@ -67,6 +67,7 @@ KINDS = ("tools", "waits", "tree", "tools")
 """What a run is like; the second word of its prompt is its id."""
 TURNS = {"tools": 4, "waits": 3, "tree": 2, "below": 2}
 _PLAIN: tuple[str, ...] = ("later", "blocking", "at_once", "again", "later", "again")
+_DECIDED_AT_ONCE = 16
 _EMPTY = AssistantMessage((), StopReason.OTHER)
 _USAGE = Usage(10, 1)
 
@@ -369,8 +370,11 @@ async def decide_all(settings: Settings) -> None:
     engine, store = engine_of(settings), settings.open_store()
     while True:
         try:
-            for request in await asyncio.to_thread(waiting_for, store):
-                await _decide(engine, request)
+            waiting = await asyncio.to_thread(waiting_for, store)
+            # Together, because an engine may let the decision wait for a worker that is gone.
+            for first in range(0, len(waiting), _DECIDED_AT_ONCE):
+                some = waiting[first : first + _DECIDED_AT_ONCE]
+                await asyncio.gather(*[_decide(engine, request) for request in some])
         except Exception:
             logger.exception("the decider tries again")  # the database may be away
         await asyncio.sleep(0.1)
@@ -381,13 +385,11 @@ async def _decide(engine: Engine, request: WaitingRequest) -> None:
         await engine.decide(request)
 
 
-def main() -> None:
+def live(role: str, settings: Settings, log: Path) -> None:
+    """Be a worker or the decider. What this process says goes into a file."""
     end_with_parent(signal.SIGKILL)
-    role, given = sys.argv[1:]
-    settings = msgspec.json.decode(given, type=Settings)
+    with log.open("wb") as output:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), stream.fileno())
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     asyncio.run(work(settings) if role == "worker" else decide_all(settings))
-
-
-if __name__ == "__main__":
-    main()

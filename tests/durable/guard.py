@@ -8,6 +8,7 @@ It knows nothing of the package, so that it starts quickly.
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import signal
 import subprocess
@@ -32,7 +33,7 @@ def main() -> int:
     is_orphan = threading.Event()
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # returns at the end; `sys.stdin` would hold up the exit of this process
         is_orphan.set()
         server.send_signal(signal.SIGQUIT)  # Postgres: stop without waiting for anything
         try:

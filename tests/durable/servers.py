@@ -31,7 +31,7 @@ import psycopg.sql
 
 from tests.transports.servers.child import Child
 
-__all__ = ["Missing", "Postgres", "Temporal", "postgres", "temporal"]
+__all__ = ["Missing", "Postgres", "Temporal", "create_database", "dump", "postgres", "temporal"]
 
 _GUARD = Path(__file__).with_name("guard.py")
 _PATIENCE = 60.0
@@ -156,10 +156,7 @@ class Postgres(_Server):
 
     def create_database(self, name: str | None = None) -> str:
         """Create an empty database; its URL. Cheaper than a server, and as separate."""
-        name = name or f"test_{next(self._databases)}"
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(_identifier(name)))
-        return self.url_of(name)
+        return create_database(self.url, name or f"test_{next(self._databases)}")
 
     def drop_database(self, name: str) -> None:
         """Drop a database, with all its connections."""
@@ -167,12 +164,6 @@ class Postgres(_Server):
             connection.execute(
                 psycopg.sql.SQL("DROP DATABASE {} WITH (FORCE)").format(_identifier(name))
             )
-
-    def dump(self, name: str, path: Path) -> None:
-        """Write a database into a file, for somebody to look at."""
-        command = [str(self._programs / "pg_dump"), self.url_of(name)]
-        with path.open("wb") as file:
-            subprocess.run(command, stdout=file, check=True)
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop the server: `fast` ends the sessions, `immediate` is like a crash."""
@@ -199,6 +190,19 @@ class Postgres(_Server):
         except psycopg.OperationalError:
             return False
         return True
+
+
+def create_database(url: str, name: str) -> str:
+    """Create an empty database in the server that has this URL; the URL of the new one."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(_identifier(name)))
+    return f"{url.rpartition('/')[0]}/{name}"
+
+
+def dump(url: str, path: Path) -> None:
+    """Write a database into a file, for somebody to look at."""
+    with path.open("wb") as file:
+        subprocess.run([str(postgres_programs() / "pg_dump"), url], stdout=file, check=True)
 
 
 def postgres_programs() -> Path:
@@ -267,6 +271,7 @@ class Temporal(_Server):
         return [
             *(self._program, "server", "start-dev", "--headless", "--log-level", "error"),
             *("--ip", "127.0.0.1", "--port", str(self.port), "--db-filename", database),
+            *("--sqlite-pragma", "synchronous=OFF"),  # only a crash of the machine loses something
             # As short as that, so that tests reach the end of a history.
             *("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60"),
         ]

@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
-from temporalio.client import Client
+from temporalio.client import (
+    Client,
+    Interceptor,
+    OutboundInterceptor,
+    StartWorkflowInput,
+    WorkflowHandle,
+)
 from temporalio.worker import Worker
 
 from clark_agent import CancellationToken
@@ -15,6 +22,20 @@ from clark_agent.run_log import WaitingRequest
 from tests.durable.fleet import Engine, Settings, agent_of, choose, prompt_of
 
 _QUEUE = "agents"
+_TASK_TIMEOUT = timedelta(seconds=2)
+
+
+class _Impatient(Interceptor):
+    """Starts workflows whose tasks another worker gets soon if one is frozen; 10 s are usual."""
+
+    def intercept_client(self, next: OutboundInterceptor) -> OutboundInterceptor:  # noqa: A002
+        return _ImpatientStart(next)
+
+
+class _ImpatientStart(OutboundInterceptor):
+    async def start_workflow(self, input: StartWorkflowInput) -> WorkflowHandle[Any, Any]:  # noqa: A002
+        input.task_timeout = _TASK_TIMEOUT
+        return await super().start_workflow(input)
 
 
 class OnTemporal:
@@ -49,13 +70,15 @@ class OnTemporal:
             plugins=[plugin],
             max_concurrent_activities=self._settings.concurrency,
             graceful_shutdown_timeout=timedelta(seconds=30),
+            # How long the server keeps the workflows of a dead worker for it.
+            sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
         )
         async with worker:
             await drain.wait()
 
     async def _connected(self) -> Client:
         if self._client is None:
-            self._client = await Client.connect(self._settings.address)
+            self._client = await Client.connect(self._settings.address, interceptors=[_Impatient()])
         return self._client
 
 

@@ -617,3 +617,17 @@ def test_only_a_database_with_a_queue_is_attached(postgres_url: str) -> None:
     connect(PostgresStore(postgres_url))
     assert attach(store)
     store.close()
+
+
+def test_a_queue_is_complete_though_others_are_creating_the_tables_of_dbos(
+    postgres_url: str,
+) -> None:
+    with psycopg.connect(postgres_url) as connection:  # as an early migration leaves it
+        connection.execute("CREATE SCHEMA dbos")
+        connection.execute(
+            "CREATE FUNCTION dbos.enqueue_workflow(workflow_name text) RETURNS text "
+            "LANGUAGE sql AS 'SELECT workflow_name'"
+        )
+    store = PostgresStore(postgres_url)
+    assert connect(store).submit("early", "support", "pay")
+    store.close()

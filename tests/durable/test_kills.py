@@ -34,19 +34,17 @@ def drive(*arguments: object) -> dict[str, int]:
     return {name: int(number) for name, number in pairs}
 
 
-@pytest.fixture(autouse=True)
-def _installed() -> None:
-    try:
-        servers.postgres_programs()
-        servers.temporal_program()
-    except servers.Missing as missing:
-        pytest.skip(str(missing))
+GIVEN = ("--runs", DISTRIBUTED_RUNS, "--workers", 3, "--pace", 0.05)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_no_run_is_lost_and_no_call_begins_twice(engine: str) -> None:
-    given = ("--runs", DISTRIBUTED_RUNS, "--workers", 3, "--lease", 2, "--blows", 8)
-    counted = drive("--engine", engine, *given)
+def test_no_run_is_lost_and_no_call_begins_twice(
+    engine: str, postgres_server: servers.Postgres, request: pytest.FixtureRequest
+) -> None:
+    own = ["--engine", engine, "--url", postgres_server.url]
+    if engine == "temporal":
+        own += ["--address", request.getfixturevalue("temporal_address")]
+    counted = drive(*GIVEN, *own, "--lease", 1, "--blows", 4)
     assert counted["runs"] == DISTRIBUTED_RUNS
     assert counted["sigkill"] > 0
     assert counted["sigstop"] > 0
@@ -54,19 +52,22 @@ def test_no_run_is_lost_and_no_call_begins_twice(engine: str) -> None:
 
 @pytest.mark.parametrize("store", ["sqlite", "jsonl"])
 def test_runs_in_files_survive_their_workers(store: str) -> None:
-    given = ("--store", store, "--runs", DISTRIBUTED_RUNS, "--workers", 3, "--every", 0.5)
-    counted = drive(*given)
+    counted = drive(*GIVEN, "--store", store, "--blows", 4)
     assert counted["sigkill"] > 0
 
 
 def test_runs_survive_a_crash_of_the_database() -> None:
-    given = ("--runs", DISTRIBUTED_RUNS, "--workers", 3, "--lease", 2, "--blows", 0)
-    counted = drive("--stop-postgres", *given)
+    try:
+        servers.postgres_programs()
+    except servers.Missing as missing:
+        pytest.skip(str(missing))
+    counted = drive(*GIVEN, "--stop-postgres", "--lease", 1, "--blows", 0)
     assert counted["crashes"] == 1
 
 
-def test_a_worker_that_is_told_to_leave_leaves_no_call_uncertain() -> None:
-    given = ("--store", "postgres", "--runs", DISTRIBUTED_RUNS, "--workers", 3, "--blows", 6)
-    counted = drive("--drain", *given)
+def test_a_worker_that_is_told_to_leave_leaves_no_call_uncertain(
+    postgres_server: servers.Postgres,
+) -> None:
+    counted = drive(*GIVEN, "--drain", "--url", postgres_server.url, "--blows", 4)
     assert counted["sigterm"] > 0
     assert counted["uncertain"] == 0

@@ -66,7 +66,9 @@ _EXIST = "SELECT to_regclass(%s) IS NOT NULL"
 _HAS_DBOS = """
     SELECT count(*) > 0 FROM pg_proc JOIN pg_namespace n ON n.oid = pronamespace
     WHERE n.nspname = %s AND proname = 'enqueue_workflow'
+    AND 'delay_until_epoch_ms' = ANY (proargnames)
 """
+"""While another process creates the tables, the function has fewer parameters at first."""
 _HAS_QUEUE = "SELECT count(*) > 0 FROM {dbos}.queues WHERE name = %s"
 _SUBMIT = """
     INSERT INTO {schema}.dbos_runs (run_id, queue, agent, tenant, prompts)
