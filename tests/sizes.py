@@ -26,6 +26,7 @@ __all__ = [
     "RACES_WON",
     "REQUESTS_MADE_UP",
     "RUNS_AT_ONCE",
+    "RUNS_LISTED",
     "STEERED_LIVES",
     "TALKATIVE_RUNS",
     "VIEW_MEGABYTES",
@@ -68,6 +69,8 @@ GATEWAY_ROUNDS = 3
 """Streams at once through a gateway, the deltas of each, and how often (test_gateway_load.py)."""
 VIEW_MEGABYTES = _times(30)
 """The size of a log on the page of runs (tests/view/test_large.py)."""
+RUNS_LISTED = _times(3_000)
+"""Runs in the list of the page of runs (tests/view/test_large.py)."""
 RACES_WON = _times(150)
 """Races with a process that swaps links, won by each side (tests/toolkit/test_escapes.py)."""
 CONFUSING_BYTES = _times(250_000)

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.view import write_large, write_many
 from clark_agent.run_log import JsonlStore, SqliteStore, jsonl
 from clark_agent.view.requests import TooLarge
-from tests.sizes import VIEW_MEGABYTES
+from tests.sizes import RUNS_LISTED, VIEW_MEGABYTES
 from tests.transports.servers.child import ROOT
 from tests.view.site import site
 
@@ -126,15 +126,15 @@ async def test_what_needs_all_of_a_large_log_is_asked_for(
     assert issubclass(TooLarge, Exception)
 
 
-async def test_ten_thousand_runs_are_listed_without_reading_their_logs(
+async def test_thousands_of_runs_are_listed_without_reading_their_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = JsonlStore(tmp_path)
-    write_many(store, 10_000)
+    write_many(store, RUNS_LISTED)
     async with site(store) as page:
         monkeypatch.setattr(page.reading, "_in_background", lambda name, step: None)
         found = await page.get("runs", limit=50)
-        assert (found["total"], len(found["runs"])) == (10_000, 50)
+        assert (found["total"], len(found["runs"])) == (RUNS_LISTED, 50)
         while page.reading.catalog.look(2000):
             pass
         page.reading.catalog.refresh(force=True)
@@ -150,7 +150,7 @@ async def test_ten_thousand_runs_are_listed_without_reading_their_logs(
         page.reading.catalog.refresh(force=True)
         assert opened == []  # no file has changed
         again = await page.get("runs", limit=50, agent="repairer", model="gpt-5", status="done")
-        assert again["total"] == 10_000
+        assert again["total"] == RUNS_LISTED
         assert opened == []
         third = await page.get("runs", limit=50, after=again["next"])
         await page.get("runs", limit=50, after=third["next"])
