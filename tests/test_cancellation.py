@@ -9,11 +9,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pytest
 
 from clark_agent import CancellationToken
 from clark_agent.cancellation import Subscription
+from tests.races import race
 
 
 def held(*tokens: CancellationToken) -> int:
@@ -228,12 +230,11 @@ class Tally:
 @pytest.mark.parametrize("seed", range(10))
 def test_in_a_race_every_live_subscription_is_called_exactly_once(seed: int) -> None:
     tokens = (*family(), *family())
-    barrier = threading.Barrier(8, timeout=60)
     live: list[Tally] = []
     closed: list[Tally] = []
+    failures: list[BaseException] = []
 
     def subscribe(shuffle: random.Random) -> None:
-        barrier.wait()
         for _ in range(200):
             tally = Tally()
             subscription = shuffle.choice(tokens).subscribe(tally)
@@ -246,21 +247,16 @@ def test_in_a_race_every_live_subscription_is_called_exactly_once(seed: int) -> 
     def cancel(shuffle: random.Random) -> None:
         moments = sorted(shuffle.sample(range(900), len(tokens)))
         order = shuffle.sample(tokens, len(tokens))
-        barrier.wait()
         for moment, token in zip(moments, order, strict=True):
-            while len(live) + len(closed) < moment:
+            while len(live) + len(closed) < moment and not failures:
                 pass
             token.cancel()
 
     jobs: Sequence[Callable[[random.Random], None]] = [*[subscribe] * 5, *[cancel] * 3]
-    threads = [
-        threading.Thread(target=job, args=(random.Random(f"{seed} {number}"),))
-        for number, job in enumerate(jobs)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    race(
+        *(partial(job, random.Random(f"{seed} {number}")) for number, job in enumerate(jobs)),
+        failures=failures,
+    )
     assert len(live) + len(closed) == 5 * 200
     assert {tally.calls for tally in live} == {1}
     assert {tally.calls for tally in closed} <= {0, 1}
@@ -274,13 +270,7 @@ def test_many_threads_cancelling_call_back_once() -> None:
         tallies = [Tally() for _ in range(20)]
         for tally in tallies:
             grandchild.subscribe(tally)
-        threads = [
-            threading.Thread(target=token.cancel) for token in (parent, child, grandchild) * 2
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        race(*(token.cancel for token in (parent, child, grandchild) * 2))
         assert [tally.calls for tally in tallies] == [1] * 20
         assert held(parent, child, grandchild) == 0
 

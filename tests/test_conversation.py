@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,6 +78,7 @@ from clark_agent.testing import (
 from clark_agent.transports import ReasoningTarget
 from clark_agent.transports.http.request import sendable
 from tests.engine.support import Waiting, Work, failing, outline
+from tests.races import race
 from tests.strategies import IDENTITIES, TEXT, transcripts
 
 
@@ -767,24 +769,13 @@ def test_two_may_save_to_one_file_at_once(tmp_path: Path) -> None:
     """The last one wins, and the file is always one of theirs."""
     path, config = tmp_path / "talk.json", config_of()
     contexts = [AgentContext(letter * 1_000_000) for letter in "abcd"]
-    begin = threading.Barrier(len(contexts))
-    failures: list[BaseException] = []
 
     def save(context: AgentContext) -> None:
-        begin.wait()
-        try:
-            for _ in range(20):
-                Conversation(config, context).save(path)
-                assert Conversation.load(path, config).context in contexts
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            Conversation(config, context).save(path)
+            assert Conversation.load(path, config).context in contexts
 
-    threads = [threading.Thread(target=save, args=(context,)) for context in contexts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    race(*(partial(save, context) for context in contexts))
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from itertools import count
 from pathlib import Path
-from threading import Barrier, Thread
 from typing import Any
 
 from clark_agent import (
@@ -31,6 +30,7 @@ from clark_agent.run_log import RunLog
 from clark_agent.run_log.records import RunEnded
 from clark_agent.run_log.sqlite import SqliteStore
 from clark_agent.testing import ScriptedStream, call
+from tests.races import race
 from tests.run_log.mailing import GO, context, texts
 from tests.run_log.storing import (
     append,
@@ -339,18 +339,12 @@ def read_at_once(kind: str, folder: str) -> None:
     """Read a run in several threads, none of which has read anything before."""
     store = open_store(kind, Path(folder))
     sys.setswitchinterval(1e-6)
-    together = Barrier(4)
     counts: list[int] = []
 
     def read() -> None:
-        together.wait()
         counts.append(len(store.load("r").records))
 
-    threads = [Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    race(read, read, read, read)
     say(counts)
 
 

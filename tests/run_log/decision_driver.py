@@ -21,8 +21,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from threading import Barrier, Thread
 from typing import Any
 
 from msgspec.structs import replace
@@ -67,6 +67,7 @@ from clark_agent.run_log import (
 from clark_agent.run_log.records import RequestDecided, RunEnded, ToolEnded, ToolStarted
 from clark_agent.stream import Done, Start, StreamEvent
 from clark_agent.waiting import Decision, Suspend
+from tests.races import race
 from tests.run_log.crash_driver import in_child
 from tests.run_log.storing import KINDS, open_anywhere
 
@@ -255,22 +256,7 @@ def in_processes(kind: str, folder: Path, processes: int, runs: list[str], seed:
 
 def in_threads(store: RunStore, folder: Path, processes: int, runs: list[str], seed: str) -> None:
     """Let threads, each with its own event loop, go through the runs."""
-    together, failed = Barrier(processes), list[BaseException]()
-
-    def act(number: int) -> None:
-        together.wait()
-        try:
-            take_part(store, folder, number, runs, seed)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [Thread(target=act, args=(number,)) for number in range(processes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
+    race(*(partial(take_part, store, folder, number, runs, seed) for number in range(processes)))
 
 
 def take_part(store: RunStore, folder: Path, number: int, runs: list[str], seed: str) -> None:

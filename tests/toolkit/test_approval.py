@@ -61,6 +61,7 @@ from tests.engine.support import (
     results,
     texts,
 )
+from tests.races import race
 
 Said = Approval | Denied
 
@@ -500,7 +501,7 @@ def test_one_gate_serves_one_event_loop_after_the_other() -> None:
 def test_threads_that_share_a_gate_ask_one_at_a_time() -> None:
     """Each thread has an event loop of its own; a person has one screen."""
     most = is_open = 0
-    lock, everybody = threading.Lock(), threading.Barrier(3)
+    lock = threading.Lock()
 
     def person(request: ApprovalRequest) -> Said:
         nonlocal most, is_open
@@ -516,15 +517,10 @@ def test_threads_that_share_a_gate_ask_one_at_a_time() -> None:
     done: list[int] = []
 
     def user() -> None:
-        everybody.wait()
         _, work = asyncio.run(work_under(gate, call("work"), call("work")))
         done.append(len(work.calls))
 
-    threads = [threading.Thread(target=user) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    race(user, user, user)
     assert (most, done) == (1, [2, 2, 2])
 
 

@@ -6,6 +6,7 @@ Where a server cannot run, its tests are skipped; see `tests.no_skips` for conti
 from __future__ import annotations
 
 import ssl
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,25 @@ from tests.transports.servers import aimock as aimock_module
 from tests.transports.servers import llama as llama_module
 from tests.transports.servers.aimock import Aimock
 from tests.transports.servers.llama import LlamaServer
+
+_FINALIZED = {
+    "anthropic._base_client": ("AsyncHttpxClientWrapper",),
+    "google.genai._api_client": ("AsyncHttpxClient", "AsyncHttpx2Client", "BaseApiClient"),
+    "google.genai.client": ("AsyncClient",),
+    "openai._base_client": ("AsyncHttpxClientWrapper",),
+}
+"""Classes of the SDKs that start a task when they are collected, closed or not."""
+
+
+def pytest_collection_finish() -> None:
+    """Take the finalizers away. A client of one test is collected during another, whose loop would
+    get the task: it would look like a task that this test has left behind.
+    """
+    for module, names in _FINALIZED.items():
+        for name in names:
+            kind = getattr(sys.modules.get(module), name, None)
+            if kind is not None and "__del__" in vars(kind):
+                del kind.__del__
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,6 +46,7 @@ from clark_agent.transports import (
     Timeouts,
 )
 from clark_agent.transports.dialects import OPENAI, OPENROUTER
+from clark_agent.transports.http import reader
 from tests.transports.servers.bytes_server import Answer, ByteServer, Request, Script
 from tests.transports.wires_chat import (
     DONE,
@@ -560,8 +561,9 @@ async def test_a_dead_port_conforms() -> None:
 
 class TestConnections:
     @pytest.mark.parametrize("pause", [0.0, 0.005])
-    async def test_are_used_again(self, pause: float) -> None:
+    async def test_are_used_again(self, pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also if the response ends a little later than its last event."""
+        monkeypatch.setattr(reader, "_DRAIN_SECONDS", 30.0)  # it ends long before
         async with CountingServer(lambda _: stream(*said(), pause)) as server:
             chat = transport(server.url)
             for _ in range(3):
