@@ -7,12 +7,15 @@ and fails any other test that starts a process or listens on a socket. ``-m slow
 
 from __future__ import annotations
 
+import os
 import re
-import sys
+import socket
+import subprocess
 import traceback
 from collections.abc import Callable, Generator
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
@@ -21,8 +24,12 @@ __all__ = ["slow_fixture"]
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
-_STARTS = frozenset(
-    ["subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "socket.bind"]
+_STARTS = (
+    (subprocess.Popen, "__init__"),
+    (os, "posix_spawn"),
+    (os, "fork"),
+    (os, "forkpty"),
+    (socket.socket, "bind"),
 )
 _SLOW_MODULE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
@@ -48,7 +55,9 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if config.getoption("--fast") and runs_tests:
         settings.load_profile("few")
-        sys.addaudithook(_record)
+        for owner, name in _STARTS:
+            if hasattr(owner, name):
+                setattr(owner, name, _recorded(getattr(owner, name)))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -85,10 +94,20 @@ def pytest_collection_finish() -> None:
     _started.clear()  # by modules, when they were imported
 
 
-def _record(event: str, arguments: object) -> None:
-    if event in _STARTS:
+def _recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Note where a function is called.
+
+    An audit hook would see more, but one that is written in Python lets another thread go on in the
+    middle of `sys.settrace`, and then threads that coverage traces end before their first line.
+    """
+
+    @wraps(function)
+    def recorded(*args: Any, **kwargs: Any) -> Any:
         stack = traceback.format_list(traceback.extract_stack(limit=8)[:-1])
-        _started.append(f"{event}\n{''.join(stack)}")
+        _started.append(f"{function.__qualname__}\n{''.join(stack)}")
+        return function(*args, **kwargs)
+
+    return recorded
 
 
 @pytest.hookimpl(wrapper=True)
