@@ -260,7 +260,10 @@ class Life:
             if not before and attempts > 1:
                 self.run_id = f"life-{attempts}"
             seen = len(self.effects.read())
-            is_over = self.attempt(None if attempts > _TIRED else self.rng)
+            dies_first = attempts == 1 and self.seed % 10 == 0  # before the first record
+            is_over = self.attempt(
+                None if attempts > _TIRED else self.rng, 0 if dies_first else None
+            )
             self.check_not_again(before, self.effects.read()[seen:])
             if is_over:
                 break
@@ -272,9 +275,10 @@ class Life:
                 break
         self.check(has_result=is_over)
 
-    def attempt(self, rng: random.Random | None) -> bool:
+    def attempt(self, rng: random.Random | None, at: int | None = None) -> bool:
         """Start a child, and kill it or let it end. Whether it ended."""
-        at = None if rng is None or rng.random() < 0.5 else int(rng.expovariate(1 / 15))
+        if at is None and rng is not None and rng.random() >= 0.5:
+            at = int(rng.expovariate(1 / 15))
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
