@@ -368,7 +368,8 @@ async def test_a_takeover_takes_child_runs_that_have_no_record_yet(
 ) -> None:
     """The process freezes after it has claimed the child, before it writes the first record."""
     clock = Time()
-    here, there = open_store(lease=10, clock=clock), open_store(lease=10, clock=clock)
+    # So long a lease is not renewed while the test runs, as if the whole process were frozen.
+    here, there = open_store(lease=1_000, clock=clock), open_store(lease=1_000, clock=clock)
     above = here.create("r")
     await asyncio.to_thread(append, above, some_records("r", 1))
     frozen, thawed = threading.Event(), threading.Event()
@@ -389,10 +390,12 @@ async def test_a_takeover_takes_child_runs_that_have_no_record_yet(
     child.append(record, msgspec.json.encode(record))
     begins = child.barrier()
     await asyncio.to_thread(frozen.wait)
-    clock.ms += 60_000
-    taken = there.reopen("r", after=0)
-    await taken.barrier()
-    thawed.set()
+    clock.ms += 6_000_000
+    try:
+        taken = there.reopen("r", after=0)
+        await taken.barrier()
+    finally:
+        thawed.set()
     with pytest.raises(RunTakenOver):
         await begins
     assert await asyncio.to_thread(lambda: there.runs(parent_run_id="r")) == []
