@@ -232,7 +232,7 @@ def main(given: Sequence[str] | None = None) -> None:
         [each for each in FRAMEWORKS if not names or each.name in names],
         QUICK if options.quick else FULL,
         options.rounds or (1 if options.quick else 3),
-        options.limit or (15 if options.quick else 60),
+        options.limit or (15.0 if options.quick else 60.0),
         options.quick,
     )
     results = read().renewed(measured) if names else Results([measured])
