@@ -51,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: starts a server, a process, a browser or a model")
+    config.addinivalue_line("markers", "no_cover: coverage is not measured here")
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if config.getoption("--fast") and runs_tests:
@@ -72,8 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _uses_slow_fixture(item):
             item.add_marker(pytest.mark.slow)
-        if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+        is_made_up = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
+        if is_made_up:
             item.add_marker(pytest.mark.soak)
+        if is_made_up or "_at_every_" in item.name:  # they walk the same lines again and again
+            item.add_marker(pytest.mark.no_cover)
     if config.getoption("--fast"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)

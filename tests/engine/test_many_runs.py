@@ -41,7 +41,7 @@ from clark_agent.trajectory import InMemoryTrajectorySink, TrajectoryRecorder
 from tests.engine.support import CONTEXT, PLACEHOLDER, Waiting, Work
 from tests.sizes import EQUAL_RUNS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 class StoppedClock:

@@ -22,7 +22,7 @@ from tests.sizes import RUNS_AT_ONCE
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 class Work(ca.AgentTool):
