@@ -48,14 +48,16 @@ test-distributed: $(VENV)/.stamp-test ## 200 runs on each engine, whose workers 
 test-all-pythons: ## the core tests on every Python here; FAST=1 for a part of them
 	@$(PYTHON) scripts/all_pythons.py $(if $(FAST),--fast)
 
+# mkdocs is not --quiet: that would drop what --strict counts.
 check: $(VENV)/.stamp-test $(VENV)/.stamp-docs ## lint, formatting, types and docs (not the tests)
 	@echo "ruff check";    $(PY) -m ruff check --quiet .
 	@echo "ruff format";   $(PY) -m ruff format --check --quiet .
 	@echo "mypy, basedpyright, mkdocs"
 	@$(PY) -m mypy & mypy=$$!; \
 		$(PY) -m basedpyright & pyright=$$!; \
-		$(PY) -m mkdocs build --strict; docs=$$?; \
-		wait $$mypy && wait $$pyright && exit $$docs  # --quiet would drop what --strict counts
+		$(PY) -m mkdocs build --strict || failed=1; \
+		wait $$mypy || failed=1; wait $$pyright || failed=1; \
+		test -z "$$failed"
 
 format: $(VENV)/.stamp-lint ## format the code and apply safe lint fixes
 	@$(PY) -m ruff check --fix-only --quiet .

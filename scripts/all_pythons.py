@@ -63,11 +63,20 @@ LOOP = (
 )
 """What depends on the event loop."""
 
+ALSO = (
+    "tests/engine/test_stopping.py::test_a_run_can_be_stopped_at_every_await",
+    "tests/model/test_random.py",
+    *(
+        f"tests/model/test_sweep.py::test_every_suspension_point[{name}]"
+        for name in ("two tools at once", "one by one", "a fatal tool beside one that hangs")
+    ),
+)
+"""Slow tests that are run with --fast too, since they depend on the event loop most of all."""
+
 BEYOND_CORE = (
     "tests/run_log/test_crash.py",  # kills processes, for minutes
-    "tests/replay/test_replay.py::test_the_runs_of_the_examples_are_replayed[demo]",
     "tests/replay/test_replay.py::test_the_runs_of_the_examples_are_replayed[gateway]",
-    "tests/test_examples.py::test_an_example_runs_and_prints_what_it_promises[demo.py]",
+    "tests/test_examples.py::test_the_run_of_the_demo_is_replayed_and_prints_the_same",
     "tests/test_examples.py::test_an_example_runs_and_prints_what_it_promises[gateway.py]",
     "tests/test_examples.py::test_importing_an_example_does_nothing[gateway.py]",
     "tests/replay/test_replay.py::test_the_runs_of_the_examples_are_replayed[web_sse]",
@@ -244,7 +253,8 @@ def run_tests(
         report = Path(folder) / "report.xml"
         command = [
             str(interpreter), "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider",
-            f"--event-loop={event_loop}", "--fast" if fast else "--hypothesis-profile=ci",
+            f"--event-loop={event_loop}", f"--hypothesis-profile={'few' if fast else 'ci'}",
+            *(("--fast", *(f"--also={name}" for name in ALSO)) if fast else ()),
             f"--junit-xml={report}", *(f"--deselect={name}" for name in BEYOND_CORE), *selected,
         ]  # fmt: skip
         began = time.monotonic()

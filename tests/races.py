@@ -15,7 +15,7 @@ def race(*jobs: Callable[[], object], failures: list[BaseException] | None = Non
     ``failures`` as soon as they are raised, for jobs that wait for what another one does.
 
     The threads are started one after the other: a thread begins with `sys.settrace` if coverage is
-    measured, and Python refuses that in two threads at once if there is an audit hook.
+    measured, and Python 3.11 refuses that in one thread while an audit hook runs in another's.
     """
     failed: list[BaseException] = [] if failures is None else failures
     go, is_off = threading.Event(), False

@@ -1,8 +1,9 @@
 """Which tests are slow, and which grow in `make soak`. A pytest plugin.
 
 A test is slow if it uses a fixture that starts a server, a process, a browser or a model
-(`slow_fixture`), or if it is marked ``slow`` itself. ``pytest --fast`` leaves the slow tests out,
-and fails any other test that starts a process or listens on a socket. ``-m slow`` runs the rest.
+(`slow_fixture`), or if it is marked ``slow`` itself, also because it computes for seconds.
+``pytest --fast`` leaves the slow tests out, and fails any other test that starts a process or
+listens on a socket. ``-m slow`` runs the rest.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Generator
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import is_hypothesis_test, settings
+from hypothesis import is_hypothesis_test
 
 __all__ = ["slow_fixture"]
 
@@ -38,7 +39,7 @@ _started: list[str] = []
 
 
 def slow_fixture(function: _F) -> _F:
-    """Make the tests that use a fixture slow. Stands below ``@pytest.fixture``."""
+    """Make the tests that use a fixture slow. Put it below ``@pytest.fixture``."""
     vars(function)["is_slow"] = True
     return function
 
@@ -47,15 +48,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fast", action="store_true", help="leave out what needs processes, servers or a model"
     )
+    parser.addoption(
+        "--also", action="append", default=[], metavar="ID", help="run these slow tests with --fast"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: starts a server, a process, a browser or a model")
+    config.addinivalue_line("markers", "slow: starts something, or takes seconds")
     config.addinivalue_line("markers", "no_cover: coverage is not measured here")
     config.addinivalue_line("markers", "soak: tries as much as it is given time for")
     runs_tests = hasattr(config, "workerinput") or not config.getoption("numprocesses", None)
     if config.getoption("--fast") and runs_tests:
-        settings.load_profile("few")
         for owner, name in _STARTS:
             if hasattr(owner, name):
                 setattr(owner, name, _recorded(getattr(owner, name)))
@@ -63,15 +66,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In a fast run, modules that are slow as a whole are not even imported."""
+    also = config.getoption("--also")
     if not config.getoption("--fast") or not collection_path.match("test_*.py"):
         return None
-    return True if _SLOW_MODULE.search(collection_path.read_text(encoding="utf-8")) else None
+    is_asked_for = any(f"/{collection_path.name}" in f"/{name}" for name in also)
+    return True if _is_slow_module(collection_path) and not is_asked_for else None
+
+
+@cache
+def _is_slow_module(path: Path) -> bool:
+    return _SLOW_MODULE.search(path.read_text(encoding="utf-8")) is not None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if _uses_slow_fixture(item):
+        if _is_slow_module(item.path) or _uses_slow_fixture(item):
             item.add_marker(pytest.mark.slow)
         is_made_up = isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)
         if is_made_up:
@@ -79,9 +89,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_made_up or "_at_every_" in item.name:  # they walk the same lines again and again
             item.add_marker(pytest.mark.no_cover)
     if config.getoption("--fast"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        also = tuple(config.getoption("--also"))
+        slow = {i for i in items if i.get_closest_marker("slow") and not i.nodeid.startswith(also)}
+        config.hook.pytest_deselected(items=list(slow))
+        items[:] = [item for item in items if item not in slow]
 
 
 def _uses_slow_fixture(item: pytest.Item) -> bool:

@@ -328,8 +328,7 @@ def test_a_page_of_two_runs_says_which_rows_are_of_one_run() -> None:
         f"- A: {BARE}, {OURS}; 2026-02-02, {how}",
         f"- B: {BARE}, pi; 2026-01-01, {how}",
         "",
-        "The bare loop is in each run, and shows how far the machine was the same: in B it took "
-        "1.25 to 1.25 times as long as in A.",
+        "The bare loop was measured in each run: in B it took 1.25 to 1.25 times as long as in A.",
         "",
     ]
     turns = page.index("| µs a turn | run | 50 turns | 200 turns | growth |")

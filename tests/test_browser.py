@@ -18,10 +18,8 @@ from clark_agent.run_log import SqliteStore, fold
 from clark_agent.run_log.records import RequestDecided
 from tests.browsers import PATIENCE, shot, started_browser
 
-pytestmark = pytest.mark.slow
-
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "approval_web.py"
 

@@ -22,7 +22,6 @@ import pytest
 from msgspec import Struct
 
 from clark_agent.run_log import JsonlStore
-from tests.counted import counted_environment
 from tests.transports.servers.bytes_server import Answer, ByteServer, Script
 from tests.transports.wires_chat import DONE, chunk, piece, stream, usage
 
@@ -63,11 +62,11 @@ class Said(Struct, frozen=True):
 class CommandLine:
     """Starts ``clark-agent`` in a folder, with a log and an environment of its own."""
 
-    def __init__(self, home: Path, model: str | None = None, *, counts: bool = True) -> None:
+    def __init__(self, home: Path, model: str | None = None) -> None:
         self.root = home / "root"
         self.root.mkdir(exist_ok=True)
         self.store = JsonlStore(home / "clark-agent" / "runs")
-        self.env = {**_environment(counts=counts), "XDG_STATE_HOME": str(home), "HOME": str(home)}
+        self.env = {**_environment(), "XDG_STATE_HOME": str(home), "HOME": str(home)}
         if model is not None:
             self.env["CLARK_AGENT_MODEL"] = model
 
@@ -198,10 +197,10 @@ def _given(text: str | None) -> BinaryIO:
     return open(there, "rb")
 
 
-def _environment(*, counts: bool = True) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return what every command needs of the environment of the tests."""
     kept = {name: os.environ[name] for name in ("PATH", "SSL_CERT_FILE") if name in os.environ}
-    return {**kept, **(counted_environment() if counts else {}), "LC_ALL": "C.UTF-8"}
+    return {**kept, "LC_ALL": "C.UTF-8"}
 
 
 def _own_terminal() -> None:

@@ -4,8 +4,8 @@
 
 To start Python and import the command takes a quarter of a second of CPU, with MCP more than half
 of one; to fork takes a hundredth. Each message on the Unix socket FD is one byte with five
-descriptors: a file with the `Command` as JSON, what will be its stdin, stdout and stderr, and a
-pipe for its exit code. When the socket ends, so do all processes.
+descriptors: a file with the words, the folder and the environment of the command as JSON, its
+stdin, stdout and stderr, and a pipe for its exit code. When the socket ends, so do all processes.
 
 Only the tests of `tests.cli.command_line` use it. It imports nothing of theirs, since a command has
 to find its modules by itself.
@@ -37,7 +37,7 @@ MODULES = (
 
 
 def serve(asked: socket.socket) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not waited for
     while True:
         message, descriptors, _, _ = socket.recv_fds(asked, 1, 5)
         if not message:

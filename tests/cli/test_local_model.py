@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_a_task_with_two_tools_in_a_fresh_folder_and_its_replay(tmp_path: Path) -> None:
-    run = CommandLine(tmp_path, counts=False)  # the model takes its time already
+    run = CommandLine(tmp_path)
     run.env["CLARK_AGENT_CACHE"] = os.environ["CLARK_AGENT_CACHE"]
     (run.root / "apples.txt").write_text("There are 6 apples in the basket.\n")
     said = await run.anew("run", "Read apples.txt and multiply the number in it by 7.")

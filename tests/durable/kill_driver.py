@@ -44,7 +44,7 @@ _REPLAYED = 200
 _TOO_MANY = 10
 """How many processes may fail before it is not worth to go on."""
 _LAST = 10
-"""Whoever has written one of the last so many lines about runs is in the middle of one."""
+"""A worker is busy if it wrote one of the last so many lines about runs."""
 _WAVE = 50
 """How many runs are submitted at once."""
 
@@ -300,14 +300,20 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--lease", type=float, default=3.0)
-    parser.add_argument("--blows", type=int, help="so many, from the first run to the last")
-    parser.add_argument("--every", type=float, default=1.0, help="or seconds between them")
+    parser.add_argument("--blows", type=int, help="how many, from the first run to the last")
+    parser.add_argument(
+        "--every", type=float, default=1.0, help="without --blows: seconds between them"
+    )
     parser.add_argument("--pace", type=float, default=0.1, help="seconds of an answer or a tool")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--drain", action="store_true", help="SIGTERM, instead of killing")
     parser.add_argument("--stop-postgres", action="store_true")
     given = parser.parse_args()
+    if given.runs < 2:
+        parser.error("--runs must be 2 or more: a blow falls between the first and the last")
+    if given.stop_postgres and (given.url or given.store != "postgres" or len(given.engine) > 1):
+        parser.error("--stop-postgres crashes a server of its own, for one engine")
     if len(given.engine) > 1:
         sys.exit(drive_together(given.engine))
     folder = Path(tempfile.mkdtemp(prefix="fleet-"))

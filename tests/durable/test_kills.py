@@ -35,6 +35,7 @@ def drive(*arguments: object) -> dict[str, int]:
 
 
 GIVEN = ("--runs", DISTRIBUTED_RUNS, "--workers", 3, "--pace", 0.05)
+BLOWS = ("--blows", DISTRIBUTED_RUNS // 5)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -44,7 +45,7 @@ def test_no_run_is_lost_and_no_call_begins_twice(
     own = ["--engine", engine, "--url", postgres_server.url]
     if engine == "temporal":
         own += ["--address", request.getfixturevalue("temporal_address")]
-    counted = drive(*GIVEN, *own, "--lease", 1, "--blows", 4)
+    counted = drive(*GIVEN, *own, *BLOWS, "--lease", 1)
     assert counted["runs"] == DISTRIBUTED_RUNS
     assert counted["sigkill"] > 0
     assert counted["sigstop"] > 0
@@ -52,7 +53,7 @@ def test_no_run_is_lost_and_no_call_begins_twice(
 
 @pytest.mark.parametrize("store", ["sqlite", "jsonl"])
 def test_runs_in_files_survive_their_workers(store: str) -> None:
-    counted = drive(*GIVEN, "--store", store, "--blows", 4)
+    counted = drive(*GIVEN, *BLOWS, "--store", store)
     assert counted["sigkill"] > 0
 
 
@@ -68,6 +69,6 @@ def test_runs_survive_a_crash_of_the_database() -> None:
 def test_a_worker_that_is_told_to_leave_leaves_no_call_uncertain(
     postgres_server: servers.Postgres,
 ) -> None:
-    counted = drive(*GIVEN, "--drain", "--url", postgres_server.url, "--blows", 4)
+    counted = drive(*GIVEN, *BLOWS, "--drain", "--url", postgres_server.url)
     assert counted["sigterm"] > 0
     assert counted["uncertain"] == 0

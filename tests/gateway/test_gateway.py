@@ -543,8 +543,9 @@ class TestStreaming:
     async def test_comments_are_a_sign_of_life(self) -> None:
         model = Stuck()
         async with serving(model, keep_alive=0.01) as served:
-            asking = asyncio.create_task(ask(served.proxy(timeouts=Timeouts(idle=1.0))))
-            await asyncio.sleep(1.2)  # longer than nothing may come
+            asking = asyncio.create_task(ask(served.proxy(timeouts=Timeouts(idle=0.5))))
+            await happens(lambda: model.calls)
+            await asyncio.sleep(1.0)  # twice as long as nothing may come
             model.release.set()
             assert isinstance((await asking)[-1], Done)
 

@@ -41,7 +41,7 @@ from tests.replay.test_replay import assert_same_events
 from tests.run_log.stories import Deed, Story, copy_of, root_of
 from tests.sizes import FACTOR, INTERVENTIONS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 
 class Moments:
