@@ -10,6 +10,7 @@ import os
 
 __all__ = [
     "CONFUSING_BYTES",
+    "DECIDED_RUNS",
     "DISK_STEPS",
     "DISTRIBUTED_RUNS",
     "EQUAL_RUNS",
@@ -51,6 +52,8 @@ TALKATIVE_RUNS = _times(6)
 """Runs that many threads talk to at once, for each of four seeds."""
 KILLS = _times(60)
 """Processes that are killed at random moments, for each store (tests/run_log/test_crash.py)."""
+DECIDED_RUNS = _times(80)
+"""Runs that six processes decide about and continue (tests/run_log/test_crash.py)."""
 FELLED_WAITS = _times(40)
 """Trees of runs that wait and are killed until they have ended (tests/run_log/test_crash.py)."""
 DISTRIBUTED_RUNS = _times(20)

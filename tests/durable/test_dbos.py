@@ -68,17 +68,6 @@ PATIENCE = 60.0
 SETTINGS = ("--lease", str(LEASE), "--poll", "0.05", "--sweep", "0.2", "--concurrency", "4")
 
 
-@pytest.fixture(autouse=True)
-def _collected() -> Iterator[None]:
-    """Collect the event loops and connections that DBOS leaves open when it is destroyed, here and
-    not in a test of something else.
-    """
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
 @pytest.fixture(scope="module")
 def url(postgres_server: servers.Postgres) -> str:
     return postgres_server.create_database()
