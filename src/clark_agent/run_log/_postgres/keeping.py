@@ -39,13 +39,14 @@ ALIVE = f"""
     EXISTS (SELECT FROM {{s}}.workers w WHERE w.worker = r.owner AND w.lease_until > {NOW})
 """
 """Whether a worker owns the run ``r``."""
+# Two threads of a process renew its lease. The later statement may have the earlier time.
 _REGISTER = f"""
-    INSERT INTO {{s}}.workers (worker, name, lease_until)
+    INSERT INTO {{s}}.workers AS w (worker, name, lease_until)
     VALUES (%(worker)s, %(name)s, {NOW} + %(lease)s)
-    ON CONFLICT (worker) DO UPDATE SET lease_until = excluded.lease_until
+    ON CONFLICT (worker) DO UPDATE SET lease_until = greatest(w.lease_until, excluded.lease_until)
 """
 _RENEW = f"""
-    UPDATE {{s}}.workers SET lease_until = {NOW} + %(lease)s
+    UPDATE {{s}}.workers SET lease_until = greatest(lease_until, {NOW} + %(lease)s)
     WHERE worker = %(worker)s AND lease_until > {NOW}
 """
 _TAKEN = """
