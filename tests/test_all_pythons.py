@@ -90,7 +90,8 @@ def test_every_python_has_something_to_run(fast: bool) -> None:
 
 def test_what_is_selected_and_what_is_left_out_exists() -> None:
     """A name in ``--deselect`` that fits nothing would be ignored."""
-    lists = (all_pythons.CORE, all_pythons.LOOP, all_pythons.ALSO, all_pythons.BEYOND_CORE)
+    lists = (all_pythons.CORE, all_pythons.FAST_CORE, all_pythons.ALSO, all_pythons.BEYOND_CORE,
+             all_pythons.NOT_EAGER)  # fmt: skip
     for name in {name for names in lists for name in names}:
         file, _, test = name.partition("::")
         assert (ROOT / file).exists(), name
