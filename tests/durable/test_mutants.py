@@ -10,7 +10,7 @@ import pytest
 from clark_agent.run_log import RunTakenOver
 from clark_agent.run_log.postgres import PostgresStore
 from tests.durable.servers import Postgres
-from tests.durable.test_postgres import Time
+from tests.durable.test_postgres import Time, wait_for_first_beat
 from tests.model.faults import check, promises_of
 from tests.run_log.storing import append, some_records
 
@@ -27,6 +27,7 @@ def test_a_fault_changes_who_writes_a_run(promise: str, postgres_server: Postgre
         ):
             first = here.create("r")
             append(first, records[:1])
+            wait_for_first_beat(here)
             clock.ms += 20_000_000
             second = there.reopen("r", after=0)
             append(second, [])

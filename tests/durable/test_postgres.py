@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -95,6 +96,12 @@ class Time:
 
 
 Open = Callable[..., PostgresStore]
+
+
+def wait_for_first_beat(store: PostgresStore) -> None:
+    """Wait until the thread of a store has renewed the lease, before the clock is moved."""
+    while not store._parts.keeper.is_listening:
+        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -210,6 +217,7 @@ def test_a_run_is_taken_over_when_the_lease_is_over_and_not_earlier(open_store: 
     with pytest.raises(RunBusy):
         _open(there.reopen("r", after=1))
     assert there.abandoned() == []
+    wait_for_first_beat(here)
     clock.ms += 9_900_000
     with pytest.raises(RunBusy):
         _open(there.reopen("r", after=1))
@@ -302,6 +310,7 @@ async def test_a_frozen_process_that_wakes_starts_no_child_runs(open_store: Open
     first = agent(call("delegate"), "Done.", stops=True)
     running = asyncio.ensure_future(advance(here, "r", first, "Go."))
     await frozen.wait()
+    await asyncio.to_thread(wait_for_first_beat, here)
     clock.ms += 100_000_000
     result = await advance(there, "r", agent("Done elsewhere.", stops=False), "Go.")
     assert result.text == "Done elsewhere."
@@ -344,6 +353,7 @@ async def test_a_takeover_takes_the_runs_below_as_well(open_store: Open) -> None
     first = agent(call("child", task="Work."), "Done.", of_child=both, stops=True)
     running = asyncio.ensure_future(advance(here, "r", first, "Go."))
     await frozen.wait()
+    await asyncio.to_thread(wait_for_first_beat, here)
     clock.ms += 100_000_000
     # The first process is alive again, and has not noticed anything.
     other = here.create("other")
@@ -390,6 +400,7 @@ async def test_a_takeover_takes_child_runs_that_have_no_record_yet(
     child.append(record, msgspec.json.encode(record))
     begins = child.barrier()
     await asyncio.to_thread(frozen.wait)
+    await asyncio.to_thread(wait_for_first_beat, here)
     clock.ms += 6_000_000
     try:
         taken = there.reopen("r", after=0)
