@@ -66,11 +66,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """In a fast run, modules that are slow as a whole are not even imported."""
-    also = config.getoption("--also")
     if not config.getoption("--fast") or not collection_path.match("test_*.py"):
         return None
-    is_asked_for = any(f"/{collection_path.name}" in f"/{name}" for name in also)
-    return True if _is_slow_module(collection_path) and not is_asked_for else None
+    also = {config.rootpath / name.partition("::")[0] for name in config.getoption("--also")}
+    return True if _is_slow_module(collection_path) and collection_path not in also else None
 
 
 @cache
